@@ -1,0 +1,1 @@
+"""Dagster sensors: lag in, run requests out. They never consume and never commit."""

@@ -1,0 +1,458 @@
+"""The batch protocol: bounded micro-batches into a Delta table, each message once.
+
+One batch, in this order; every step may be the last one of a process (protocol 3.1):
+
+ 1. snapshot     ONE table version gives the number and the positions
+ 2. claim        the first commit of a group is empty and records the resolved origin
+ 3. reconcile    what the broker was told is brought in line with the ledger
+ 4. plan         the lowest gap up to the end frozen at the start; a new batch id
+ 5. dead letters into their own table, under its own number
+ 6. rows         with number, batch id and ranges in the same commit
+ 7. verify       the commit with our number carries our batch id; if not, drop the batch and plan again
+ 8. commit       tell the broker, only now
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from spark_jobs.dead_letters import DeadLetterTable, dead_letter_path
+from spark_jobs.decode import Decoder, Raw
+from spark_jobs.delta_log import Commit, DeltaLog
+from spark_jobs.intervals import LOWEST, Intervals
+from spark_jobs.ledger import Ledger, LedgerState
+from spark_jobs.ledger_entries import Entry, ShardState
+from spark_jobs.session import check_session, first_line
+from spark_jobs.sink import DeltaSink, check_columns, explain, is_conflict, last_line
+from spark_jobs.source import LETTER_COLUMNS, read_splits, source_schema
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
+from stream_consumers.errors import (
+    SourceRecreatedError,
+    StreamAssetsError,
+    TransformError,
+    WriteError,
+)
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, Limits
+
+Transform = Callable[[DataFrame], DataFrame]
+MAX_RACES = 20
+_log = logging.getLogger(__name__)
+
+
+class Step(enum.Enum):
+    """What has just been done when an observer is told."""
+
+    CLAIMED = "claimed"
+    PLANNED = "planned"
+    READ = "read"
+    DEAD_LETTERS_WRITTEN = "dead letters written"
+    WRITING = "writing"
+    ROWS_WRITTEN = "rows written"
+    VERIFIED = "verified"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A planned batch.
+
+    Args:
+        entry: what its commit will say.
+        plan: how to read it.
+    """
+
+    entry: Entry
+    plan: BatchPlan
+
+    @property
+    def number(self) -> int:
+        """The transaction number."""
+        return self.entry.number
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch that is in the table.
+
+    Args:
+        batch: what was planned.
+        version: the table version that holds it.
+        messages: messages decoded, per shard.
+        rows: rows in the commit, after the transform.
+        dead: dead letters.
+        lag: messages between the position and the frozen end, per shard (an upper bound).
+        seconds: from the plan to the commit.
+    """
+
+    batch: Batch
+    version: int
+    messages: Mapping[Shard, int]
+    rows: int
+    dead: int
+    lag: Mapping[Shard, int]
+    seconds: float
+
+
+Observer = Callable[[Step, "Batch | None"], None]
+
+
+def ignore_steps(step: Step, batch: Batch | None) -> None:
+    """The default observer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingestion:
+    """What to ingest, and where to.
+
+    Args:
+        group: the consumer group.
+        table: the Delta table, a path or URI.
+        decoder: how payloads become columns.
+        transform: from the decoded rows to the rows to write; they must keep the stream columns.
+        member: the name of this member in its group.
+        start: where a group without a position starts.
+        limits: the most that one batch holds.
+        merge_schema: let new columns into the table.
+        storage_options: for reading the Delta log in an object store.
+    """
+
+    group: str
+    table: str
+    decoder: Decoder = field(default_factory=Raw)
+    transform: Transform | None = None
+    member: str = "main"
+    start: AutoStreamReset = AutoStreamReset.EARLIEST
+    limits: Limits = field(default_factory=Limits)
+    merge_schema: bool = False
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    def ledger(self) -> Ledger:
+        """The ledger of the group in the table."""
+        log = DeltaLog(self.table, storage_options=self.storage_options)
+        return Ledger(log, group=self.group, member=self.member)
+
+    def dead_letters(self) -> DeadLetterTable:
+        """The dead letters of the table."""
+        return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
+
+
+class IngestJob:
+    """Drains a source into a table, up to the end it had when the job began.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream; the caller closes it.
+        ingestion: what goes where.
+        observer: told of each step, for progress bars and for tests that kill the process there.
+
+    Raises:
+        SparkSessionError: the session cannot write Delta tables.
+
+    Example:
+        >>> job = IngestJob(spark, source, ingestion)  # doctest: +SKIP
+        >>> while (batch := job.plan()) is not None:
+        ...     report = job.run(batch)
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: BatchSource,
+        ingestion: Ingestion,
+        *,
+        observer: Observer = ignore_steps,
+    ) -> None:
+        self._spark = check_session(spark)
+        self._source = source
+        self._ingestion = ingestion
+        self._observer = observer
+        self._ledger = ingestion.ledger()
+        self._letters = ingestion.dead_letters()
+        self._sink = DeltaSink(ingestion.table, _TABLE_PROPERTIES, ingestion.merge_schema)
+        self._extents: Mapping[Shard, Extent] | None = None
+        self._identities = source.identities()
+        self._parallelism = parallelism(spark)
+        self._checked = False
+        self._races = 0
+
+    def plan(self) -> Batch | None:
+        """Steps 1 to 4: the next batch, or ``None`` if everything up to the frozen end is in the table.
+
+        Raises:
+            SourceRecreatedError: the stream is not the one the ledger remembers.
+            SchemaMismatchError, TransformError: the rows cannot go into the table.
+        """
+        while True:
+            state = self._ledger.read()
+            extents = self._freeze(state)
+            if state.newest is None:
+                if not extents and self._ingestion.start is AutoStreamReset.EARLIEST:
+                    return None
+                self._claim(state, extents)
+                continue
+            self._check_identity(state, extents)
+            self._check_columns(state)
+            self._reconcile(state)
+            return self._plan(state, extents)
+
+    def run(self, batch: Batch) -> BatchReport | None:
+        """Steps 5 to 8; ``None`` if another run was faster, then plan again.
+
+        Raises:
+            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
+            LedgerUnreadableError: whether it is cannot be told; nothing was committed to the broker.
+        """
+        began = time.monotonic()
+        frame = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
+        try:
+            messages, dead = self._read(frame)
+            self._observer(Step.READ, batch)
+            entry = _counted(batch.entry, sum(messages.values()), sum(dead.values()))
+            if entry.dead:
+                letters = frame.where(f.col("_error").isNotNull())
+                if not self._letters.write(letters, ledger=self._ledger, number=entry.number, bid=entry.bid):
+                    self._raced()
+                    return None
+            self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
+            commit = self._write(self._transformed(frame), entry, batch)
+        finally:
+            frame.unpersist()
+        if commit is None:
+            self._raced()
+            return None
+        self._races = 0
+        self._observer(Step.VERIFIED, batch)
+        state = self._ledger.read()
+        self._source.commit(self._ingestion.group, state.positions)
+        self._observer(Step.COMMITTED, batch)
+        return BatchReport(
+            Batch(entry, batch.plan),
+            commit.version,
+            messages,
+            commit.output_rows or 0,
+            entry.dead,
+            lag(state, self._extents or {}),
+            time.monotonic() - began,
+        )
+
+    def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:
+        if self._extents is None:
+            hint = state.newest.hint if state.newest else None
+            resume = Resume(state.positions, hint) if state.newest and not _has_redo(state) else None
+            self._extents = self._source.extents(resume=resume)
+        return self._extents
+
+    def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+        """The first commit of a group: empty, with the resolved origin (I9)."""
+        latest = self._ingestion.start is AutoStreamReset.LATEST
+        origin = {shard: extent.end if latest else extent.start for shard, extent in extents.items()}
+        entry = self._entry("claim", state, origin=origin)
+        empty = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder)))
+        self._check_columns(state)
+        try:
+            self._sink.write(empty, entry, creates=state.version < 0)
+        except Exception as error:  # a lost race to create the table shows in many ways; the log decides
+            if self._ledger.read().newest is None and not is_conflict(error):
+                raise explain(error, table=self._ingestion.table) from error
+            self._raced()
+        self._observer(Step.CLAIMED, None)
+
+    def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
+        redo = {shard: s.redo.ranges[0] for shard, s in state.shards.items() if s.redo}
+        if redo:
+            plan = self._plan_ranges(redo)
+            mode, origin = "replace", {}
+        else:
+            new = {shard: extent.start for shard, extent in extents.items() if _position(state, shard) is None}
+            covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
+            covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
+            gaps = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
+            plan = self._plan_ranges({shard: gap for shard, gap in gaps.items() if gap})
+            mode, origin = "append", new
+        if plan is None:
+            return None
+        entry = self._entry(
+            "batch",
+            state,
+            ranges=plan.ranges,
+            mode=mode,
+            origin={shard: start for shard, start in origin.items() if shard in plan.ranges},
+            hint=plan.hint if mode == "append" else None,
+        )
+        batch = Batch(entry, plan)
+        self._observer(Step.PLANNED, batch)
+        return batch
+
+    def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
+        return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
+
+    def _entry(
+        self,
+        kind: str,
+        state: LedgerState,
+        *,
+        ranges: Mapping[Shard, Range] | None = None,
+        mode: str = "append",
+        origin: Mapping[Shard, int] | None = None,
+        hint: Mapping[str, object] | None = None,
+    ) -> Entry:
+        return Entry(
+            kind=kind,
+            group=self._ingestion.group,
+            app=self._ledger.app,
+            number=state.last_number + 1,
+            by=self._ingestion.member,
+            bid=uuid.uuid4().hex,
+            base=state.version,
+            ranges=ranges or {},
+            mode=mode,
+            origin=origin or {},
+            state=state.shards,
+            identities=self._identities,
+            hint=hint,
+        )
+
+    def _reconcile(self, state: LedgerState) -> None:
+        """Step 3, and the dead letters of batches that were dropped."""
+        known = self._source.committed(self._ingestion.group)
+        if known is not None and dict(known) != dict(state.positions):
+            self._source.commit(self._ingestion.group, state.positions)
+        if not self._checked:
+            self._checked = True
+            self._letters.settle(self._spark, self._ledger)
+
+    def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
+        """Read the source into the cache; messages and dead letters per shard."""
+        is_dead = f.col("_error").isNotNull().cast("bigint")
+        counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
+        try:
+            found = counts.collect()
+        except PySparkException as error:
+            raise WriteError(
+                f"{self._source.url} could not be read: {last_line(error)}",
+                remedy="Nothing was written; the batch is planned anew at the next run.",
+            ) from error
+        messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
+        return messages, {Shard(row["_stream"], row["_shard"]): int(row["dead"]) for row in found}
+
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        rows = frame.where(f.col("_error").isNull()).drop(*LETTER_COLUMNS)
+        transform = self._ingestion.transform
+        if transform is None:
+            return rows
+        name = getattr(transform, "__name__", "transform")
+        try:
+            result = transform(rows)
+            columns = result.columns
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise TransformError(
+                f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
+                remedy="Correct it; nothing was written, and the next run reads the same messages.",
+            ) from error
+        return result.select(*columns)
+
+    def _check_columns(self, state: LedgerState) -> None:
+        """Before the first batch: do the rows fit the table?"""
+        if self._checked:
+            return
+        rows = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder))).schema
+        table = self._spark.read.format("delta").load(self._ingestion.table).schema.fields if state.version >= 0 else []
+        check_columns(
+            {column.name: column.dataType.simpleString() for column in rows.fields},
+            {column.name: column.dataType.simpleString() for column in table},
+            path=self._ingestion.table,
+            merge_schema=self._ingestion.merge_schema,
+        )
+
+    def _write(self, rows: DataFrame, entry: Entry, batch: Batch) -> Commit | None:
+        """Steps 6 and 7; the commit, or ``None`` if the number is somebody else's."""
+        self._observer(Step.WRITING, batch)
+        failure: Exception | None = None
+        try:
+            self._sink.write(rows, entry)
+        except Exception as error:  # noqa: BLE001 - whether it landed is for the ledger to say
+            failure = error
+        self._observer(Step.ROWS_WRITTEN, batch)
+        commit = self._ledger.written(entry.number, after=entry.base)
+        if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid:
+            return commit
+        if commit is None and failure is not None and not is_conflict(failure):
+            raise explain(failure, table=self._ingestion.table) from failure
+        _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
+        return None
+
+    def _raced(self) -> None:
+        self._races += 1
+        if self._races >= MAX_RACES:
+            raise WriteError(
+                f"{self._ledger.app} lost {self._races} races for a batch of {self._ingestion.table} in a row",
+                remedy="Other runs of the same group are faster; this one stops. Limit the group to one run at a time.",
+            )
+
+    def _check_identity(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+        known = state.newest.identities if state.newest else {}
+        for stream, identity in self._identities.items():
+            if known.get(stream, identity) != identity:
+                raise SourceRecreatedError(
+                    f"{self._source.url} is not the stream that group {self._ingestion.group!r} has read so far",
+                    remedy="If it was recreated on purpose, ingest it with a new group name.",
+                    ledger=known[stream],
+                    found=identity,
+                )
+        for shard, position in state.positions.items():
+            end = extents[shard].end if shard in extents else None
+            if shard.stream in self._identities and (end is None or end < position) and position > 0:
+                raise SourceRecreatedError(
+                    f"{self._source.url} ends before the position of group {self._ingestion.group!r} in {shard}",
+                    remedy="The stream was cut or replaced. Ingest it with a new group name, or bring it back.",
+                    position=position,
+                    end=end,
+                )
+
+
+_TABLE_PROPERTIES = {"delta.dataSkippingStatsColumns": "_stream,_shard,_sequence,_timestamp"}
+
+
+def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the sequences between the position and the end; an upper bound of the messages to come."""
+    result: dict[Shard, int] = {}
+    for shard, extent in extents.items():
+        position = _position(state, shard)
+        result[shard] = max(0, extent.end - (extent.start if position is None else position))
+    return result
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many splits to read at the same time."""
+    try:
+        return max(1, spark.sparkContext.defaultParallelism)
+    except PySparkException:
+        # A Connect session does not tell; the server may have more or fewer cores.
+        return 8
+
+
+def _position(state: LedgerState, shard: Shard) -> int | None:
+    return state.shards.get(shard, ShardState()).position
+
+
+def _has_redo(state: LedgerState) -> bool:
+    return any(shard.redo for shard in state.shards.values())
+
+
+def _counted(entry: Entry, rows: int, dead: int) -> Entry:
+    return replace(entry, rows=rows, dead=dead)

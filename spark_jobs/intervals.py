@@ -1,0 +1,87 @@
+"""Sets of sequences, kept as sorted half-open intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stream_consumers.batches import Range
+
+LOWEST = -(2**63)
+"""Stands for "before everything": an origin covers ``[LOWEST, origin)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """A set of whole numbers as disjoint, sorted, non-adjacent ranges.
+
+    Example:
+        >>> str(Intervals.of((0, 5), (5, 9), (20, 30)) - Intervals.of((3, 4)))
+        '[0,3) [4,9) [20,30)'
+    """
+
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, *pairs: tuple[int, int]) -> Intervals:
+        """The union of ``[start, end)`` pairs; empty ones count for nothing."""
+        merged: list[Range] = []
+        for start, end in sorted(pairs):
+            if start >= end:
+                continue
+            if merged and start <= merged[-1].end:
+                merged[-1] = Range(merged[-1].start, max(end, merged[-1].end))
+            else:
+                merged.append(Range(start, end))
+        return cls(tuple(merged))
+
+    @classmethod
+    def from_json(cls, pairs: Iterable[Sequence[int | None]]) -> Intervals:
+        """Read :meth:`to_json` back."""
+        return cls.of(*((LOWEST if start is None else start, end or 0) for start, end in pairs))
+
+    def to_json(self) -> list[list[int | None]]:
+        """Pairs of start and end, ``None`` for :data:`LOWEST`."""
+        return [[None if start == LOWEST else start, end] for start, end in self.ranges]
+
+    def __or__(self, other: Intervals) -> Intervals:
+        return Intervals.of(*self.ranges, *other.ranges)
+
+    def __and__(self, other: Intervals) -> Intervals:
+        return Intervals.of(*(mine.clamp(theirs) for mine in self.ranges for theirs in other.ranges))
+
+    def __sub__(self, other: Intervals) -> Intervals:
+        left = list(self.ranges)
+        for hole in other.ranges:
+            left = [
+                part
+                for start, end in left
+                for part in (Range(start, min(end, hole.start)), Range(max(start, hole.end), end))
+                if part.start < part.end
+            ]
+        return Intervals(tuple(left))
+
+    def __contains__(self, sequence: object) -> bool:
+        return any(sequence in part for part in self.ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(self.ranges)
+
+    def __str__(self) -> str:
+        return " ".join(f"[{'…' if start == LOWEST else start},{end})" for start, end in self.ranges)
+
+    @property
+    def position(self) -> int | None:
+        """The end of the first interval: the next sequence to read; ``None`` for the empty set."""
+        return self.ranges[0].end if self.ranges else None
+
+    def first_gap(self, end: int) -> Range | None:
+        """The lowest range below ``end`` that is missing behind the first interval."""
+        if not self.ranges:
+            return None
+        start = self.ranges[0].end
+        stop = min(end, self.ranges[1].start) if len(self.ranges) > 1 else end
+        return Range(start, stop) if start < stop else None

@@ -1,0 +1,224 @@
+"""The ledger: what the Delta log says about positions. Nothing else decides where to read.
+
+The fold (protocol §4) goes over the commits in log order:
+
+    append         redo |= R ∩ covered ;  covered |= R
+    replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
+    RESTORE to v   covered, redo := those of the fold at v ; owners stay
+    claim, fence   origins and owners ; the transaction number only otherwise
+
+R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from spark_jobs.delta_log import Commit, DeltaLog, TableSnapshot
+from spark_jobs.intervals import LOWEST, Intervals
+from spark_jobs.ledger_entries import Entry, ShardState, State
+from stream_consumers.errors import ForeignCommitError, InvalidOptionError, LedgerTruncatedError, LedgerUnreadableError
+from stream_consumers.messages import Shard
+
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+def app_id(group: str, member: str) -> str:
+    """The transaction app id of a member: ``<group>/<member>``."""
+    return f"{group}/{member}"
+
+
+def fold(state: State, entry: Entry, *, late: bool) -> State:
+    """The state after one commit of the group."""
+    after = dict(state)
+    for shard, origin in entry.origin.items():
+        if shard not in after or not after[shard].covered:
+            after[shard] = replace(after.get(shard, ShardState()), covered=Intervals.of((LOWEST, origin)))
+    for shard, take in entry.take.items():
+        known = after.get(shard, ShardState())
+        if known.owner == take.giver:
+            after[shard] = replace(known, owner=take.taker)
+    if entry.kind == "replay" and entry.mode == "append":
+        return after
+    for shard, part in entry.ranges.items():
+        known = after.get(shard, ShardState())
+        written = Intervals.of(part)
+        is_double = entry.mode == "append" or late
+        redo = known.redo | (written & known.covered) if is_double else known.redo - written
+        covered = known.covered | written
+        if shard in entry.until:
+            redo |= Intervals.of((part.end, entry.until[shard])) & covered
+        after[shard] = replace(known, covered=covered, redo=redo)
+    return after
+
+
+def restore(state: State, past: State) -> State:
+    """The state after a RESTORE to a version with the state ``past``: owners stay as they are now."""
+    shards = state.keys() | past.keys()
+    return {
+        shard: replace(past.get(shard, ShardState()), owner=state.get(shard, ShardState()).owner) for shard in shards
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """The ledger at one table version; numbers and positions come from the same snapshot.
+
+    Args:
+        version: the table version; -1 if there is no table.
+        shards: what is known of each shard.
+        newest: the newest entry of the group.
+        last_number: the last transaction number of the member.
+    """
+
+    version: int
+    shards: State = field(default_factory=dict)
+    newest: Entry | None = None
+    last_number: int = 0
+
+    @property
+    def positions(self) -> Mapping[Shard, int]:
+        """The next sequence of each shard."""
+        return {shard: s.position for shard, s in sorted(self.shards.items()) if s.position is not None}
+
+
+class Ledger:
+    """The positions of one group in one table.
+
+    Args:
+        log: the Delta log of the table.
+        group: the consumer group; the commits of others are skipped.
+        member: the member whose transaction numbers are asked for.
+    """
+
+    def __init__(self, log: DeltaLog, *, group: str, member: str) -> None:
+        for name, value in (("group", group), ("member", member)):
+            if not value or "/" in value:
+                raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without '/'.")
+        self.log = log
+        self.group = group
+        self.member = member
+        self.app = app_id(group, member)
+
+    def read(self) -> LedgerState:
+        """The ledger now.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned beyond what is needed.
+            LedgerUnreadableError: it cannot be read at the moment.
+            ForeignCommitError: somebody else used our transaction app ids.
+            InvalidOptionError: the table forgets transaction numbers.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return LedgerState(-1)
+        if TRANSACTION_RETENTION in snapshot.configuration:
+            raise InvalidOptionError(
+                f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
+                remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
+            )
+        number = snapshot.last_number(self.app)
+        newest = self._newest(snapshot)
+        if newest is None:
+            if number:
+                raise LedgerTruncatedError(
+                    f"the log of {self.log.path} was cleaned: {self.app} wrote {number} batches, none is readable",
+                    remedy="Say where to start with a new group name, or restore the log files.",
+                    version=snapshot.version,
+                )
+            return LedgerState(snapshot.version)
+        return LedgerState(snapshot.version, self._state_at(snapshot.version), newest, number)
+
+    def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
+        """The commit (app, number) behind version ``after``; ``None`` if there is none.
+
+        Raises:
+            LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return None
+        for version in range(after + 1, snapshot.version + 1):
+            commit = self.log.commit(version)
+            if commit is None:
+                raise LedgerUnreadableError(
+                    f"version {version} of {self.log.path} is missing from its log",
+                    remedy="Run again; the positions are read anew.",
+                    newest=snapshot.version,
+                )
+            if commit.transactions.get(app or self.app) == number:
+                return commit
+        return None
+
+    def batch_commits(self) -> Mapping[str, Commit]:
+        """All readable commits of the group, by batch id."""
+        snapshot = self.log.snapshot()
+        found: dict[str, Commit] = {}
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            commit = self._own(version)
+            if commit is None:
+                break
+            if commit.entry is not None:
+                found[commit.entry.bid] = commit
+        return found
+
+    def _own(self, version: int) -> Commit | None:
+        """The commit with its entry, the entry ``None`` where it is not of this group; ``None`` if cleaned away."""
+        commit = self.log.commit(version)
+        if commit is None:
+            return None
+        entry = commit.entry
+        ours = entry is not None and entry.group == self.group
+        claimed = [app for app in commit.transactions if app.startswith(f"{self.group}/")]
+        if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
+            raise ForeignCommitError(
+                f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
+                remedy=f"Somebody else writes as group {self.group!r}: give one of the two another group name.",
+            )
+        return commit if ours else replace(commit, entry=None)
+
+    def _newest(self, snapshot: TableSnapshot) -> Entry | None:
+        return self._newest_from(snapshot.version)
+
+    def _newest_from(self, version: int) -> Entry | None:
+        for number in range(version, -1, -1):
+            commit = self._own(number)
+            if commit is None or commit.entry is not None:
+                return commit.entry if commit else None
+        return None
+
+    def _state_at(self, version: int) -> State:
+        """The fold up to ``version``, starting from the state that the newest commit carries."""
+        newest = self._newest_from(version)
+        if newest is None:
+            return {}
+        state: State = newest.state
+        states = {newest.base: state}
+        for number in range(newest.base + 1, version + 1):
+            commit = self._need(number)
+            if commit.restored is not None:
+                target = self._restored_version(commit)
+                state = restore(state, states[target] if target in states else self._state_at(target))
+            elif commit.entry is not None:
+                late = self._any(commit.entry.base + 1, number, lambda c: c.restored is not None)
+                state = fold(state, commit.entry, late=late)
+            states[number] = state
+        return state
+
+    def _restored_version(self, commit: Commit) -> int:
+        if isinstance(commit.restored, int):
+            return commit.restored
+        return self.log.version_at(str(commit.restored))
+
+    def _any(self, first: int, end: int, is_match: Callable[[Commit], bool]) -> bool:
+        return any(is_match(self._need(number)) for number in range(first, end))
+
+    def _need(self, version: int) -> Commit:
+        commit = self._own(version)
+        if commit is None:
+            raise LedgerTruncatedError(
+                f"version {version} of {self.log.path} was cleaned from its log, and the positions depend on it",
+                remedy="Say where to start with a new group name, or restore the log files.",
+            )
+        return commit

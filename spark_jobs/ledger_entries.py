@@ -1,0 +1,151 @@
+"""What each of our commits says of itself in the ``userMetadata`` of the Delta log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_jobs.intervals import Intervals
+from stream_consumers.batches import Range
+from stream_consumers.errors import InvalidUrlError
+from stream_consumers.messages import Shard
+
+FORMAT = 1
+KINDS = ("batch", "fence", "claim", "replay", "keep")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """What the ledger knows of one shard.
+
+    Args:
+        covered: the sequences whose rows are in the table, from before the origin on.
+        redo: covered sequences whose rows have to be replaced.
+        owner: the app id that owns the shard where members share (Kafka); else ``None``.
+    """
+
+    covered: Intervals = field(default_factory=Intervals)
+    redo: Intervals = field(default_factory=Intervals)
+    owner: str | None = None
+
+    @property
+    def position(self) -> int | None:
+        """The next sequence to read; ``None`` if nothing is known."""
+        return self.covered.position
+
+
+State = Mapping[Shard, ShardState]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A change of owner; it counts only if ``giver`` owns the shard at that place of the log."""
+
+    giver: str | None
+    taker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One commit of ours; protocol §2 lists the fields.
+
+    Args:
+        kind: batch, fence, claim, replay or keep.
+        group: the consumer group.
+        app: the transaction app id, ``<group>/<member>``; for a fence that of the fenced member.
+        number: the transaction version.
+        by: the member that wrote it.
+        bid: the id of the attempt, never reused.
+        base: the table version it was planned from; -1 before the table exists.
+        ranges: what it covers.
+        mode: append or replace.
+        until: for a replace, up to where later batches must replace, too.
+        take: changes of owner.
+        origin: first positions, resolved to numbers.
+        state: the fold at ``base``.
+        rows: messages that were decoded, before the transform.
+        dead: dead letters.
+        identities: what tells each stream from a recreated one.
+        hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
+    """
+
+    kind: str
+    group: str
+    app: str
+    number: int
+    by: str
+    bid: str
+    base: int
+    ranges: Mapping[Shard, Range] = field(default_factory=dict)
+    mode: str = "append"
+    until: Mapping[Shard, int] = field(default_factory=dict)
+    take: Mapping[Shard, Take] = field(default_factory=dict)
+    origin: Mapping[Shard, int] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+    rows: int = 0
+    dead: int = 0
+    identities: Mapping[str, str] = field(default_factory=dict)
+    hint: Mapping[str, object] | None = None
+
+    def to_json(self) -> str:
+        """The ``userMetadata`` text."""
+        document: dict[str, Any] = {
+            "v": FORMAT,
+            "kind": self.kind,
+            "group": self.group,
+            "app": self.app,
+            "n": self.number,
+            "by": self.by,
+            "bid": self.bid,
+            "base": self.base,
+            "ranges": {str(shard): list(part) for shard, part in self.ranges.items()},
+            "mode": self.mode,
+            "until": {str(shard): end for shard, end in self.until.items()},
+            "take": {str(shard): {"from": take.giver, "to": take.taker} for shard, take in self.take.items()},
+            "origin": {str(shard): origin for shard, origin in self.origin.items()},
+            "state": {
+                str(shard): {"cov": s.covered.to_json(), "redo": s.redo.to_json(), "owner": s.owner}
+                for shard, s in self.state.items()
+            },
+            "rows": self.rows,
+            "dead": self.dead,
+            "identities": dict(self.identities),
+            "hint": self.hint,
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Entry | None:
+        """Read the text back; ``None`` if it is not ours."""
+        try:
+            document = json.loads(text or "")
+            if not isinstance(document, dict) or document.get("v") != FORMAT or document.get("kind") not in KINDS:
+                return None
+            return cls(
+                kind=document["kind"],
+                group=document["group"],
+                app=document["app"],
+                number=document["n"],
+                by=document["by"],
+                bid=document["bid"],
+                base=document["base"],
+                ranges={Shard.parse(s): Range(start, end) for s, (start, end) in document["ranges"].items()},
+                mode=document["mode"],
+                until={Shard.parse(s): end for s, end in document["until"].items()},
+                take={Shard.parse(s): Take(take["from"], take["to"]) for s, take in document["take"].items()},
+                origin={Shard.parse(s): origin for s, origin in document["origin"].items()},
+                state={
+                    Shard.parse(s): ShardState(
+                        Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"]), known["owner"]
+                    )
+                    for s, known in document["state"].items()
+                },
+                rows=document["rows"],
+                dead=document["dead"],
+                identities=document["identities"],
+                hint=document["hint"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
+            return None

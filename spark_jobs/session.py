@@ -1,0 +1,128 @@
+"""Spark sessions that can write Delta tables: local by default, any master, or Spark Connect (``sc://``)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.util import is_remote_only
+
+from spark_jobs.jars import delta_jars, java
+from stream_consumers.errors import SparkSessionError
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+LOCAL_DEFAULTS: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+DELTA_CONFIG: Mapping[str, str] = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    "spark.sql.session.timeZone": "UTC",
+    # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """How to get a session.
+
+    Args:
+        master: a Spark master; ``local[*]`` by default.
+        remote: a Spark Connect address, ``sc://host:port``; then ``master`` is not used.
+        config: more Spark settings; they win over the defaults.
+    """
+
+    master: str = "local[*]"
+    remote: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def delta_spark_config() -> dict[str, str]:
+    """The settings that a session needs for Delta, with the jars downloaded.
+
+    For sessions made elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``.
+
+    Raises:
+        MissingDependencyError: no Java, or the jars cannot be downloaded.
+    """
+    return {**DELTA_CONFIG, "spark.jars": ",".join(str(jar) for jar in delta_jars())}
+
+
+def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
+    """A session that can write Delta tables; the running one if there is one.
+
+    Raises:
+        MissingDependencyError: no Java, or the jars cannot be downloaded.
+        SparkSessionError: the session cannot be had, or cannot write Delta tables.
+    """
+    builder = SparkSession.builder.appName("stream-assets")
+    try:
+        if options.remote:
+            for name, value in options.config.items():
+                builder = builder.config(name, value)
+            session = builder.remote(options.remote).getOrCreate()
+        else:
+            java()
+            local = LOCAL_DEFAULTS if options.master.startswith("local") else {}
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1") if local else None
+            for name, value in {**local, **delta_spark_config(), **options.config}.items():
+                builder = builder.config(name, value)
+            session = builder.master(options.master).getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        where = options.remote or options.master
+        raise SparkSessionError(
+            f"no Spark session at {where}: {first_line(error)}", remedy="Check the address, and that Java 17 runs."
+        ) from error
+    return check_session(session)
+
+
+def check_session(session: SparkSession) -> SparkSession:
+    """Return the session if it can write Delta tables.
+
+    Raises:
+        SparkSessionError: naming the settings that it lacks.
+    """
+    missing = [
+        f"{name}={value}"
+        for name, value in (
+            ("spark.sql.extensions", DELTA_EXTENSION),
+            ("spark.sql.catalog.spark_catalog", DELTA_CATALOG),
+        )
+        if value not in str(session.conf.get(name, ""))
+    ]
+    if missing:
+        raise SparkSessionError(
+            f"the Spark session cannot write Delta tables: {', '.join(missing)} is not set",
+            remedy="Make it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
+            "to its settings before it starts (a running session does not take them on).",
+        )
+    _use_own_python(session)
+    return session
+
+
+def _use_own_python(session: SparkSession) -> None:
+    """Let local workers run the interpreter that runs this, not the first ``python3`` on the path."""
+    if is_remote_only() or not isinstance(session, SparkSession) or "PYSPARK_PYTHON" in os.environ:
+        return
+    context = session.sparkContext
+    if str(context.master).startswith("local"):
+        context.pythonExec = sys.executable
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for messages."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,173 @@
+"""The micro-batch protocol: what a backend offers to an engine that writes bounded ranges exactly once.
+
+A backend never decides where to read. The engine holds the positions (in the Delta log) and asks: how far do the
+shards reach, which ranges of these gaps make one batch, and give me splits that executors can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from stream_consumers.messages import DeadLetter, Message, Shard
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+
+MESSAGE_SCHEMA: pa.Schema = pa.schema(
+    (
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("shard", pa.int64(), nullable=False),
+        pa.field("sequence", pa.int64()),
+        pa.field("timestamp_ms", pa.int64()),
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary()),
+        pa.field("error", pa.string()),
+        pa.field("offset", pa.int64()),
+    )
+)
+"""What a split yields: a row a message; ``error`` is set (and ``sequence`` may be null) for a dead letter."""
+
+BATCH_ROWS = 8192
+
+
+class Range(NamedTuple):
+    """Sequences ``[start, end)`` of a shard. ``end - start`` is an upper bound of the messages in it.
+
+    Example:
+        >>> Range(0, 10).clamp(Range(5, 20))
+        Range(start=5, end=10)
+    """
+
+    start: int
+    end: int
+
+    def __contains__(self, sequence: object) -> bool:
+        return isinstance(sequence, int) and self.start <= sequence < self.end
+
+    def clamp(self, other: Range) -> Range:
+        """The part of this range within ``other``; empty (start == end) if there is none."""
+        start = max(self.start, other.start)
+        return Range(start, max(start, min(self.end, other.end)))
+
+
+class Extent(NamedTuple):
+    """What a shard holds now: ``start`` is its first sequence, ``end`` the next one to come."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What an earlier batch left for the next one, so that a backend need not search again.
+
+    Args:
+        positions: the next sequence of each shard, as the ledger has them.
+        hint: what :attr:`BatchPlan.hint` of an earlier batch was; a hint is only ever a shortcut.
+    """
+
+    positions: Mapping[Shard, int]
+    hint: Mapping[str, object] | None = None
+
+
+class Split(Protocol):
+    """A part of a batch that one executor reads; picklable."""
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """The messages as Arrow record batches of :data:`MESSAGE_SCHEMA`.
+
+        Raises:
+            DataLossError: if messages of the range are gone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One micro-batch: the planned ranges, and how to read them.
+
+    Args:
+        ranges: what becomes covered when the batch is written, a shard each.
+        splits: disjoint parts that together hold every message of ``ranges`` once.
+        records: messages in the batch as far as known now (an upper bound).
+        hint: see :class:`Resume`.
+    """
+
+    ranges: Mapping[Shard, Range]
+    splits: Sequence[Split] = field(repr=False)
+    records: int
+    hint: Mapping[str, object] | None = None
+
+
+class BatchSource(Protocol):
+    """A stream as a source of micro-batches. Close it when done; it is a context manager."""
+
+    @property
+    def url(self) -> StreamUrl:
+        """Where it reads from."""
+        ...
+
+    def identities(self) -> Mapping[str, str]:
+        """Per stream, what tells a recreated one from the old one (creation time, topic id)."""
+        ...
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """What each shard holds at this moment; it is the frozen end for plans that follow.
+
+        Args:
+            resume: positions and hint of the ledger, to look only at what is new.
+            budget_seconds: answer within about this time, with lower bounds where that is too short.
+        """
+        ...
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
+        ...
+
+    def unreadable_tail(self) -> str | None:
+        """What is wrong behind the last message, if nobody is mending it by writing on; ``None`` if all is well."""
+        ...
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """What the broker was told of the group; ``None`` where there is no broker to tell."""
+        ...
+
+    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+        """Tell the broker how far the group is; called only after the batch is in the table."""
+        ...
+
+    def close(self) -> None:
+        """Release what is open."""
+        ...
+
+    def __enter__(self) -> BatchSource: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+MessageRow = tuple[str, int, int | None, int | None, bytes | None, bytes | None, str | None, int | None]
+"""The values of one row of :data:`MESSAGE_SCHEMA`."""
+
+
+def message_row(message: Message) -> MessageRow:
+    """A message as a row."""
+    shard = message.shard
+    return (shard.stream, shard.id, message.sequence, message.timestamp_ms, message.key, message.payload, None, None)
+
+
+def dead_letter_row(letter: DeadLetter) -> MessageRow:
+    """A dead letter as a row."""
+    shard = letter.shard
+    place = (shard.stream, shard.id, letter.sequence, letter.timestamp_ms)
+    return (*place, None, letter.payload, letter.error, letter.offset)
+
+
+def record_batches(rows: Iterator[MessageRow]) -> Iterator[pa.RecordBatch]:
+    """Pack rows into record batches of :data:`MESSAGE_SCHEMA`."""
+    while block := list(islice(rows, BATCH_ROWS)):
+        arrays = [pa.array(column, field.type) for column, field in zip(zip(*block), MESSAGE_SCHEMA)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)

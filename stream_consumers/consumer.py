@@ -1,0 +1,116 @@
+"""The message-by-message protocols: a consumer and a producer, the same on every backend."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Protocol
+
+from stream_consumers.messages import DeadLetter, Message, Receipt, Shard
+
+
+class Edge(enum.Enum):
+    """The two places of a stream that need no number."""
+
+    BEGINNING = "beginning"
+    END = "end"
+
+
+DeadLetterObserver = Callable[[DeadLetter], None]
+
+
+class Consumer(Protocol):
+    """Reads one message at a time. Close it when done; it is a context manager and an iterator.
+
+    Meanings are the same on every backend: a rewind to n delivers n first (inclusive), a seek to t delivers the
+    first message with a timestamp at or after t.
+    """
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """The next message of the assigned shards.
+
+        Args:
+            timeout: seconds to wait for one; ``None`` waits until there is one or the stream ends, 0 never waits.
+
+        Returns:
+            ``None`` if there was none in time.
+
+        Raises:
+            StreamEndedError: the stream has an end, and it was reached.
+        """
+        ...
+
+    def seek(self, moment: datetime) -> None:
+        """Continue at the first message with a timestamp at or after ``moment``, in every assigned shard.
+
+        Raises:
+            OutOfBoundsError: no assigned shard has one; the position stays.
+        """
+        ...
+
+    def rewind(self, to: Edge | int) -> None:
+        """Continue at the beginning, at the end, or at a sequence (inclusive), in every assigned shard.
+
+        Raises:
+            OutOfBoundsError: no assigned shard has a message at or after that sequence; the position stays.
+        """
+        ...
+
+    def assign(self, shard: Shard) -> None:
+        """Read this shard too, from the next seek or rewind on.
+
+        Raises:
+            NotSubscribedError: its stream is none of the consumer's.
+        """
+        ...
+
+    def unassign(self, shard: Shard) -> None:
+        """Stop reading this shard, from the next seek or rewind on.
+
+        Raises:
+            NotSubscribedError: it is not assigned, or it is the last one.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what is open; a waiting :meth:`next` ends."""
+        ...
+
+    def __iter__(self) -> Iterator[Message]: ...
+
+    def __enter__(self) -> Consumer: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Producer(Protocol):
+    """Sends messages. Close it when done; it is a context manager, and leaving it flushes."""
+
+    def send(
+        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
+    ) -> Receipt:
+        """Send one message; it is on its way when this returns, and safe after :meth:`flush`.
+
+        Args:
+            payload: the bytes.
+            stream: the stream key; the first of the URL by default.
+            shard: the shard id.
+            timestamp_ms: unix milliseconds; now by default.
+
+        Raises:
+            ProducerEndedError: the producer was ended.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Wait until everything sent is with the backend."""
+        ...
+
+    def close(self) -> None:
+        """Flush and end."""
+        ...
+
+    def __enter__(self) -> Producer: ...
+
+    def __exit__(self, *_: object) -> None: ...

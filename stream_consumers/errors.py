@@ -1,0 +1,153 @@
+"""The error tree: one root, and leaves that say whether trying again can help.
+
+Every message has three parts: what happened, the numbers, and what to do. A runner decides on a retry with
+``isinstance(error, Transient)``, never by reading the message. All of them survive pickling, because they cross
+process boundaries (Spark workers, Dagster steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class StreamAssetsError(Exception):
+    """Root of every error raised on purpose by this project.
+
+    Args:
+        what: what happened, naming the thing (path, URL, option).
+        remedy: what the reader should do about it.
+        facts: the numbers that belong to it, shown as ``name=value`` and kept as attributes of :attr:`facts`.
+
+    Example:
+        >>> str(StreamAssetsError("orders.ss ends early", remedy="Run again when it has grown.", offset=12))
+        'orders.ss ends early (offset=12). Run again when it has grown.'
+    """
+
+    def __init__(self, what: str, *, remedy: str, **facts: object) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+        self.facts: Mapping[str, object] = facts
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{name}={value}" for name, value in self.facts.items())
+        return f"{self.what}{f' ({numbers})' if numbers else ''}. {self.remedy}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.remedy, dict(self.facts))
+
+
+def _rebuild(kind: type[StreamAssetsError], what: str, remedy: str, facts: dict[str, object]) -> StreamAssetsError:
+    return kind(what, remedy=remedy, **facts)
+
+
+class Terminal:
+    """Mixed into errors that come back until somebody changes something."""
+
+
+class Transient:
+    """Mixed into errors that may be gone at the next try."""
+
+
+class InvalidUrlError(StreamAssetsError, Terminal):
+    """A stream URL that does not parse."""
+
+
+class InvalidStreamKeyError(InvalidUrlError):
+    """A stream key outside ``[a-zA-Z0-9._-]`` or longer than 249 bytes."""
+
+
+class InvalidOptionError(StreamAssetsError, Terminal):
+    """An option that is unknown, out of range, or at odds with another one."""
+
+
+class StreamNotFoundError(StreamAssetsError, Terminal):
+    """The file, topic or key is not there."""
+
+
+class StreamExistsError(StreamAssetsError, Terminal):
+    """The file is there although it must not be."""
+
+
+class FormatError(StreamAssetsError, Terminal):
+    """The bytes are not in the format they should be in."""
+
+
+class UnsupportedVersionError(FormatError):
+    """The format is right, but its version is newer than this reader."""
+
+
+class TruncatedTailError(FormatError):
+    """The stream ends in the middle of a message, and nobody is writing on."""
+
+
+class ProducerBusyError(StreamAssetsError, Transient):
+    """Another producer has the file open for writing."""
+
+
+class ProducerEndedError(StreamAssetsError, Terminal):
+    """Something was sent after the producer had ended."""
+
+
+class SizeLimitError(StreamAssetsError, Terminal):
+    """A file would grow beyond its size limit."""
+
+
+class StreamEndedError(StreamAssetsError, Terminal):
+    """The stream has an end, and it was reached."""
+
+
+class StreamRemovedError(StreamAssetsError, Terminal):
+    """The stream was removed or cut while it was being read."""
+
+
+class OutOfBoundsError(StreamAssetsError, Terminal):
+    """A seek or rewind to a place that the stream does not have."""
+
+
+class NotSubscribedError(StreamAssetsError, Terminal):
+    """A stream or shard that the consumer was not created for."""
+
+
+class DataLossError(StreamAssetsError, Terminal):
+    """Messages that should be read are not there any more."""
+
+
+class SourceRecreatedError(DataLossError):
+    """The stream is another one than the ledger remembers."""
+
+
+class TableUnreadableError(StreamAssetsError, Terminal):
+    """The path is there but no Delta table can be read from it."""
+
+
+class LedgerUnreadableError(StreamAssetsError, Transient):
+    """The Delta log could not be read when it had to be; nothing was committed on a guess."""
+
+
+class LedgerTruncatedError(StreamAssetsError, Terminal):
+    """The Delta log was cleaned so far that the positions in it cannot be known."""
+
+
+class ForeignCommitError(StreamAssetsError, Terminal):
+    """Somebody else writes under this group's transaction app id."""
+
+
+class SchemaMismatchError(StreamAssetsError, Terminal):
+    """The rows do not fit the table, or the declared schema cannot be used."""
+
+
+class TransformError(StreamAssetsError, Terminal):
+    """The user's transform raised."""
+
+
+class SparkSessionError(StreamAssetsError, Terminal):
+    """The Spark session cannot write Delta tables or read stream sources."""
+
+
+class WriteError(StreamAssetsError, Transient):
+    """Spark failed to write a batch; nothing of it is in the table."""
+
+
+class MissingDependencyError(StreamAssetsError, Terminal):
+    """A tool that is needed (Java, a jar) is not on this machine."""

@@ -1,0 +1,254 @@
+"""Micro-batches from a ``.ss`` file. Files commit nothing: the ledger remembers."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from stream_consumers.batches import BatchPlan, Extent, MessageRow, Range, Resume, dead_letter_row, record_batches
+from stream_consumers.errors import SourceRecreatedError
+from stream_consumers.messages import DeadLetter, Shard
+from stream_consumers.options import Limits
+from stream_consumers.ss_format import HEADER_SIZE
+from stream_consumers.ss_scanner import Damage, Frame, FrameScanner
+from stream_consumers.urls import StreamUrl
+
+CHECKPOINT_FRAMES = 4096
+QUIET_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place between two frames: everything before ``offset`` is below ``positions``."""
+
+    offset: int
+    positions: Mapping[Shard, int]
+
+    def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
+        """Whether nothing of ``gaps`` lies before this place."""
+        return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
+
+
+START = Checkpoint(HEADER_SIZE, {})
+_NOTHING = Range(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSplit:
+    """Bytes ``[start, stop)`` of a file, both between two frames.
+
+    Damage whose place in a shard is unknown belongs to the next message behind it, so that it is counted with it,
+    once, whatever the batches are.
+    """
+
+    path: Path
+    start: int
+    stop: int
+    previous: Mapping[Shard, int]
+    ranges: Mapping[Shard, Range]
+    created_at_ms: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        return record_batches(self._rows())
+
+    def _rows(self) -> Iterator[MessageRow]:
+        streams = frozenset(shard.stream for shard in self.ranges)
+        with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.stop) as scanner:
+            if scanner.header.created_at_ms != self.created_at_ms:
+                raise SourceRecreatedError(
+                    f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
+                )
+            damages: list[Damage] = []
+            for item in scanner:
+                if item.sequence is None:
+                    damages.append(item)
+                    continue
+                if item.shard is None or item.shard.stream not in streams:
+                    continue
+                found, damages = damages, []
+                if item.sequence not in self.ranges.get(item.shard, _NOTHING):
+                    continue
+                for damage in found:
+                    yield self._dead_letter(scanner, damage, item.shard)
+                if isinstance(item, Frame):
+                    place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
+                    yield (*place, None, item.payload, None, None)
+                else:
+                    yield self._dead_letter(scanner, item, item.shard)
+
+    @staticmethod
+    def _dead_letter(scanner: FrameScanner, damage: Damage, shard: Shard) -> MessageRow:
+        letter = DeadLetter(
+            damage.shard or shard,
+            damage.sequence,
+            damage.timestamp_ms,
+            scanner.read_bytes(damage),
+            f"{damage.reason} (offset {damage.offset} of {scanner.path.name})",
+            damage.offset,
+        )
+        return dead_letter_row(letter)
+
+
+class FileBatchSource:
+    """A ``.ss`` file as a batch source.
+
+    Every byte behind the ledger's position is walked once to learn what is there, in bounded memory; a batch is a
+    stretch of the file, so that executors read each byte once whatever the number of shards.
+
+    Args:
+        url: ``file://path/to/orders.ss/orders``.
+
+    Raises:
+        StreamNotFoundError, FormatError, UnsupportedVersionError: as the file is.
+    """
+
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
+        self._path = Path(url.path).absolute()
+        self._streams = frozenset(url.required_streams())
+        self._checkpoints: list[Checkpoint] = [START]
+        self._extents: dict[Shard, Extent] = {}
+        with FrameScanner(self._path) as scanner:
+            self._header = scanner.header
+        self._frozen_size = HEADER_SIZE
+        self._incomplete = 0
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """The creation time in the header."""
+        return {stream: f"ss:{self._header.created_at_ms}" for stream in sorted(self._streams)}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
+        first = self._first_checkpoint(resume)
+        deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
+        self._frozen_size = os.stat(self._path).st_size
+        self._checkpoints = [first]
+        starts: dict[Shard, int] = {}
+        with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
+            for index, item in enumerate(scanner, 1):
+                if item.sequence is not None and item.shard is not None and item.shard.stream in self._streams:
+                    starts.setdefault(item.shard, item.sequence)
+                if index % CHECKPOINT_FRAMES == 0 and isinstance(item, Frame):
+                    self._checkpoints.append(self._checkpoint(scanner))
+                    if time.monotonic() > deadline:
+                        break
+            ends = self._checkpoint(scanner).positions
+            self._incomplete = scanner.incomplete_bytes
+        self._extents = {
+            shard: Extent(starts.get(shard, end), end)
+            for shard, end in sorted(ends.items())
+            if shard.stream in self._streams
+        }
+        return self._extents
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`."""
+        clamped = {
+            shard: gap.clamp(Range(0, self._extents[shard].end))
+            for shard, gap in gaps.items()
+            if shard in self._extents
+        }
+        open_gaps = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
+        if not open_gaps:
+            return None
+        begin = next((c for c in reversed(self._checkpoints) if c.is_before(open_gaps)), START)
+        return self._plan_from(begin, open_gaps, limits, parallelism)
+
+    def _plan_from(
+        self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int
+    ) -> BatchPlan | None:
+        ends: dict[Shard, int] = {}
+        seen = dict(begin.positions)
+        cuts = [begin]
+        records = size = 0
+        behind = begin.offset
+        with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
+            for item in scanner:
+                shard, sequence = item.shard, item.sequence
+                if shard is None or sequence is None:
+                    continue
+                if sequence in gaps.get(shard, _NOTHING):
+                    payload_bytes = len(item.payload) if isinstance(item, Frame) else item.end - item.offset
+                    if records and (records >= limits.max_records or size + payload_bytes > limits.max_bytes):
+                        break
+                    records += 1
+                    size += payload_bytes
+                    ends[shard] = sequence + 1
+                    behind = item.end
+                seen[shard] = sequence + 1
+                if records and records % CHECKPOINT_FRAMES == 0 and cuts[-1].offset < behind == item.end:
+                    cuts.append(Checkpoint(behind, dict(seen)))
+            else:
+                behind = scanner.offset
+                ends = {shard: gap.end for shard, gap in gaps.items()}
+        ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
+        splits = self._splits(cuts, behind, ranges, parallelism)
+        hint = {"offset": behind, "positions": {str(shard): end for shard, end in sorted(seen.items())}}
+        return BatchPlan(ranges, splits, records, hint)
+
+    def _splits(
+        self, cuts: list[Checkpoint], stop: int, ranges: Mapping[Shard, Range], parallelism: int
+    ) -> list[FileSplit]:
+        step = math.ceil(len(cuts) / parallelism)
+        starts = cuts[::step]
+        stops = [cut.offset for cut in starts[1:]] + [stop]
+        return [
+            FileSplit(self._path, cut.offset, end, _previous(cut), ranges, self._header.created_at_ms)
+            for cut, end in zip(starts, stops)
+        ]
+
+    def unreadable_tail(self) -> str | None:
+        """An unfinished message that nobody has touched for some seconds."""
+        if not self._incomplete or time.time() - os.stat(self._path).st_mtime < QUIET_SECONDS:
+            return None
+        return f"{self._path} ends in the middle of a message: {self._incomplete} bytes before its end are not whole"
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """Nothing: a file has no broker."""
+        return None
+
+    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+        """Nothing: a file has no broker."""
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def __enter__(self) -> FileBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
+        """The hint, if the positions are still where they were (they are not after a RESTORE or a rewind)."""
+        hint = resume.hint if resume else None
+        if not resume or not hint or not isinstance(hint.get("offset"), int):
+            return START
+        offset, listed = hint["offset"], hint.get("positions")
+        if not isinstance(offset, int) or not isinstance(listed, Mapping):
+            return START
+        positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
+        own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
+        if any(resume.positions.get(shard, -1) < end for shard, end in own.items()):
+            return START
+        return Checkpoint(offset, positions)
+
+    @staticmethod
+    def _checkpoint(scanner: FrameScanner) -> Checkpoint:
+        return Checkpoint(scanner.offset, {shard: last + 1 for shard, last in scanner.last_sequences.items()})
+
+
+def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
+    return {shard: end - 1 for shard, end in checkpoint.positions.items()}

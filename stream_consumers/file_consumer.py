@@ -1,0 +1,248 @@
+"""Reads a ``.ss`` file message by message: replay, live following, seek and rewind through the beacons."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from stream_consumers.consumer import DeadLetterObserver, Edge
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.ss_format import EOS_PAYLOAD, HEADER_SIZE
+from stream_consumers.ss_scanner import Damage, Frame, FrameScanner
+from stream_consumers.ss_search import BeaconSearch
+from stream_consumers.urls import StreamUrl
+
+LONGEST_WAIT_SECONDS = 1.024
+_log = logging.getLogger(__name__)
+
+
+def log_dead_letter(letter: DeadLetter) -> None:
+    """The default observer: one warning a dead letter, without its bytes."""
+    _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
+
+
+class FileConsumer:
+    """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
+
+    Args:
+        url: ``file://path/to/orders.ss/orders``; several stream keys may be given.
+        reset: where to start.
+        live: wait for more at the end of the file; without it the end of the file ends the stream.
+        on_dead_letter: told of damaged frames; they are logged by default, and reading goes on.
+
+    Raises:
+        InvalidOptionError: ``latest`` without ``live`` would read nothing.
+
+    Example:
+        >>> with FileConsumer(StreamUrl.parse("file://o.ss/orders"), live=False) as orders:  # doctest: +SKIP
+        ...     texts = [message.text() for message in orders]
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        on_dead_letter: DeadLetterObserver = log_dead_letter,
+    ) -> None:
+        if reset is AutoStreamReset.LATEST and not live:
+            raise InvalidOptionError(
+                f"reading {url} from the latest message on without waiting for more reads nothing",
+                remedy="Use earliest, or live=True.",
+            )
+        self._path = Path(url.path)
+        self._streams = frozenset(url.required_streams())
+        self._live = live
+        self._on_dead_letter = on_dead_letter
+        self._only: set[Shard] | None = None
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._skip: Callable[[Frame], bool] | None = None
+        self._passed: set[Shard] = set()
+        self._scanner = FrameScanner(self._path)
+        self._items: Iterator[Frame | Damage] = iter(())
+        self._ended = False
+        if reset is AutoStreamReset.LATEST:
+            self.rewind(Edge.END)
+
+    def __enter__(self) -> FileConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                message = self.next()
+            except StreamEndedError:
+                return
+            if message is not None:
+                yield message
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wait = 0.001
+        while not self._closed.is_set():
+            with self._lock:
+                message = self._next_available()
+                if message is not None:
+                    return message
+                if self._ended or not self._live:
+                    self._ended = True
+                    raise StreamEndedError(
+                        f"{self._path} has no more messages", remedy="Rewind, or open it live to wait for more."
+                    )
+            left = wait if deadline is None else min(wait, deadline - time.monotonic())
+            if left <= 0:
+                return None
+            self._closed.wait(left)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        raise StreamEndedError(f"the consumer of {self._path} was closed", remedy="Create a new one.")
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        at = to_milliseconds(moment)
+        self._move(
+            lambda beacons, shard: beacons.before_timestamp(shard, at),
+            lambda frame: frame.timestamp_ms < at,
+            f"at or after {moment.isoformat()}",
+        )
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        with self._lock:
+            if to is Edge.BEGINNING:
+                self._go_to(HEADER_SIZE)
+            elif isinstance(to, Edge):
+                self._go_to_end()
+            else:
+                sequence = to
+                self._move(
+                    lambda beacons, shard: beacons.before_sequence(shard, sequence),
+                    lambda frame: frame.sequence < sequence,
+                    f"from sequence {sequence} on",
+                )
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        if shard.stream not in self._streams:
+            raise NotSubscribedError(
+                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
+            )
+        with self._lock:
+            self._only = (self._only or set()) | {shard}
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._lock:
+            assigned = self._assigned()
+            if shard not in assigned:
+                raise NotSubscribedError(
+                    f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
+                )
+            if len(assigned) == 1:
+                raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
+            self._only = assigned - {shard}
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        self._closed.set()
+        with self._lock:
+            self._scanner.close()
+
+    def _next_available(self) -> Message | None:
+        if self._ended or self._closed.is_set():
+            return None
+        while True:
+            item = next(self._items, None)
+            if item is None:
+                self._items = iter(self._scanner)
+                item = next(self._items, None)
+            if item is None:
+                return None
+            if isinstance(item, Damage):
+                self._report(item)
+            elif item.is_control:
+                if item.payload == EOS_PAYLOAD and self._scanner.size == item.end:
+                    self._ended = True
+                    return None
+            elif self._is_wanted(item):
+                return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
+
+    def _is_wanted(self, frame: Frame) -> bool:
+        shard = frame.shard
+        if shard.stream not in self._streams or (self._only is not None and shard not in self._only):
+            return False
+        if self._skip is not None and shard not in self._passed:
+            if self._skip(frame):
+                return False
+            self._passed.add(shard)
+        return True
+
+    def _report(self, damage: Damage) -> None:
+        shard = damage.shard or Shard(min(self._streams))
+        payload = self._scanner.read_bytes(damage)
+        self._on_dead_letter(
+            DeadLetter(shard, damage.sequence, damage.timestamp_ms, payload, damage.reason, damage.offset)
+        )
+
+    def _assigned(self) -> set[Shard]:
+        """The assigned shards; without an explicit assignment all that the file has."""
+        if self._only is not None:
+            return set(self._only)
+        with FrameScanner(self._path) as scanner:
+            return {item.shard for item in scanner if item.shard is not None and item.shard.stream in self._streams}
+
+    def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
+        with self._lock, BeaconSearch(self._path) as beacons:
+            first = min((find(beacons, shard) for shard in self._known_shards(beacons)), default=0)
+            start = self._frame_start(beacons.offset(first))
+            with FrameScanner(self._path, start=start) as scanner:
+                if not any(
+                    isinstance(item, Frame) and item.shard.stream in self._streams and not skip(item)
+                    for item in scanner
+                    if self._only is None or item.shard in self._only
+                ):
+                    raise OutOfBoundsError(
+                        f"{self._path} has no message {place}", remedy="Rewind to the end to wait for newer ones."
+                    )
+            self._go_to(start, skip)
+
+    def _known_shards(self, beacons: BeaconSearch) -> set[Shard]:
+        """The shards to look for: the assigned ones, or those that the beacons name."""
+        if self._only is not None:
+            return self._only
+        read = map(beacons.read, range(1, beacons.count + 1))
+        named = {marker.shard for beacon in read if beacon for marker in beacon.markers}
+        return {shard for shard in named if shard.stream in self._streams}
+
+    def _frame_start(self, offset: int) -> int:
+        if offset == HEADER_SIZE:
+            return offset
+        with FrameScanner(self._path) as scanner:
+            return scanner.offset if scanner.skip_spliced(offset) else HEADER_SIZE
+
+    def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
+        self._scanner.seek(offset)
+        self._items = iter(())
+        self._skip, self._passed, self._ended = skip, set(), False
+
+    def _go_to_end(self) -> None:
+        with BeaconSearch(self._path) as beacons:
+            for index in range(beacons.count, -1, -1):
+                if not index or self._scanner.skip_spliced(beacons.offset(index)):
+                    break
+        if not index:
+            self._scanner.seek(HEADER_SIZE)
+        for _ in self._scanner:
+            pass
+        self._go_to(self._scanner.offset)

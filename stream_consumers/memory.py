@@ -1,0 +1,308 @@
+"""Streams in memory, for tests of users' own pipelines: nothing to start, nothing to clean up.
+
+Executors get the messages inside their splits, so that it works with any Spark session.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import pyarrow as pa
+
+from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches
+from stream_consumers.consumer import Edge
+from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
+from stream_consumers.messages import Message, Receipt, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.urls import StreamUrl
+
+
+@dataclass
+class MemoryBroker:
+    """The messages of one ``memory://name``; shared by everything in this process that opens the same name."""
+
+    created_ns: int = field(default_factory=time.time_ns)
+    messages: dict[Shard, list[Message]] = field(default_factory=dict)
+    committed: dict[tuple[str, Shard], int] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def append(self, shard: Shard, payload: bytes | None, timestamp_ms: int | None = None) -> Receipt:
+        """Add a message behind the last one; sequences count from 0."""
+        with self.changed:
+            log = self.messages.setdefault(shard, [])
+            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            message = Message(shard, log[-1].sequence + 1 if log else 0, moment, payload)
+            log.append(message)
+            self.changed.notify_all()
+            return Receipt(shard, message.sequence, moment)
+
+
+_brokers: dict[str, MemoryBroker] = {}
+_brokers_lock = threading.Lock()
+
+
+def memory_broker(url: StreamUrl) -> MemoryBroker:
+    """The broker of this URL, made at the first call.
+
+    Example:
+        >>> broker = memory_broker(StreamUrl.parse("memory://example/orders"))
+        >>> broker.append(Shard("orders"), b"{}").sequence
+        0
+    """
+    with _brokers_lock:
+        return _brokers.setdefault(",".join(url.nodes), MemoryBroker())
+
+
+def forget_memory_broker(url: StreamUrl) -> None:
+    """Drop the broker of this URL; the next one starts empty."""
+    with _brokers_lock:
+        _brokers.pop(",".join(url.nodes), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySplit:
+    """Messages, carried along."""
+
+    messages: tuple[Message, ...]
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        return record_batches(map(message_row, self.messages))
+
+
+class MemoryBatchSource:
+    """A memory broker as a batch source."""
+
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
+        self._broker = memory_broker(url)
+        self._streams = frozenset(url.required_streams())
+        self._extents: dict[Shard, Extent] = {}
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """When the broker was made."""
+        return {stream: f"memory:{self._broker.created_ns}" for stream in sorted(self._streams)}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`."""
+        with self._broker.changed:
+            self._extents = {
+                shard: Extent(log[0].sequence, log[-1].sequence + 1)
+                for shard, log in sorted(self._broker.messages.items())
+                if shard.stream in self._streams and log
+            }
+        return self._extents
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; takes messages in turn from each shard."""
+        chosen: list[Message] = []
+        ranges: dict[Shard, Range] = {}
+        size = 0
+        for shard, gap in sorted(gaps.items()):
+            extent = self._extents.get(shard)
+            if extent is None or gap.clamp(Range(0, extent.end)).start == gap.clamp(Range(0, extent.end)).end:
+                continue
+            end = min(gap.end, extent.end)
+            with self._broker.changed:
+                messages = [m for m in self._broker.messages[shard] if gap.start <= m.sequence < end]
+            taken = 0
+            for message in messages:
+                size += len(message.payload or b"")
+                if chosen and (len(chosen) >= limits.max_records or size > limits.max_bytes):
+                    break
+                chosen.append(message)
+                taken += 1
+            if taken == len(messages):
+                ranges[shard] = Range(gap.start, end)
+                continue
+            if taken:
+                ranges[shard] = Range(gap.start, chosen[-1].sequence + 1)
+            break
+        if not ranges:
+            return None
+        share = -(-max(1, len(chosen)) // parallelism)
+        splits = [MemorySplit(tuple(chosen[i : i + share])) for i in range(0, max(1, len(chosen)), share)]
+        return BatchPlan(ranges, splits, len(chosen))
+
+    def unreadable_tail(self) -> str | None:
+        """Nothing in memory is ever unreadable."""
+        return None
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """The positions of the group."""
+        with self._broker.changed:
+            return {
+                shard: end
+                for (owner, shard), end in self._broker.committed.items()
+                if owner == group and shard.stream in self._streams
+            }
+
+    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+        """Remember the positions of the group."""
+        with self._broker.changed:
+            self._broker.committed.update({(group, shard): end for shard, end in positions.items()})
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def __enter__(self) -> MemoryBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MemoryConsumer:
+    """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`."""
+
+    def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
+        self._broker = memory_broker(url)
+        self._streams = frozenset(url.required_streams())
+        self._live = live
+        self._closed = False
+        self._only: set[Shard] | None = None
+        self._next: dict[Shard, int] = {}
+        self._turn: list[Shard] = []
+        if reset is AutoStreamReset.LATEST:
+            self.rewind(Edge.END)
+
+    def __enter__(self) -> MemoryConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                message = self.next()
+            except StreamEndedError:
+                return
+            if message is not None:
+                yield message
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._broker.changed:
+            while True:
+                if self._closed:
+                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+                message = self._take()
+                if message is not None:
+                    return message
+                if not self._live:
+                    raise StreamEndedError(
+                        "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
+                    )
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._broker.changed.wait(left)
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        at = to_milliseconds(moment)
+        self._move(lambda message: message.timestamp_ms >= at, f"at or after {moment.isoformat()}")
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        if to is Edge.BEGINNING:
+            with self._broker.changed:
+                self._next = {}
+        elif isinstance(to, Edge):
+            with self._broker.changed:
+                self._next = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
+        else:
+            sequence = to
+            self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        if shard.stream not in self._streams:
+            raise NotSubscribedError(
+                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
+            )
+        self._only = (self._only or set()) | {shard}
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._broker.changed:
+            assigned = set(self._shards())
+        if shard not in assigned:
+            raise NotSubscribedError(
+                f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
+            )
+        if len(assigned) == 1:
+            raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
+        self._only = assigned - {shard}
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        with self._broker.changed:
+            self._closed = True
+            self._broker.changed.notify_all()
+
+    def _shards(self) -> list[Shard]:
+        known = [shard for shard in sorted(self._broker.messages) if shard.stream in self._streams]
+        return known if self._only is None else [shard for shard in known if shard in self._only]
+
+    def _take(self) -> Message | None:
+        for shard in sorted(self._shards(), key=lambda s: self._turn.index(s) if s in self._turn else -1):
+            log, at = self._broker.messages[shard], self._next.get(shard, 0)
+            if at < len(log):
+                self._next[shard] = at + 1
+                self._turn = [s for s in self._turn if s != shard] + [shard]
+                return log[at]
+        return None
+
+    def _move(self, is_reached: Callable[[Message], bool], place: str) -> None:
+        with self._broker.changed:
+            found = {
+                shard: next((i for i, m in enumerate(self._broker.messages[shard]) if is_reached(m)), None)
+                for shard in self._shards()
+            }
+            if all(index is None for index in found.values()):
+                raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+            self._next = {
+                shard: len(self._broker.messages[shard]) if index is None else index for shard, index in found.items()
+            }
+
+
+class MemoryProducer:
+    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`."""
+
+    def __init__(self, url: StreamUrl) -> None:
+        self._broker = memory_broker(url)
+        self._stream = url.required_streams()[0]
+        self._ended = False
+
+    def __enter__(self) -> MemoryProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`."""
+        if self._ended:
+            raise ProducerEndedError("the producer has ended", remedy="Create a new one.")
+        return self._broker.append(Shard(stream or self._stream, shard), payload, timestamp_ms)
+
+    def flush(self) -> None:
+        """Nothing is ever on its way."""
+
+    def close(self) -> None:
+        """End; a later send fails."""
+        self._ended = True

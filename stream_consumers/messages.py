@@ -1,0 +1,173 @@
+"""Messages and where they belong: shards, sequences, timestamps (SeaStreamer's words)."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
+
+MAX_STREAM_KEY_BYTES = 249
+_STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def check_stream_key(key: str) -> str:
+    """Return ``key`` if it is a stream key: ``[a-zA-Z0-9._-]``, at most 249 bytes (SeaStreamer's rule).
+
+    Raises:
+        InvalidStreamKeyError: naming the key and its length.
+
+    Example:
+        >>> check_stream_key("orders-2026.eu")
+        'orders-2026.eu'
+    """
+    if len(key) > MAX_STREAM_KEY_BYTES or not _STREAM_KEY.match(key):
+        raise InvalidStreamKeyError(
+            f"{key[:60]!r} is not a stream key",
+            remedy=f"Use letters, digits, '.', '_' and '-', at most {MAX_STREAM_KEY_BYTES} of them.",
+            length=len(key),
+        )
+    return key
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Shard:
+    """One ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, a shard id in a file.
+
+    Example:
+        >>> str(Shard("orders", 3)), Shard.parse("orders/3") == Shard("orders", 3)
+        ('orders/3', True)
+    """
+
+    stream: str
+    id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``stream/id`` back.
+
+        Raises:
+            InvalidUrlError: if there is no ``/`` or no whole number behind it.
+        """
+        stream, slash, number = text.rpartition("/")
+        if not slash or not number.isascii() or not number.isdigit():
+            raise InvalidUrlError(f"{text!r} is not a shard", remedy="Write it as stream/number, like orders/3.")
+        return cls(check_stream_key(stream), int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a stream; (shard, sequence) identifies it.
+
+    Args:
+        shard: the stream and shard it came from.
+        sequence: its place in the shard, from 0, growing but not always by one.
+        timestamp_ms: when it was sent, unix milliseconds UTC.
+        payload: the bytes; ``None`` for a Kafka tombstone.
+        key: the partitioning key where the backend has one.
+        headers: (name, value) pairs in order where the backend has them.
+
+    Example:
+        >>> Message(Shard("orders"), 7, 1_700_000_000_020, b"{}").text()
+        '{}'
+    """
+
+    shard: Shard
+    sequence: int
+    timestamp_ms: int
+    payload: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def timestamp(self) -> datetime:
+        """The send time as an aware UTC datetime with millisecond precision."""
+        return from_milliseconds(self.timestamp_ms)
+
+    def text(self) -> str:
+        """The payload as UTF-8 text (empty for a tombstone).
+
+        Raises:
+            UnicodeDecodeError: if it is not UTF-8.
+        """
+        return (self.payload or b"").decode()
+
+    def to_json(self) -> Mapping[str, object]:
+        """SeaStreamer's header names and the payload, base64 under ``payload_base64`` where it is not UTF-8."""
+        header: dict[str, object] = {
+            "stream_key": self.shard.stream,
+            "shard_id": self.shard.id,
+            "sequence": self.sequence,
+            "timestamp": format_timestamp(self.timestamp_ms),
+        }
+        try:
+            header["payload"] = None if self.payload is None else self.payload.decode()
+        except UnicodeDecodeError:
+            header["payload_base64"] = base64.b64encode(self.payload or b"").decode()
+        return header
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a sent message ended up."""
+
+    shard: Shard
+    sequence: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Something in a stream that cannot be used as a message, with its original bytes.
+
+    Args:
+        shard: the shard it is counted with.
+        sequence: its own sequence where that is known, else ``None`` (framing was lost).
+        timestamp_ms: its own send time where that is known.
+        payload: the original bytes.
+        error: why it cannot be used.
+        offset: where it starts, in bytes from the start of the file.
+    """
+
+    shard: Shard
+    sequence: int | None
+    timestamp_ms: int | None
+    payload: bytes = field(repr=False)
+    error: str
+    offset: int | None = None
+
+
+def to_milliseconds(moment: datetime) -> int:
+    """Unix milliseconds of an aware datetime (a naive one is read as UTC), rounded down.
+
+    Example:
+        >>> to_milliseconds(datetime(1970, 1, 1, 0, 0, 1))
+        1000
+    """
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return (aware - _EPOCH) // _MILLISECOND
+
+
+def from_milliseconds(milliseconds: int) -> datetime:
+    """The aware UTC datetime of unix milliseconds."""
+    return _EPOCH + milliseconds * _MILLISECOND
+
+
+def format_timestamp(milliseconds: int) -> str:
+    """SeaStreamer's TIMESTAMP_FORMAT: no zone, UTC implied, the fewest subsecond digits, at least one.
+
+    Example:
+        >>> format_timestamp(20), format_timestamp(1_700_000_000_000)
+        ('1970-01-01T00:00:00.02', '2023-11-14T22:13:20.0')
+    """
+    moment = from_milliseconds(milliseconds)
+    digits = f"{milliseconds % 1000:03d}".rstrip("0") or "0"
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{digits}"

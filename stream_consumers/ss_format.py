@@ -1,0 +1,217 @@
+"""The ``.ss`` file format of SeaStreamer, byte for byte: header, frames, beacons, checksums.
+
+All integers are big-endian and unsigned. A file is a 128-byte header, then message frames, and at every file offset
+that is a positive multiple of the beacon interval a beacon, even in the middle of a frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import NamedTuple
+
+from fastcrc import crc16
+
+from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
+from stream_consumers.messages import MAX_STREAM_KEY_BYTES, Shard, check_stream_key
+
+MAGIC = b"Ss"
+VERSION = 1
+HEADER_SIZE = 128
+MAX_FILE_NAME_BYTES = 111
+END = 0x0D
+INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
+EOS_PAYLOAD = b"EOS"
+CHECKSUM_START = 0xFFFF
+
+FRAME_FIELDS = struct.Struct(">QQQI")
+FRAME_OVERHEAD = 1 + FRAME_FIELDS.size + 2 + 1
+_CHECKSUM = struct.Struct(">H")
+_BEACON_HEAD = struct.Struct(">BIB")
+_MARKER_TAIL = struct.Struct(">QQQH")
+_HEADER_TAIL = struct.Struct(">QI")
+EMPTY_BEACON_SIZE = _BEACON_HEAD.size + 1
+_MAX_MARKER_SIZE = 1 + 255 + _MARKER_TAIL.size
+
+
+def checksum(data: bytes, start: int = CHECKSUM_START) -> int:
+    """CRC-16/CDMA2000 of ``data``, continuing from ``start``.
+
+    Example:
+        >>> f"{checksum(b'123456789'):04X}"
+        '4C06'
+    """
+    return crc16.cdma2000(data, start)
+
+
+def running_checksum(running: int, message_checksum: int) -> int:
+    """The running checksum of a shard after a message with this checksum."""
+    return checksum(_CHECKSUM.pack(message_checksum), running)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first 128 bytes of a file.
+
+    Args:
+        file_name: the name the file was created with, at most 111 bytes of UTF-8.
+        created_at_ms: unix milliseconds; together with the name it tells a recreated file apart.
+        beacon_interval: bytes between beacons, at least 128.
+    """
+
+    file_name: str
+    created_at_ms: int
+    beacon_interval: int
+
+    def encode(self) -> bytes:
+        """The 128 bytes.
+
+        Raises:
+            InvalidOptionError: if the name is too long or the interval too small for the header.
+        """
+        name = self.file_name.encode()
+        if len(name) > MAX_FILE_NAME_BYTES:
+            raise InvalidOptionError(
+                f"the file name {self.file_name[:40]!r}… is too long for the header of a stream file",
+                remedy=f"Use at most {MAX_FILE_NAME_BYTES} bytes.",
+                bytes=len(name),
+            )
+        if self.beacon_interval < HEADER_SIZE:
+            raise InvalidOptionError(
+                f"beacon_interval={self.beacon_interval} is smaller than the header", remedy="Use 128 or more."
+            )
+        head = MAGIC + bytes((VERSION, len(name))) + name + _HEADER_TAIL.pack(self.created_at_ms, self.beacon_interval)
+        return head.ljust(HEADER_SIZE - 1, b"\0") + bytes((END,))
+
+    @classmethod
+    def decode(cls, data: bytes, *, path: str | PathLike[str]) -> Header:
+        """Read the header back; the padding is not looked at.
+
+        Raises:
+            FormatError: not a stream file, or cut within the header.
+            UnsupportedVersionError: a version other than 1.
+        """
+        name = fspath(path)
+        if data[:2] != MAGIC:
+            raise FormatError(
+                f"{name} is not a stream file",
+                remedy="Point at a .ss file: it starts with the bytes 53 73 ('Ss').",
+                first_bytes=data[:4].hex(" ") or "none",
+            )
+        if len(data) < HEADER_SIZE:
+            raise FormatError(
+                f"{name} ends within its header", remedy="Copy the file again.", bytes=len(data), needed=HEADER_SIZE
+            )
+        if data[2] != VERSION:
+            raise UnsupportedVersionError(
+                f"{name} has a newer format than this reader knows",
+                remedy="Upgrade stream-assets, or write the file with version 1.",
+                version=data[2],
+                known=VERSION,
+            )
+        length = data[3]
+        if length > MAX_FILE_NAME_BYTES:
+            raise FormatError(f"the header of {name} is damaged", remedy="Copy the file again.", name_bytes=length)
+        created_at_ms, interval = _HEADER_TAIL.unpack_from(data, 4 + length)
+        if interval < HEADER_SIZE:
+            raise FormatError(f"the header of {name} is damaged", remedy="Copy it again.", beacon_interval=interval)
+        return cls(data[4 : 4 + length].decode(errors="replace"), created_at_ms, interval)
+
+
+class Marker(NamedTuple):
+    """What a beacon says of one shard: the greatest sequence and timestamp so far, and the running checksum."""
+
+    shard: Shard
+    sequence: int
+    timestamp_ms: int
+    running_checksum: int
+
+
+class Beacon(NamedTuple):
+    """A beacon; ``remaining`` counts the bytes of the spliced frame that follow it (beacons not counted)."""
+
+    remaining: int
+    markers: tuple[Marker, ...]
+
+    def encode(self) -> bytes:
+        """The bytes of the beacon."""
+        parts = [_BEACON_HEAD.pack(END, self.remaining, len(self.markers))]
+        for shard, sequence, timestamp_ms, running in self.markers:
+            key = shard.stream.encode()
+            parts += (bytes((len(key),)), key, _MARKER_TAIL.pack(shard.id, sequence, timestamp_ms, running))
+        return b"".join((*parts, bytes((END,))))
+
+
+class BeaconError(ValueError):
+    """There is no beacon where there has to be one."""
+
+
+def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
+    """The beacon at ``at`` and the number of bytes that it takes; ``None`` if ``data`` ends before it does.
+
+    Raises:
+        BeaconError: if these bytes are no beacon.
+    """
+    available = len(data)
+    if available - at < EMPTY_BEACON_SIZE:
+        if available > at and data[at] != END:
+            raise BeaconError
+        return None
+    lead, remaining, count = _BEACON_HEAD.unpack_from(data, at)
+    if lead != END:
+        raise BeaconError
+    position = at + _BEACON_HEAD.size
+    markers: list[Marker] = []
+    for _ in range(count):
+        if position >= available:
+            return None
+        key_end = position + 1 + data[position]
+        if data[position] > MAX_STREAM_KEY_BYTES:
+            raise BeaconError
+        if key_end + _MARKER_TAIL.size > available:
+            return None
+        try:
+            key = check_stream_key(bytes(data[position + 1 : key_end]).decode("ascii"))
+        except (ValueError, InvalidStreamKeyError) as error:
+            raise BeaconError from error
+        shard_id, sequence, timestamp_ms, running = _MARKER_TAIL.unpack_from(data, key_end)
+        markers.append(Marker(Shard(key, shard_id), sequence, timestamp_ms, running))
+        position = key_end + _MARKER_TAIL.size
+    if position >= available:
+        return None
+    if data[position] != END:
+        raise BeaconError
+    return Beacon(remaining, tuple(markers)), position + 1 - at
+
+
+def marker_capacity(beacon_interval: int) -> int:
+    """How many markers a beacon carries at most (upstream's formula)."""
+    space = beacon_interval
+    return (0 if space < EMPTY_BEACON_SIZE else min(255, (space - EMPTY_BEACON_SIZE) // _MAX_MARKER_SIZE)) // 2
+
+
+def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes) -> tuple[bytes, int]:
+    """One message as bytes, and the checksum of its payload.
+
+    Raises:
+        InvalidOptionError: if the payload or a number does not fit its field.
+    """
+    key = check_stream_key(shard.stream).encode()
+    try:
+        fields = FRAME_FIELDS.pack(shard.id, sequence, timestamp_ms, len(payload))
+    except struct.error as error:
+        raise InvalidOptionError(
+            f"a message of {shard} does not fit the format ({error})",
+            remedy="Sequences, shards and timestamps are whole numbers from 0 to 2^64 - 1, payloads below 4 GiB.",
+            sequence=sequence,
+            timestamp_ms=timestamp_ms,
+            payload_bytes=len(payload),
+        ) from error
+    crc = checksum(payload)
+    return b"".join((bytes((len(key),)), key, fields, payload, _CHECKSUM.pack(crc), bytes((END,)))), crc
+
+
+def eos_frame(timestamp_ms: int) -> tuple[bytes, int]:
+    """The end-of-stream message."""
+    return encode_frame(Shard(INTERNAL_KEY), 0, timestamp_ms, EOS_PAYLOAD)

@@ -1,0 +1,79 @@
+"""SeaStreamer's stream URLs: ``[protocol://]nodes/streams``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stream_consumers.errors import InvalidUrlError
+from stream_consumers.messages import check_stream_key
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUrl:
+    """A parsed stream URL; the text after the last ``/`` lists the streams (SeaStreamer's rule).
+
+    Args:
+        protocol: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``.
+        nodes: the servers or the path, without the protocol; ``.`` where none was given.
+        streams: the stream keys.
+
+    Example:
+        >>> url = StreamUrl.parse("kafka://a:1,b:2/x,y")
+        >>> url.nodes, url.streams, str(url)
+        (('a:1', 'b:2'), ('x', 'y'), 'kafka://a:1,b:2/x,y')
+    """
+
+    protocol: str
+    nodes: tuple[str, ...]
+    streams: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> StreamUrl:
+        """Parse ``text``.
+
+        Raises:
+            InvalidUrlError: no protocol, no slash before the streams, no node.
+            InvalidStreamKeyError: a stream key with other characters than ``[a-zA-Z0-9._-]``.
+        """
+        protocol, separator, rest = text.partition("://")
+        if not separator or not protocol:
+            raise InvalidUrlError(f"{text!r} has no protocol", remedy="Write it like file://path/to/orders.ss/orders.")
+        location, slash, listing = rest.rpartition("/")
+        if not slash:
+            raise InvalidUrlError(
+                f"{text!r} does not say which streams to read",
+                remedy=f"End it with a slash and the stream keys, like {text}/orders.",
+            )
+        nodes = tuple(node for node in location.split(",") if node) or (".",)
+        streams = tuple(check_stream_key(key) for key in listing.split(",") if key)
+        return cls(protocol, nodes, streams)
+
+    @property
+    def path(self) -> str:
+        """The file path of a ``file`` URL.
+
+        Raises:
+            InvalidUrlError: if the URL names several nodes.
+        """
+        if len(self.nodes) != 1:
+            raise InvalidUrlError(f"{self} names several files", remedy="Use one URL a file.", files=len(self.nodes))
+        return self.nodes[0].rstrip("/") or "/"
+
+    @property
+    def node_urls(self) -> tuple[str, ...]:
+        """Each node with its protocol, as SeaStreamer's ``StreamerUri`` lists them."""
+        return tuple(f"{self.protocol}://{node}" for node in self.nodes)
+
+    def required_streams(self) -> tuple[str, ...]:
+        """The streams, at least one.
+
+        Raises:
+            InvalidUrlError: if the URL names no stream.
+        """
+        if not self.streams:
+            raise InvalidUrlError(f"{self} names no stream", remedy=f"Add the stream key, like {self}orders.")
+        return self.streams
+
+    def __str__(self) -> str:
+        nodes = "" if self.nodes == (".",) else ",".join(self.nodes)
+        return f"{self.protocol}://{nodes}/{','.join(self.streams)}"
