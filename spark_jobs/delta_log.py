@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -89,7 +91,7 @@ class DeltaLog:
         """
         self._check_path()
         try:
-            return TableSnapshot(DeltaTable(self.path, storage_options=self._options, without_files=True))
+            return TableSnapshot(DeltaTable(self.path, storage_options=self._options))
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
@@ -110,6 +112,16 @@ class DeltaLog:
             raise TableUnreadableError(
                 f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
             )
+
+    def row_count(self) -> int | None:
+        """Rows in the newest version, from the statistics in the log; ``None`` if they do not tell."""
+        if self.snapshot() is None:
+            return None
+        table = DeltaTable(self.path, storage_options=self._options)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
+        counts = actions.column("num_records")
+        return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
@@ -137,7 +149,7 @@ class DeltaLog:
         """
         when = datetime.fromisoformat(moment.replace("Z", "+00:00"))
         aware = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        table = DeltaTable(self.path, storage_options=self._options, without_files=True)
+        table = DeltaTable(self.path, storage_options=self._options)
         table.load_as_version(aware)
         version = table.version()
         table.load_as_version(version)

@@ -1,0 +1,267 @@
+"""The ``@stream_asset`` decorator: a stream into a Delta table, as a Dagster asset."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from sensors.lag import LagPolicy
+from spark_jobs.decode import Decoder, Raw
+from spark_jobs.ingest import BatchReport, Ingestion, IngestJob, Observer, Transform, ignore_steps
+from stream_assets.config import StreamConfig
+from stream_assets.materializations import batch_metadata
+from stream_consumers.connect import open_batch_source
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, choice
+from stream_consumers.urls import StreamUrl
+
+_KINDS = {"file": "file", "kafka": "kafka", "redis": "redis", "rediss": "redis"}
+
+
+@dataclass(frozen=True)
+class StreamAsset:
+    """A declared stream asset; :func:`stream_assets.stream_definitions` makes Dagster definitions of it.
+
+    Args:
+        key: the asset key of the table.
+        source: the stream URL.
+        ingestion: what goes where.
+        policy: when the sensor asks for a run.
+        sensor_seconds: the least time between two ticks.
+        sensor_status: whether the sensor runs without being turned on.
+        resource: the key of the resource that has the ``spark_session``.
+        group_name, owners, tags, description, deps: as in ``dagster.AssetSpec``.
+        observer: told of each step of each batch; for tests.
+    """
+
+    key: dg.AssetKey
+    source: StreamUrl
+    ingestion: Ingestion
+    policy: LagPolicy = field(default_factory=LagPolicy)
+    sensor_seconds: int = 30
+    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
+    resource: str = "spark"
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    description: str | None = None
+    deps: Sequence[Any] = ()
+    observer: Observer = ignore_steps
+
+    @property
+    def name(self) -> str:
+        """The key as an identifier: the base of the names of the op, the job and the sensor."""
+        return re.sub(r"[^A-Za-z0-9_]", "_", "__".join(self.key.path))
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job that the sensor asks for."""
+        return f"ingest_{self.name}"
+
+    @property
+    def upstream(self) -> Mapping[str, dg.AssetKey]:
+        """Per stream, the asset that stands for it."""
+        return {stream: dg.AssetKey([self.source.protocol, stream]) for stream in self.source.required_streams()}
+
+    def upstream_specs(self) -> list[dg.AssetSpec]:
+        """The streams as external assets, so that lineage and lag show up in the UI."""
+        kind = _KINDS.get(self.source.protocol)
+        return [
+            dg.AssetSpec(
+                key,
+                description=f"Stream {stream} of {self.source}.",
+                group_name=self.group_name,
+                kinds={kind} if kind else None,
+                metadata={"stream/url": str(self.source), "stream/key": stream},
+            )
+            for stream, key in self.upstream.items()
+        ]
+
+    def assets_definition(self) -> dg.AssetsDefinition:
+        """The Dagster asset."""
+        kind = _KINDS.get(self.source.protocol)
+        spec = dg.AssetSpec(
+            self.key,
+            deps=[*self.upstream.values(), *self.deps],
+            description=self.description,
+            group_name=self.group_name,
+            owners=self.owners,
+            tags=self.tags,
+            kinds={"spark", "deltalake", *([kind] if kind else [])},
+            metadata={
+                "dagster/uri": self.ingestion.table,
+                "stream/source": str(self.source),
+                "stream/group": self.ingestion.group,
+            },
+            # A run that finds nothing to read makes nothing.
+            skippable=True,
+        )
+
+        @dg.multi_asset(specs=[spec], name=self.name, required_resource_keys={self.resource})
+        def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+            yield from self.drain(context, config)
+
+        return materialize
+
+    def drain(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator["dg.MaterializeResult[Any]"]:
+        """What a run does: micro-batches up to the end that the stream had when it began.
+
+        Each batch is reported when it is in the table and committed; the last one as the result of the asset.
+
+        Raises:
+            dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
+        """
+        spark: SparkSession = getattr(context.resources, self.resource).spark_session
+        ingestion = replace(self.ingestion, limits=config.limits(self.ingestion.limits))
+        try:
+            with open_batch_source(self.source) as source:
+                job = IngestJob(spark, source, ingestion, observer=self.observer)
+                count = 0
+                batch = job.plan()
+                if batch is None:
+                    context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
+                while batch is not None:
+                    report = job.run(batch)
+                    count += report is not None
+                    is_full = config.max_batches is not None and count >= config.max_batches
+                    batch = None if is_full else job.plan()
+                    if report is not None:
+                        yield from self._report(context, spark, report, is_last=batch is None)
+                tail = source.unreadable_tail()
+                if tail:
+                    context.log.warning(tail)
+        except StreamAssetsError as error:
+            if isinstance(error, Terminal):
+                raise dg.Failure(description=str(error), allow_retries=False) from error
+            raise
+
+    def _report(
+        self, context: dg.AssetExecutionContext, spark: SparkSession, report: BatchReport, *, is_last: bool
+    ) -> Iterator["dg.MaterializeResult[Any]"]:
+        path = self.ingestion.table
+        metadata = batch_metadata(
+            report,
+            table=path,
+            total_rows=self.ingestion.ledger().log.row_count(),
+            columns=spark.read.format("delta").load(path).schema.fields,
+        )
+        ranges = ", ".join(f"{shard} [{start}, {end})" for shard, (start, end) in report.batch.entry.ranges.items())
+        context.log.info(f"batch {report.batch.number} is in version {report.version} of {path}: {ranges}")
+        data_version = f"delta:{report.version}"
+        if is_last:
+            yield dg.MaterializeResult(self.key, metadata=metadata, data_version=dg.DataVersion(data_version))
+        else:
+            context.log_event(
+                dg.AssetMaterialization(self.key, metadata=metadata, tags={"dagster/data_version": data_version})
+            )
+
+
+def stream_asset(
+    *,
+    source: str,
+    group: str,
+    table: str,
+    decode: Decoder | None = None,
+    mode: str = "resumable",
+    member: str = "main",
+    start: str = "earliest",
+    max_records: int | None = None,
+    max_bytes: int | None = None,
+    min_lag: int = 1,
+    max_wait_seconds: float = 60.0,
+    sensor_seconds: int = 30,
+    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    merge_schema: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    name: str | None = None,
+    key_prefix: Sequence[str] | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    description: str | None = None,
+    deps: Sequence[Any] = (),
+    resource: str = "spark",
+    observer: Observer = ignore_steps,
+) -> Callable[[Transform], StreamAsset]:
+    """Declare a stream asset; the decorated function is the transform of each micro-batch.
+
+    The function takes the decoded rows as a PySpark DataFrame, with the columns ``_stream``, ``_shard``,
+    ``_sequence`` and ``_timestamp``, and returns the rows to write; it must keep those four columns.
+
+    Args:
+        source: the stream URL, like ``file://orders.ss/orders``.
+        group: the consumer group; its positions live in the Delta log of the table.
+        table: the Delta table, a path or URI; a relative path is taken from the working directory.
+        decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
+        mode: ``resumable``: one member reads all shards and continues where the group was.
+        member: the name of this member in its group.
+        start: where a group without a position starts, ``earliest`` or ``latest``.
+        max_records: the most messages in one micro-batch.
+        max_bytes: the most payload bytes in one micro-batch.
+        min_lag: the sensor waits for so many messages,
+        max_wait_seconds: but no longer than this.
+        sensor_seconds: the least time between two ticks.
+        sensor_status: whether the sensor runs without being turned on.
+        merge_schema: let new columns into the table.
+        storage_options: for reading the Delta log in an object store.
+        name: of the asset; the function's name by default.
+        key_prefix: what comes before the name in the asset key.
+        group_name: Dagster's group of the asset; it has nothing to do with the consumer group.
+        owners: of the asset.
+        tags: of the asset.
+        description: of the asset; the function's docstring by default.
+        deps: more assets that it depends on.
+        resource: the key of a resource with a ``spark_session``.
+        observer: told of each step; for tests.
+
+    Raises:
+        InvalidUrlError, InvalidOptionError: at once, when the code is loaded.
+
+    Example:
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(batch):
+        ...     return batch.where("payload is not null")
+        >>> orders.job_name
+        'ingest_orders'
+    """
+    url = StreamUrl.parse(source)
+    url.required_streams()
+    chosen_mode = choice(ConsumerMode, mode, option="mode")
+    if chosen_mode is not ConsumerMode.RESUMABLE:
+        raise InvalidOptionError(f"mode={mode!r} is not available for {url.protocol}", remedy="Use mode='resumable'.")
+    defaults = Limits()
+    limits = Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes)
+
+    def declare(transform: Transform) -> StreamAsset:
+        own_name = name or getattr(transform, "__name__", "stream")
+        return StreamAsset(
+            key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
+            source=url,
+            ingestion=Ingestion(
+                group=group,
+                table=table if "://" in table else str(Path(table).absolute()),
+                decoder=decode or Raw(),
+                transform=transform,
+                member=member,
+                start=choice(AutoStreamReset, start, option="start"),
+                limits=limits,
+                merge_schema=merge_schema,
+                storage_options=storage_options or {},
+            ),
+            policy=LagPolicy(min_lag=min_lag, max_wait_seconds=max_wait_seconds),
+            sensor_seconds=sensor_seconds,
+            sensor_status=sensor_status,
+            resource=resource,
+            group_name=group_name,
+            owners=owners,
+            tags=tags or {},
+            description=description or (transform.__doc__ or None),
+            deps=deps,
+            observer=observer,
+        )
+
+    return declare

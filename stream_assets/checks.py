@@ -1,0 +1,37 @@
+"""Asset checks that read only the Delta log."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from stream_assets.asset import StreamAsset
+
+
+def build_dead_letter_check(stream: StreamAsset) -> dg.AssetChecksDefinition:
+    """A check that warns while dead letters are in the ledger of the table."""
+
+    @dg.asset_check(asset=stream.key, name="no_dead_letters", description="No message was unusable.")
+    def no_dead_letters() -> dg.AssetCheckResult:
+        entries = [c.entry for c in stream.ingestion.ledger().batch_commits().values() if c.entry]
+        dead = sum(entry.dead for entry in entries)
+        return dg.AssetCheckResult(
+            passed=dead == 0,
+            severity=dg.AssetCheckSeverity.WARN,
+            metadata={"stream/dead_letters": dead, "stream/dead_letter_table": stream.ingestion.dead_letters().path},
+        )
+
+    return no_dead_letters
+
+
+def build_continuity_check(stream: StreamAsset) -> dg.AssetChecksDefinition:
+    """A check that the ledger covers each shard without a hole, and that nothing waits to be written again."""
+
+    @dg.asset_check(asset=stream.key, name="no_gaps", description="Each shard is covered without a hole.")
+    def no_gaps() -> dg.AssetCheckResult:
+        shards = stream.ingestion.ledger().read().shards
+        broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
+        return dg.AssetCheckResult(
+            passed=not broken, metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)}
+        )
+
+    return no_gaps

@@ -1,0 +1,80 @@
+"""Everything that a stream asset needs in Dagster, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from sensors.lag import build_lag_sensor
+from stream_assets.asset import StreamAsset
+from stream_assets.checks import build_continuity_check, build_dead_letter_check
+from stream_assets.resources import SparkResource
+from stream_consumers.errors import InvalidOptionError
+
+
+def build_ingest_job(stream: StreamAsset) -> dg.UnresolvedAssetJobDefinition:
+    """The job that the sensor asks for; one process, one Spark session."""
+    return dg.define_asset_job(
+        stream.job_name,
+        selection=dg.AssetSelection.assets(stream.key),
+        executor_def=dg.in_process_executor,
+        description=f"Drain {stream.source} into {stream.ingestion.table}.",
+    )
+
+
+def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
+    """The lag sensor of a stream asset."""
+    return build_lag_sensor(
+        name=f"{stream.name}_lag",
+        source=str(stream.source),
+        ingestion=stream.ingestion,
+        job=job,
+        job_name=stream.job_name,
+        asset_key=stream.key,
+        upstream=stream.upstream,
+        policy=stream.policy,
+        minimum_interval_seconds=stream.sensor_seconds,
+        default_status=stream.sensor_status,
+    )
+
+
+def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+    """Definitions of stream assets: the assets, their streams, jobs, sensors, checks, and the Spark resource.
+
+    Args:
+        streams: what ``@stream_asset`` made.
+        resources: yours win; without one of that key each asset gets a :class:`SparkResource`.
+
+    Raises:
+        InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one.
+
+    Example:
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(batch):
+        ...     return batch
+        >>> sorted(sensor.name for sensor in stream_definitions([orders]).sensors)
+        ['orders_lag']
+    """
+    names: dict[str, StreamAsset] = {}
+    for stream in streams:
+        other = names.setdefault(stream.name, stream)
+        if other is not stream:
+            raise InvalidOptionError(
+                f"the assets {other.key.to_user_string()} and {stream.key.to_user_string()} have one name in Dagster",
+                remedy="Rename one of them; '.', '-' and '_' count as the same.",
+                name=stream.name,
+            )
+    jobs = {stream.name: build_ingest_job(stream) for stream in streams}
+    upstream = {spec.key: spec for stream in streams for spec in stream.upstream_specs()}
+    return dg.Definitions(
+        assets=[*(stream.assets_definition() for stream in streams), *upstream.values()],
+        asset_checks=[
+            check for stream in streams for check in (build_dead_letter_check(stream), build_continuity_check(stream))
+        ],
+        jobs=list(jobs.values()),
+        sensors=[build_sensor(stream, jobs[stream.name]) for stream in streams],
+        resources={**{stream.resource: SparkResource() for stream in streams}, **(resources or {})},
+    )

@@ -1,0 +1,46 @@
+"""The Spark resource. Any other resource with a ``spark_session`` works in its place."""
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+from pyspark.sql import SparkSession
+
+from spark_jobs.session import SparkOptions, create_session
+
+
+class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
+    """A Spark session that can write Delta tables: local, on a master, or over Spark Connect.
+
+    The session is made when it is first asked for, and stopped after the run if this made it.
+
+    Example:
+        >>> SparkResource(master="local[2]").remote is None
+        True
+    """
+
+    master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
+    remote: str | None = Field(default=None, description="A Spark Connect address, sc://host:port.")
+    spark_config: dict[str, str] = Field(default_factory=dict, description="More Spark settings.")
+
+    _session: SparkSession | None = PrivateAttr(default=None)
+    _is_own: bool = PrivateAttr(default=False)
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session.
+
+        Raises:
+            SparkSessionError: it cannot be had.
+            MissingDependencyError: there is no Java.
+        """
+        if self._session is None:
+            self._is_own = SparkSession.getActiveSession() is None
+            self._session = create_session(
+                SparkOptions(master=self.master, remote=self.remote, config=self.spark_config)
+            )
+        return self._session
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Stop the session if this resource made it."""
+        session, self._session = self._session, None
+        if session is not None and self._is_own:
+            session.stop()
