@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -142,14 +142,18 @@ def build_lag_sensor(
         default_status: whether it runs without being turned on.
     """
 
+    def is_ours(run: dg.DagsterRun) -> bool:
+        return run.job_name == job_name or asset_key in (run.asset_selection or ())
+
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = time.time()
         cursor = LagCursor.parse(context.cursor)
         found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
         waiting_since = None if not found.total else cursor.waiting_since or now
         events, observed = _observations(found, upstream, cursor.observed)
+        running = _in_flight(context.instance, is_ours, now, policy.stale_run_seconds)
         reason = (
-            _in_flight(context.instance, job_name, asset_key, found, now, policy.stale_run_seconds)
+            (dg.SkipReason(f"{running}; {found.describe()}") if running else None)
             or _nothing_to_do(found, ingestion, now - (waiting_since or now), policy)
             or _backing_off(context.instance, job_name, now, policy.retry_seconds)
         )
@@ -186,20 +190,13 @@ def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, poli
 
 
 def _in_flight(
-    instance: dg.DagsterInstance,
-    job_name: str,
-    asset_key: dg.AssetKey,
-    found: Measurement,
-    now: float,
-    stale_seconds: float,
-) -> dg.SkipReason | None:
-    records = instance.get_run_records(dg.RunsFilter(statuses=list(IN_FLIGHT)), limit=100)
-    for record in records:
-        run = record.dagster_run
-        age = now - record.create_timestamp.timestamp()
-        is_ours = run.job_name == job_name or asset_key in (run.asset_selection or ())
-        if is_ours and age < stale_seconds:
-            return dg.SkipReason(f"run {run.run_id} is {run.status.value} for {age:.0f} s; {found.describe()}")
+    instance: dg.DagsterInstance, is_ours: Callable[[dg.DagsterRun], bool], now: float, stale_seconds: float
+) -> str | None:
+    """Which run holds the next one back; also one that was started by hand."""
+    for record in instance.get_run_records(dg.RunsFilter(statuses=list(IN_FLIGHT)), limit=100):
+        run, age = record.dagster_run, now - record.create_timestamp.timestamp()
+        if is_ours(run) and age < stale_seconds:
+            return f"run {run.run_id} is {run.status.value} for {age:.0f} s"
     return None
 
 

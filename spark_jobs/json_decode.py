@@ -1,31 +1,31 @@
 """JSON payloads into typed Arrow columns, a block at a time.
 
-A block of payloads is parsed by Arrow in one go. If that fails, the block is halved until the payloads that fail are
-alone, so that what is accepted never depends on the neighbours; only those are looked at one by one.
+A block of payloads is parsed by Arrow in one go. If that fails, what is not JSON at all is set aside, and the rest is
+halved until the payloads that fail are alone, so that what is accepted never depends on the neighbours.
 """
 
 from __future__ import annotations
 
-import io
+import functools
 import json
-from collections.abc import Iterator
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from stream_consumers.errors import SchemaMismatchError
 
 Column: TypeAlias = "pa.Array[Any]"
 
-_TYPES = (
-    "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, "
-    "STRUCT and ARRAY of them (DATE only at the top level)"
-)
+BLOCK_ROWS = 8192
+BLOCK_BYTES = 64 << 20
+_TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, STRUCT and ARRAY"
+_MAX_DIGITS = 76
 
 
-def check_json_type(name: str, kind: pa.DataType, *, top: bool = True) -> None:
+def check_json_type(name: str, kind: pa.DataType) -> None:
     """Refuse types that JSON cannot be read into alike.
 
     Raises:
@@ -33,9 +33,9 @@ def check_json_type(name: str, kind: pa.DataType, *, top: bool = True) -> None:
     """
     if pa.types.is_struct(kind):
         for field in kind:
-            check_json_type(f"{name}.{field.name}", field.type, top=False)
+            check_json_type(f"{name}.{field.name}", field.type)
     elif pa.types.is_list(kind):
-        check_json_type(f"{name}[]", kind.value_type, top=False)
+        check_json_type(f"{name}[]", kind.value_type)
     elif not (
         pa.types.is_signed_integer(kind)
         or pa.types.is_float32(kind)
@@ -44,7 +44,7 @@ def check_json_type(name: str, kind: pa.DataType, *, top: bool = True) -> None:
         or pa.types.is_string(kind)
         or pa.types.is_decimal128(kind)
         or pa.types.is_timestamp(kind)
-        or (top and pa.types.is_date32(kind))
+        or pa.types.is_date32(kind)
     ):
         raise SchemaMismatchError(
             f"column {name} is {kind}, which JSON payloads are not decoded into",
@@ -58,17 +58,29 @@ def decode_json(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Colu
     Returns:
         The columns, and per row why it could not be decoded (null: it could).
     """
-    if not len(payloads):
-        return [pa.array([], field.type) for field in schema], pa.array([], pa.string())
-    documents = payloads.to_pylist()
-    tables: list[pa.Table] = []
+    parts: list[Sequence[Column]] = [[pa.array([], field.type) for field in schema]]
     errors: list[str | None] = []
-    for table, found in _decode(documents, schema):
-        tables.append(table)
+    for documents in _blocks(payloads.to_pylist()):
+        columns, found = _decode_block(documents, schema)
+        parts.append(columns)
         errors.extend(found)
-    merged = pa.concat_tables(tables)
-    columns: list[Column] = [pa.concat_arrays(merged.column(i).chunks) for i in range(len(schema))]
-    return columns, _require(columns, schema, errors)
+    merged: list[Column] = [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
+    return merged, _require(merged, schema, errors)
+
+
+def _blocks(documents: list[bytes | None]) -> Iterator[list[bytes | None]]:
+    """Blocks that Arrow can hold."""
+    block: list[bytes | None] = []
+    size = 0
+    for document in documents:
+        length = len(document or b"")
+        if block and (len(block) == BLOCK_ROWS or size + length > BLOCK_BYTES):
+            yield block
+            block, size = [], 0
+        block.append(document)
+        size += length
+    if block:
+        yield block
 
 
 def _require(columns: list[Column], schema: pa.Schema, errors: list[str | None]) -> Column:
@@ -81,86 +93,142 @@ def _require(columns: list[Column], schema: pa.Schema, errors: list[str | None])
     return pa.array(errors, pa.string())
 
 
-def _decode(documents: list[bytes | None], schema: pa.Schema) -> Iterator[tuple[pa.Table, list[str | None]]]:
-    """Decode a block, halving it where it fails; yields parts in order."""
-    failure = None
+def _decode_block(documents: list[bytes | None], schema: pa.Schema) -> tuple[Sequence[Column], list[str | None]]:
+    errors = [_refusal(document) for document in documents]
+    rows = [row for row, error in enumerate(errors) if error is None]
+    # Each line holds whole objects only, so that as many rows as lines means one row a line.
+    lines = [(documents[row] or b"").strip().replace(b"\n", b" ") for row in rows]
     try:
-        yield _parse(documents, schema), [None] * len(documents)
-        return
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, ValueError) as error:
-        failure = _reason(error)
-    if len(documents) > 1:
-        middle = len(documents) // 2
-        yield from _decode(documents[:middle], schema)
-        yield from _decode(documents[middle:], schema)
-        return
-    rounded = _round_decimals(documents[0], schema)
-    if rounded is not None:
-        yield rounded, [None]
-    else:
-        yield pa.table([pa.nulls(1, field.type) for field in schema], schema=_nullable(schema)), [failure]
+        columns: Sequence[Column] = _parse(lines, schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+        found = [_syntax_error(line) for line in lines]
+        for row, error in zip(rows, found):
+            errors[row] = error
+        lines = [line for line, error in zip(lines, found) if error is None]
+        rows = [row for row in rows if errors[row] is None]
+        columns, found = _halve(lines, schema)
+        for row, error in zip(rows, found):
+            errors[row] = error
+    if len(rows) == len(documents):
+        return columns, errors
+    places: list[int | None] = [None] * len(documents)
+    for place, row in enumerate(rows):
+        places[row] = place
+    return [column.take(pa.array(places, pa.int64())) for column in columns], errors
 
 
-def _parse(documents: list[bytes | None], schema: pa.Schema) -> pa.Table:
-    lines = []
-    for document in documents:
-        # Each line holds whole objects only, so that as many rows as lines means one row a line.
-        line = (document or b"").strip().replace(b"\n", b" ")
-        if line[:1] != b"{" or line[-1:] != b"}":
-            raise ValueError("not a JSON object")
-        lines.append(line)
-    block = b"\n".join(lines) + b"\n"
-    if b"NaN" in block or b"Inf" in block:
-        _refuse_not_numbers(documents)
-    block.decode()
-    text_for_dates = [pa.field(f.name, pa.string() if pa.types.is_date32(f.type) else f.type) for f in schema]
-    table = pj.read_json(
-        io.BytesIO(block),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-        parse_options=pj.ParseOptions(explicit_schema=pa.schema(text_for_dates), unexpected_field_behavior="ignore"),
-    )
-    if table.num_rows != len(documents):
-        raise ValueError("more than one JSON object")
-    return table.select(schema.names).cast(_nullable(schema))
+def _halve(lines: list[bytes], schema: pa.Schema) -> tuple[Sequence[Column], list[str | None]]:
+    """Parse lines, halving them where they fail."""
+    if not lines:
+        return [pa.nulls(0, field.type) for field in schema], []
+    try:
+        return _parse(lines, schema), [None] * len(lines)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        if len(lines) == 1:
+            return [pa.nulls(1, field.type) for field in schema], [_reason(error)]
+    middle = len(lines) // 2
+    left, left_errors = _halve(lines[:middle], schema)
+    right, right_errors = _halve(lines[middle:], schema)
+    return [pa.concat_arrays([a, b]) for a, b in zip(left, right)], left_errors + right_errors
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
+def _refusal(document: bytes | None) -> str | None:
+    """What Arrow would not refuse, or not in a block of lines; ``None`` if there is nothing of it."""
+    line = (document or b"").strip()
+    if line[:1] != b"{" or line[-1:] != b"}":
+        return "not a JSON object"
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    # Arrow takes NaN and Inf for numbers, and it must not see line ends: those in strings are not JSON.
+    if "\n" in text or "NaN" in text or "Inf" in text:
+        try:
+            _check_syntax(text)
+        except (ValueError, RecursionError) as error:
+            return _reason(error)
+    return None
 
 
-def _refuse_not_numbers(documents: list[bytes | None]) -> None:
-    for document in documents:
-        json.loads(document or b"", parse_constant=_refuse)
+def _syntax_error(line: bytes) -> str | None:
+    """Why a line is not JSON; ``None`` if it may be."""
+    try:
+        _check_syntax(line.decode())
+    except json.JSONDecodeError as error:
+        return _reason(error)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def _check_syntax(text: str) -> None:
+    json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8: {error.reason} at byte {error.start}"
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text.removesuffix(" in row 0").removeprefix("JSON parse error: ")
+def _parse(lines: list[bytes], schema: pa.Schema) -> list[Column]:
+    block = b"\n".join(lines) + b"\n"
+    table = pj.read_json(
+        pa.BufferReader(block),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        parse_options=pj.ParseOptions(explicit_schema=_parsed(schema), unexpected_field_behavior="ignore"),
+    )
+    if table.num_rows != len(lines):
+        raise ValueError("more than one JSON object")
+    columns: list[Column] = []
+    for field in schema:
+        chunked = table.column(field.name)
+        column: Column = chunked.chunk(0) if chunked.num_chunks == 1 else pa.concat_arrays(chunked.chunks)
+        columns.append(_convert(column, field.type, field.name))
+    return columns
 
 
-def _round_decimals(document: bytes | None, schema: pa.Schema) -> pa.Table | None:
-    """Parse one payload again with its top-level DECIMAL columns rounded; ``None`` if that is not what it lacks."""
-    decimals = {field.name: field.type for field in schema if pa.types.is_decimal(field.type)}
-    if not decimals or document is None:
-        return None
+@functools.lru_cache(maxsize=64)
+def _parsed(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, _parsed_type(field.type)) for field in schema])
+
+
+def _parsed_type(kind: pa.DataType) -> pa.DataType:
+    """What Arrow parses on the way to ``kind``: DECIMAL with room for more places, DATE as text, nothing NOT NULL."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _parsed_type(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _parsed_type(kind.value_type)))
+    if pa.types.is_decimal128(kind):
+        return pa.decimal256(_MAX_DIGITS, _MAX_DIGITS - (kind.precision - kind.scale))
+    return pa.string() if pa.types.is_date32(kind) else kind
+
+
+def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
+    """From the parsed type to ``kind``.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if column.type == kind:
+        return column
+    if isinstance(column, pa.StructArray):
+        children = [_convert(column.field(i), f.type, f"{name}.{f.name}") for i, f in enumerate(kind)]
+        for child, field in zip(children, kind):
+            if not field.nullable and pc.any(pc.and_(child.is_null(), column.is_valid())).as_py():
+                raise ValueError(f"field {name + '.' + field.name!r} is missing, but it is NOT NULL")
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if isinstance(column, pa.ListArray):
+        values = _convert(column.values, kind.value_type, f"{name}[]")
+        return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
     try:
-        values: Any = json.loads(document, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse)
-        for name, kind in decimals.items():
-            value = values.get(name)
-            if isinstance(value, (Decimal, str)):
-                values[name] = str(Decimal(value).quantize(Decimal(1).scaleb(-kind.scale), ROUND_HALF_UP))
-        return _parse([json.dumps(values, default=_number).encode()], schema)
-    except (ValueError, AttributeError, InvalidOperation, RecursionError, pa.ArrowInvalid):
-        return None
+        if pa.types.is_decimal128(kind):
+            column = pc.round(column, ndigits=kind.scale, round_mode="half_towards_infinity")
+        return column.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"field {name!r}: {_reason(error)}") from error
 
 
-def _number(value: object) -> object:
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() and "E" not in str(value) else float(value)
-    raise TypeError(type(value).__name__)
+def _reason(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if text.startswith("Extra data"):
+        return "more than one JSON object"
+    return text.removesuffix(" in row 0").removeprefix("JSON parse error: ")

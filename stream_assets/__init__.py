@@ -1,11 +1,32 @@
 """Streams into Delta tables exactly once, as Dagster assets."""
 
-from spark_jobs.decode import Json, Raw, Text
-from stream_assets.asset import StreamAsset, stream_asset
-from stream_assets.checks import build_continuity_check, build_dead_letter_check
-from stream_assets.composition import build_ingest_job, build_sensor, stream_definitions
-from stream_assets.config import StreamConfig
-from stream_assets.resources import SparkResource
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_jobs.decode import Json, Raw, Text
+    from stream_assets.asset import StreamAsset, stream_asset
+    from stream_assets.checks import build_continuity_check, build_dead_letter_check
+    from stream_assets.composition import build_ingest_job, build_sensor, stream_definitions
+    from stream_assets.config import StreamConfig
+    from stream_assets.resources import SparkResource
+
+_HOMES = {
+    "Json": "spark_jobs.decode",
+    "Raw": "spark_jobs.decode",
+    "SparkResource": "stream_assets.resources",
+    "StreamAsset": "stream_assets.asset",
+    "StreamConfig": "stream_assets.config",
+    "Text": "spark_jobs.decode",
+    "build_continuity_check": "stream_assets.checks",
+    "build_dead_letter_check": "stream_assets.checks",
+    "build_ingest_job": "stream_assets.composition",
+    "build_sensor": "stream_assets.composition",
+    "stream_asset": "stream_assets.asset",
+    "stream_definitions": "stream_assets.composition",
+}
 
 __all__ = [
     "Json",
@@ -21,3 +42,10 @@ __all__ = [
     "stream_asset",
     "stream_definitions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Dagster takes a second to import, and the command line needs it only for some of its commands.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,31 @@
+"""What ``workspace.yaml`` loads: the asset of ``make demo`` and ``make dev``."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+from pyspark.sql import DataFrame
+
+from stream_assets import Json, SparkResource, stream_asset, stream_definitions
+from stream_assets.testing import KillSwitch
+
+HOME = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
+TABLE = str(HOME / "lake" / "orders")
+
+
+@stream_asset(
+    source=f"file://{HOME}/orders.ss/orders",
+    group="demo",
+    table=TABLE,
+    decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
+    max_records=25_000,
+    sensor_seconds=5,
+    sensor_status=dg.DefaultSensorStatus.RUNNING,
+    observer=KillSwitch.from_environment(table=TABLE, memory=HOME / "faults"),
+)
+def orders(batch: DataFrame) -> DataFrame:
+    """Orders from a stream file, each once."""
+    return batch
+
+
+defs = stream_definitions([orders], resources={"spark": SparkResource(master="local[2]")})

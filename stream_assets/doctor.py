@@ -1,0 +1,48 @@
+"""Checks of the machine, for ``stream-assets doctor``."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from spark_jobs.jars import DELTA_COORDINATE, delta_jars, java
+from stream_consumers.errors import MissingDependencyError
+
+NEEDED_JAVA = 17
+PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "dagster-pyspark", "pyarrow", "confluent-kafka", "redis")
+
+
+def examine() -> list[dict[str, str]]:
+    """What was looked at, what was found, and ``ok`` or what to do."""
+    findings = [{"what": "Python", "found": platform.python_version(), "state": "ok"}]
+    findings.append(_look("Java", _java_version))
+    findings.append(_look("Delta jars", lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"))
+    findings.extend(_package(name) for name in PACKAGES)
+    return findings
+
+
+def _look(what: str, find: Callable[[], str]) -> dict[str, str]:
+    try:
+        return {"what": what, "found": find(), "state": "ok"}
+    except MissingDependencyError as error:
+        return {"what": what, "found": "–", "state": str(error)}
+
+
+def _java_version() -> str:
+    report = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
+    line = (report.stderr or report.stdout).splitlines()[0]
+    found = line.split('"')[1] if '"' in line else line
+    if not found.split(".")[0].isdigit() or int(found.split(".")[0]) < NEEDED_JAVA:
+        raise MissingDependencyError(
+            f"Java {found} is too old for Spark 4.2", remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME."
+        )
+    return found
+
+
+def _package(name: str) -> dict[str, str]:
+    try:
+        return {"what": name, "found": version(name), "state": "ok"}
+    except PackageNotFoundError:
+        return {"what": name, "found": "–", "state": f"Install it: pip install {name}"}
