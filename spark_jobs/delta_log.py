@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,6 +21,9 @@ from spark_jobs.ledger_entries import Entry
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
 AMBIGUOUS_MS = 1000
+SKEW_MS = 3_600_000
+_ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
+_FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Commit:
         output_rows: rows written, as the writer counted them.
         account: the commit's ``userMetadata``, if it is a JSON object.
         predicate: the condition of a DELETE.
+        timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
+        is_exact_time: whether time travel goes by just this time (in-commit timestamps).
     """
 
     version: int
@@ -45,6 +51,8 @@ class Commit:
     output_rows: int | None = None
     account: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
+    timestamp_ms: int | None = None
+    is_exact_time: bool = False
 
 
 class TableSnapshot:
@@ -53,6 +61,7 @@ class TableSnapshot:
     def __init__(self, table: DeltaTable) -> None:
         self._table = table
         self.version: int = table.version()
+        self.table_id = str(table.metadata().id)
 
     def last_number(self, app: str) -> int:
         """The last transaction version of ``app``; 0 if there is none."""
@@ -82,6 +91,7 @@ class DeltaLog:
         self._options = dict(storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
+        self._seen: tuple[str, int] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
         """The newest version; ``None`` if there is no table yet.
@@ -91,14 +101,20 @@ class DeltaLog:
         """
         self._check_path()
         try:
-            return TableSnapshot(DeltaTable(self.path, storage_options=self._options))
+            snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self._options))
         except TableNotFoundError:
+            self._commits.clear()
             return None
         except (DeltaError, OSError) as error:
             raise TableUnreadableError(
                 f"the Delta table at {self.path} cannot be read ({error})",
                 remedy="Check the path, its permissions and the storage options.",
             ) from error
+        # A table that was dropped and created again has other commits under the same versions.
+        if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
+            self._commits.clear()
+        self._seen = (snapshot.table_id, snapshot.version)
+        return snapshot
 
     def _check_path(self) -> None:
         path = Path(self.path)
@@ -131,41 +147,63 @@ class DeltaLog:
         """
         if version not in self._commits:
             try:
-                text = self._read(f"_delta_log/{version:020d}.json")
+                self._commits[version] = parse_commit(version, self._read(f"_delta_log/{version:020d}.json"))
             except FileNotFoundError:
                 return None
-            except OSError as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
                 ) from error
-            self._commits[version] = parse_commit(version, text)
         return self._commits[version]
 
-    def version_at(self, moment: str) -> int:
+    def version_at(self, moment: str, *, before: int) -> int:
         """The version that a RESTORE to this time went back to.
 
+        Args:
+            moment: as the RESTORE has it; without a zone it is UTC, as in our sessions.
+            before: the version of the RESTORE.
+
         Raises:
-            LedgerUnreadableError: two versions are so close to that time that it is not certain.
+            LedgerUnreadableError: it is not certain.
         """
-        when = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-        aware = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        table = DeltaTable(self.path, storage_options=self._options)
-        table.load_as_version(aware)
-        version = table.version()
-        table.load_as_version(version)
-        nearby = [c["timestamp"] for c in table.history() if c.get("version") in (version, version + 1)]
-        target = aware.timestamp() * 1000
-        if any(abs(stamp - target) < AMBIGUOUS_MS and stamp != target for stamp in nearby):
-            raise LedgerUnreadableError(
-                f"{self.path} was restored to {moment}, which is too close to two versions to tell them apart",
-                remedy="Restore again to a version number: RESTORE TABLE … TO VERSION AS OF n.",
-                version=version,
-            )
-        return version
+        try:
+            targets = {int(when.timestamp() * 1000) for when in _instants(moment)}
+        except (ValueError, OverflowError, OSError) as error:
+            raise self._not_certain(moment, "that is no time") from error
+        versions = {self._version_at(target, moment, before) for target in targets}
+        if len(versions) > 1:
+            raise self._not_certain(moment, "that may be UTC or local time")
+        return versions.pop()
+
+    def _version_at(self, target: int, moment: str, before: int) -> int:
+        found: int | None = None
+        for version in range(before - 1, -1, -1):
+            commit = self.commit(version)
+            if commit is None or commit.timestamp_ms is None:
+                break
+            ago = target - commit.timestamp_ms
+            # Without in-commit timestamps Delta goes by the times of the files, which are a little later.
+            if abs(ago) < AMBIGUOUS_MS and not commit.is_exact_time:
+                raise self._not_certain(moment, f"that is too close to version {version}")
+            if found is not None and ago < 0:
+                raise self._not_certain(moment, f"the times of versions {version} and {found} are out of order")
+            if ago >= 0 and found is None:
+                found = version
+            if ago > SKEW_MS:
+                break
+        if found is None:
+            raise self._not_certain(moment, "no readable version is as old")
+        return found
+
+    def _not_certain(self, moment: str, why: str) -> LedgerUnreadableError:
+        return LedgerUnreadableError(
+            f"{self.path} was restored to {moment!r}, and to which version cannot be told: {why}",
+            remedy="Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n.",
+        )
 
     def _read(self, name: str) -> str:
         if "://" not in self.path:
-            return (Path(self.path) / name).read_text()
+            return (Path(self.path) / name).read_bytes().decode()
         if self._files is None:
             self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
         with self._files.open_input_file(name) as file:
@@ -176,19 +214,24 @@ def parse_commit(version: int, text: str) -> Commit:
     """Read the actions of one commit file that matter here."""
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
-    for line in text.splitlines():
+    # Not splitlines(): JSON may hold other line separators in its texts.
+    for line in text.split("\n"):
         # Files of a batch can be many; only two kinds of action are of interest.
-        if line.startswith('{"commitInfo"'):
-            info = json.loads(line)["commitInfo"]
-        elif line.startswith('{"txn"'):
-            action = json.loads(line)["txn"]
-            transactions[action["appId"]] = action["version"]
+        kind = _ACTION.match(line)
+        if kind:
+            action = json.loads(line)[kind[1]]
+            if kind[1] == "commitInfo":
+                info = action
+            else:
+                transactions[action["appId"]] = action["version"]
     parameters, metrics = info.get("operationParameters") or {}, info.get("operationMetrics") or {}
     restored: int | str | None = None
     if info.get("operation") == "RESTORE":
         target = parameters.get("version")
-        restored = int(target) if target not in (None, "", "null") else str(parameters.get("timestamp"))
+        moment = parameters.get("timestamp") or parameters.get("datetime")
+        restored = int(target) if target not in (None, "", "null") else str(moment)
     rows = metrics.get("numOutputRows")
+    stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
     return Commit(
         version,
         info.get("operation", ""),
@@ -198,7 +241,18 @@ def parse_commit(version: int, text: str) -> Commit:
         int(rows) if rows is not None else None,
         _json_object(info.get("userMetadata")),
         str(parameters.get("predicate", "")),
+        stamp if exact is None else exact,
+        exact is not None,
     )
+
+
+def _instants(moment: str) -> list[datetime]:
+    """The time that a RESTORE names: Spark writes ``2026-01-31 12:00:00.5``, delta-rs milliseconds."""
+    if moment.isdigit():
+        return [datetime.fromtimestamp(int(moment) / 1000, timezone.utc)]
+    digits = _FRACTION.sub(lambda fraction: f".{fraction[1]:0<6}", moment)
+    when = datetime.fromisoformat(digits.replace("Z", "+00:00"))
+    return [when] if when.tzinfo else [when.replace(tzinfo=timezone.utc), when.astimezone()]
 
 
 def _json_object(text: str | None) -> Mapping[str, object]:

@@ -204,7 +204,11 @@ class IngestJob:
             self._check_identity(state, extents)
             self._check_columns(state)
             self._reconcile(state)
-            return self._plan(state, extents)
+            batch = self._plan(state, extents)
+            if batch is None:
+                # The last batches may have passed the number of one that was dropped.
+                self._letters.settle(self._spark, self._ledger)
+            return batch
 
     def run(self, batch: Batch) -> BatchReport | None:
         """Steps 5 to 8; ``None`` if another run was faster, then plan again.

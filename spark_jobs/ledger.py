@@ -4,7 +4,7 @@ The fold (protocol §4) goes over the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo := those of the fold at v ; owners stay
+    RESTORE to v   covered, redo := those of the fold at v ; owners and origins stay
     claim, fence   origins and owners ; the transaction number only otherwise
 
 R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
@@ -15,12 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from spark_jobs.delta_log import Commit, DeltaLog, TableSnapshot
+from spark_jobs.delta_log import Commit, DeltaLog
 from spark_jobs.intervals import LOWEST, Intervals
 from spark_jobs.ledger_entries import Entry, ShardState, State
-from stream_consumers.errors import ForeignCommitError, InvalidOptionError, LedgerTruncatedError, LedgerUnreadableError
+from stream_consumers.errors import (
+    ForeignCommitError,
+    InvalidOptionError,
+    LedgerTruncatedError,
+    LedgerUnreadableError,
+    StreamAssetsError,
+)
 from stream_consumers.messages import Shard
 
+_Fold = tuple[State, StreamAssetsError | None]
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
@@ -33,8 +40,9 @@ def fold(state: State, entry: Entry, *, late: bool) -> State:
     """The state after one commit of the group."""
     after = dict(state)
     for shard, origin in entry.origin.items():
-        if shard not in after or not after[shard].covered:
-            after[shard] = replace(after.get(shard, ShardState()), covered=Intervals.of((LOWEST, origin)))
+        known = after.get(shard, ShardState())
+        if known.origin is None:
+            after[shard] = replace(known, covered=known.covered | Intervals.of((LOWEST, origin)), origin=origin)
     for shard, take in entry.take.items():
         known = after.get(shard, ShardState())
         if known.owner == take.giver:
@@ -54,11 +62,16 @@ def fold(state: State, entry: Entry, *, late: bool) -> State:
 
 
 def restore(state: State, past: State) -> State:
-    """The state after a RESTORE to a version with the state ``past``: owners stay as they are now."""
-    shards = state.keys() | past.keys()
-    return {
-        shard: replace(past.get(shard, ShardState()), owner=state.get(shard, ShardState()).owner) for shard in shards
-    }
+    """The state after a RESTORE to a version with the state ``past``: owners and origins stay as they are now.
+
+    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost.
+    """
+    after: dict[Shard, ShardState] = {}
+    for shard in state.keys() | past.keys():
+        now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
+        start = Intervals() if now.origin is None else Intervals.of((LOWEST, now.origin))
+        after[shard] = replace(now, covered=then.covered | start, redo=then.redo)
+    return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,10 @@ class Ledger:
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
         number = snapshot.last_number(self.app)
-        newest = self._newest(snapshot)
+        try:
+            newest = self._newest(snapshot.version)
+        except LedgerTruncatedError:
+            newest = None
         if newest is None:
             if number:
                 raise LedgerTruncatedError(
@@ -178,38 +194,50 @@ class Ledger:
             )
         return commit if ours else replace(commit, entry=None)
 
-    def _newest(self, snapshot: TableSnapshot) -> Entry | None:
-        return self._newest_from(snapshot.version)
-
-    def _newest_from(self, version: int) -> Entry | None:
+    def _newest(self, version: int) -> Entry | None:
+        """The newest entry of the group up to ``version``; ``None`` if it has none."""
         for number in range(version, -1, -1):
-            commit = self._own(number)
-            if commit is None or commit.entry is not None:
-                return commit.entry if commit else None
+            entry = self._need(number).entry
+            if entry is not None:
+                return entry
         return None
 
     def _state_at(self, version: int) -> State:
-        """The fold up to ``version``, starting from the state that the newest commit carries."""
-        newest = self._newest_from(version)
+        state, error = self._fold_to(version)
+        if error is not None:
+            raise error
+        return state
+
+    def _fold_to(self, version: int) -> _Fold:
+        """The fold up to ``version``, starting from the state that the newest commit carries.
+
+        A RESTORE to who knows where makes an error of it, until a RESTORE to a known version follows.
+        """
+        newest = self._newest(version)
         if newest is None:
-            return {}
+            return {}, None
         state: State = newest.state
-        states = {newest.base: state}
+        error: StreamAssetsError | None = None
+        folds: dict[int, _Fold] = {newest.base: (state, None)}
         for number in range(newest.base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
-                target = self._restored_version(commit)
-                state = restore(state, states[target] if target in states else self._state_at(target))
+                try:
+                    target = self._restored_version(commit)
+                    past, error = folds[target] if target in folds else self._fold_to(target)
+                except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
+                    past, error = state, unknown
+                state = restore(state, past)
             elif commit.entry is not None:
                 late = self._any(commit.entry.base + 1, number, lambda c: c.restored is not None)
                 state = fold(state, commit.entry, late=late)
-            states[number] = state
-        return state
+            folds[number] = state, error
+        return state, error
 
     def _restored_version(self, commit: Commit) -> int:
         if isinstance(commit.restored, int):
             return commit.restored
-        return self.log.version_at(str(commit.restored))
+        return self.log.version_at(str(commit.restored), before=commit.version)
 
     def _any(self, first: int, end: int, is_match: Callable[[Commit], bool]) -> bool:
         return any(is_match(self._need(number)) for number in range(first, end))

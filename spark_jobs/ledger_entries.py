@@ -24,11 +24,13 @@ class ShardState:
         covered: the sequences whose rows are in the table, from before the origin on.
         redo: covered sequences whose rows have to be replaced.
         owner: the app id that owns the shard where members share (Kafka); else ``None``.
+        origin: where reading began; ``None`` if the shard was never claimed.
     """
 
     covered: Intervals = field(default_factory=Intervals)
     redo: Intervals = field(default_factory=Intervals)
     owner: str | None = None
+    origin: int | None = None
 
     @property
     def position(self) -> int | None:
@@ -106,7 +108,12 @@ class Entry:
             "take": {str(shard): {"from": take.giver, "to": take.taker} for shard, take in self.take.items()},
             "origin": {str(shard): origin for shard, origin in self.origin.items()},
             "state": {
-                str(shard): {"cov": s.covered.to_json(), "redo": s.redo.to_json(), "owner": s.owner}
+                str(shard): {
+                    "cov": s.covered.to_json(),
+                    "redo": s.redo.to_json(),
+                    "owner": s.owner,
+                    "origin": s.origin,
+                }
                 for shard, s in self.state.items()
             },
             "rows": self.rows,
@@ -138,7 +145,10 @@ class Entry:
                 origin={Shard.parse(s): origin for s, origin in document["origin"].items()},
                 state={
                     Shard.parse(s): ShardState(
-                        Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"]), known["owner"]
+                        Intervals.from_json(known["cov"]),
+                        Intervals.from_json(known["redo"]),
+                        known["owner"],
+                        known["origin"],
                     )
                     for s, known in document["state"].items()
                 },

@@ -87,7 +87,7 @@ def produce(
     if count is not None and lines is not None:
         raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
     options = FileProducerOptions(beacon_interval=beacon_interval, end_with_eos=end)
-    payloads = _numbered(count) if count is not None else _lines(lines or click.get_binary_stream("stdin"))
+    payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
     with create_producer(url, file_options=options) as producer, progress_bar() as progress:

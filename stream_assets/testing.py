@@ -100,4 +100,8 @@ class KillSwitch:
     def _fire(self, index: int, kill: Kill) -> None:
         self._memory.mkdir(parents=True, exist_ok=True)
         self._mark(index).write_text(str(os.getpid()))
+        self.send(kill)
+
+    def send(self, kill: Kill) -> None:
+        """Send the signal to the own process; override it to reach others, too."""
         os.kill(os.getpid(), kill.signal)

@@ -1,0 +1,52 @@
+SHELL := /bin/bash
+PYTHON ?= python3
+export STREAM_ASSETS_CACHE := $(CURDIR)/.cache
+export DAGSTER_DISABLE_TELEMETRY := 1
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: help setup demo dev test check lint types tests soak format lock clean
+
+help: ## Show this help
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
+
+setup: $(READY) ## Make .venv with everything in it, and fetch the Delta jars
+
+$(READY): requirements-dev.txt pyproject.toml tools/setup
+	@PYTHON="$(PYTHON)" tools/setup
+	@touch $@
+
+demo: setup ## 100,000 messages from a file into Delta under Dagster, with two runs killed
+	@$(BIN)/stream-assets demo
+
+dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
+	@mkdir -p .demo/dagster
+	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
+
+test: check ## Lint, types and all tests; sets up what it needs
+
+check: lint types tests ## The same
+
+lint: setup ## Ruff, formatting included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+tests: setup ## pytest
+	$(BIN)/pytest $(ARGS)
+
+soak: setup ## The long tests
+	$(BIN)/pytest -m soak --override-ini addopts="--strict-markers --strict-config -ra" tests
+
+format: setup ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup ## Write requirements-dev.txt anew: names and versions only
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+
+clean: ## Remove the demo's data and caches, but not .venv
+	rm -rf .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log

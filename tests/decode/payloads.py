@@ -1,0 +1,96 @@
+"""Payloads good and bad, for rows with an id."""
+
+from hypothesis import strategies as st
+
+DEEP = b"[" * 3000 + b"]" * 3000
+
+GOOD = (
+    b'{"id":%d}',
+    b' {"id": %d, "text": "x"}\r\n',
+    b'{\n  "id": %d,\n  "text": "two\\nlines"\n}\n',
+    b'{"id":%d,"text":"Infinity War NaN"}',
+    b'{"id":%d,"text":"}{"}',
+    b'{"id":%d,"text":"\\u2028\xe2\x80\xa8\xc3\xa9"}',
+    b'{"id":%d,"unknown":' + DEEP + b"}",
+    b'{"id":%d,"unknown":1e300,"more":' + b"9" * 5000 + b"}",
+    b'{"id":%d,"price":1.005}',
+    b'{"id":%d,"price":"-2.675","list":[{"price":0.125}, null, {}]}',
+    b'{"id":%d,"text":null,"day":"2024-02-29","at":"2024-02-29 12:00:00.5"}',
+    b'{"id":%d,"unknown":1,"unknown":2}',
+)
+
+BAD = (
+    None,
+    b"",
+    b" \n ",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"{",
+    b"}",
+    b"{}}",
+    b"{{}",
+    b'{"id":',
+    b"7}",
+    b'{"id":7}{"id":8}',
+    b'{"id":7} {"id":8}',
+    b'{"id":7}\n{"id":8}',
+    b'{"id":7}\r{"id":8}\n{"id":9}',
+    b'{"id":7}null{}',
+    b'{"id":7},{"id":8}',
+    b'{"id":7}\0{"id":8}',
+    b'{"id":7}\0}',
+    b'{"id":7}//}',
+    b'{/**/"id":7}',
+    b'{"id":7,}',
+    b"{'id':7}",
+    b'{"text":"}',
+    b'{"text":"a\nb"}',
+    b'{"text":"a\tb"}',
+    b'{"text":"\\"}',
+    b'{"text":{}',
+    b'{"list":[{}',
+    b'{"id":7}""{"a":"}',
+    b'{"id":NaN}',
+    b'{"id":7,"unknown":-Infinity}',
+    b'{"id":7,"unknown":Inf}',
+    b'{"id":7,"unknown":NaN,"more":' + DEEP + b"}",
+    b'{"id":7,"id":8}',
+    b'{"id":"x","id":8}',
+    b'{"text":"\\ud800"}',
+    b'{"text":"\xff"}',
+    b'\xef\xbb\xbf{"id":7}',
+    '{"id":7}'.encode("utf-16"),
+    b'{"id":9223372036854775808}',
+    b'{"id":' + b"9" * 5000 + b"}",
+    b'{"id":7,"unknown":1e999}',
+    b'{"price":1e999999999999999999999}',
+    b'{"id":1.0}',
+    b'{"id":1e3}',
+    b'{"id":"7"}',
+    b'{"id":true}',
+    b'{"id":[7]}',
+    b'{"text":7}',
+    b'{"price":"1_0"}',
+    b'{"price":" 1"}',
+    b'{"price":true}',
+    b'{"price":99999999.995}',
+    b'{"price":123456789}',
+    b'{"day":"2024-02-30"}',
+    b'{"day":7}',
+    b'{"at":"yesterday"}',
+    b'{"at":7}',
+    b'{"at":"2024-01-01T00:00:00.1234567"}',
+    b'{"nested":7}',
+    b'{"nested":{"a":"x"}}',
+    b'{"list":{}}',
+    b'{"list":[{"price":"x"}]}',
+    b'{"list":[{"price":99999999.995}]}',
+)
+
+documents = st.lists(st.sampled_from(range(-len(BAD), len(GOOD))), min_size=1, max_size=30)
+
+
+def payload(number, choice):
+    """The payload of row ``number``; good ones say so in their id."""
+    return GOOD[choice] % number if choice >= 0 else BAD[choice]

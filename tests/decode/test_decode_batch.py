@@ -1,0 +1,106 @@
+"""decode_batch: every value stays with its own sequence."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.decode import Json, Raw, Text
+from spark_jobs.source import decode_batch
+from stream_consumers.batches import MESSAGE_SCHEMA
+from tests.decode.payloads import BAD, documents, payload
+
+STREAM = [
+    pa.field("_stream", pa.string()),
+    pa.field("_shard", pa.int64()),
+    pa.field("_sequence", pa.int64()),
+    pa.field("_timestamp", pa.timestamp("us", "UTC")),
+    pa.field("_key", pa.binary()),
+    pa.field("_payload", pa.binary()),
+    pa.field("_error", pa.string()),
+    pa.field("_offset", pa.int64()),
+]
+WANTED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("nested", pa.struct([pa.field("a", pa.int32())])),
+        pa.field("list", pa.list_(pa.struct([pa.field("price", pa.decimal128(10, 2))]))),
+    ]
+)
+
+
+def messages(rows):
+    """Rows of (sequence, payload, error of the stream)."""
+    columns = zip(*(("s", 0, number, 20, b"key", data, error, 7) for number, data, error in rows))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA)]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def decode(rows, decoder=None, wanted=WANTED):
+    schema = pa.schema([*(field.with_nullable(True) for field in wanted), *STREAM])
+    batch = decode_batch(messages(rows), decoder or Json(""), wanted, schema)
+    batch.validate(full=True)
+    assert batch.schema == schema
+    return batch.to_pylist()
+
+
+@settings(deadline=None, max_examples=400)
+@given(documents, st.data())
+def test_the_id_inside_is_the_sequence_beside(choices, data):
+    lost = data.draw(st.lists(st.booleans(), min_size=len(choices), max_size=len(choices)), label="lost by the stream")
+    rows = [
+        (None if gone and number % 2 else number, payload(number, choice), "torn" if gone else None)
+        for number, (choice, gone) in enumerate(zip(choices, lost))
+    ]
+    found = decode(rows)
+    assert [row["_sequence"] for row in found] == [row[0] for row in rows]
+    for row, choice, (sequence, content, error) in zip(found, choices, rows):
+        if error or choice < 0:
+            assert row["_error"] == error or (row["_error"] and not error)
+            assert (row["_payload"], row["_key"]) == (content, b"key")
+            assert all(row[name] is None for name in WANTED.names)
+        else:
+            assert row["id"] == sequence
+            assert (row["_error"], row["_payload"], row["_key"]) == (None, None, None)
+
+
+def test_many_rows_with_every_bad_payload_between_good_ones():
+    rows = [(i, BAD[i % len(BAD)] if i % 3 == 1 else b'{"id":%d}' % i, None) for i in range(5000)]
+    found = decode(rows)
+    assert [row["id"] for row in found] == [None if i % 3 == 1 else i for i in range(5000)]
+    assert [row["_error"] is None for row in found] == [i % 3 != 1 for i in range(5000)]
+
+
+@pytest.mark.parametrize("decoder", [Json(""), Text("id"), Raw("id")])
+def test_only_rows_that_the_stream_could_not_read(decoder):
+    kind = {Json: pa.int64(), Text: pa.string(), Raw: pa.binary()}[type(decoder)]
+    found = decode([(None, b"\xff", "torn"), (3, b"{}", "bad checksum")], decoder, pa.schema([("id", kind)]))
+    assert [(row["id"], row["_payload"], row["_error"]) for row in found] == [
+        (None, b"\xff", "torn"),
+        (None, b"{}", "bad checksum"),
+    ]
+
+
+def test_tombstones():
+    rows = [(0, None, None), (1, b"x", None)]
+    for decoder, kind in ((Text("v"), pa.string()), (Raw("v"), pa.binary())):
+        found = decode(rows, decoder, pa.schema([("v", kind)]))
+        assert [row["_error"] for row in found] == [None, None]
+        assert found[0]["v"] is None
+    assert decode(rows)[0]["_error"] == "not a JSON object"
+
+
+def test_stream_columns():
+    (row,) = decode([(5, b'{"id":5}', None)])
+    assert (row["_stream"], row["_shard"], row["_sequence"], row["_offset"]) == ("s", 0, 5, 7)
+    assert row["_timestamp"].timestamp() == 0.02
+
+
+def test_no_rows():
+    schema = pa.schema([*WANTED, *STREAM])
+    empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
+    assert decode_batch(empty, Json(""), WANTED, schema).num_rows == 0

@@ -1,0 +1,99 @@
+"""A run in its own process, killed with SIGKILL at each step of a batch, then resumed: each message once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ROOT, assert_each_once, sequences_in_table, write_stream
+from tests.polling import until
+from tests.spark.test_ingest import drain, ingestion
+
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
+MESSAGES = 400
+RECORDS = 150
+MALFORMED = frozenset({10, 170, 399})
+
+
+@contextmanager
+def running(url: str, table: Path, fault: str = "", *, records: int = RECORDS) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a process group of its own; whatever is left of it is killed at the end."""
+    command = [sys.executable, "-m", "tests.spark.one_run", url, str(table), str(records), fault]
+    with table.with_name(f"run-{len(os.listdir(table.parent))}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def logs(table: Path) -> str:
+    return "\n".join(path.read_text(errors="replace") for path in sorted(table.parent.glob("run-*.log")))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "claimed",
+        "planned@3",
+        "dead letters written@3",
+        "mid-write@3",
+        "mid-write@3!group-SIGKILL",
+        "rows written@3",
+        "verified@3",
+        "committed@3",
+    ],
+)
+def test_a_run_killed_at_a_step_is_continued_by_the_next(spark: SparkSession, folder: Path, fault: str) -> None:
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
+    table = folder / "t"
+    with running(url, table, fault) as process:
+        assert process.wait(180) == -signal.SIGKILL, logs(table)
+    before = sum(sequences_in_table(table).values())
+    assert before < MESSAGES, "it was killed on the way"
+    drain(spark, url, ingestion(table))
+    assert_each_once(folder / "orders.ss", table)
+
+
+def test_a_run_stopped_in_the_middle_of_its_write_wakes_up_after_another_one_finished(
+    spark: SparkSession, folder: Path
+) -> None:
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
+    table = folder / "t"
+    with running(url, table, "mid-write@3!group-SIGSTOP") as zombie:
+        until(lambda: list((folder / "faults").glob("fault-*")), seconds=180, what="the stop")
+        until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
+        drain(spark, url, ingestion(table))
+        assert_each_once(folder / "orders.ss", table)
+        os.killpg(zombie.pid, signal.SIGCONT)
+        assert zombie.wait(180) == 0, logs(table)
+    assert "drained" in logs(table)
+    drain(spark, url, ingestion(table))
+    assert_each_once(folder / "orders.ss", table)
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_two_runs_at_the_same_time_write_each_message_once(folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
+    table = folder / "t"
+    with running(url, table, records=40) as one, running(url, table, records=60) as other:
+        assert one.wait(240) == 0, logs(table)
+        assert other.wait(240) == 0, logs(table)
+    assert_each_once(folder / "orders.ss", table)
