@@ -41,8 +41,8 @@ class Json:
 
     Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not
     convert without loss, a missing ``NOT NULL`` field, or something that is no object makes a dead letter.
-    Text without a zone is read as UTC. Numbers with more decimal places than a DECIMAL has are rounded half up (up to
-    38 places more; they come as numbers or as text).
+    Text without a zone is read as UTC. Numbers with more decimal places than a DECIMAL has are rounded half up; they
+    may have up to 38 digits, as a number or as text.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,

@@ -26,7 +26,9 @@ BLOCK_ROWS = 8192
 BLOCK_BYTES = 64 << 20
 FEW = 8
 _TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, STRUCT and ARRAY"
-_MAX_DIGITS = 76
+# Arrow does not check for overflow when it scales: 38 digits before and 38 behind the point cannot overflow 76.
+_PARSED_DECIMAL = pa.decimal256(38, 38)
+_ROOMY_DECIMAL = pa.decimal256(76, 38)
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
@@ -256,7 +258,7 @@ def _parsed_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.ListType):
         return pa.list_(pa.field(kind.value_field.name, _parsed_type(kind.value_type)))
     if isinstance(kind, pa.Decimal128Type):
-        return pa.decimal256(_MAX_DIGITS, _MAX_DIGITS - (kind.precision - kind.scale))
+        return _PARSED_DECIMAL
     return pa.string() if pa.types.is_date32(kind) else kind
 
 
@@ -286,7 +288,8 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
 
 
 def _rounded(column: Column, places: int) -> Column:
-    rounded: Column = pc.round(column, ndigits=places, round_mode="half_towards_infinity")
+    roomy = column.view(_ROOMY_DECIMAL)
+    rounded: Column = pc.round(roomy, ndigits=places, round_mode="half_towards_infinity")
     return rounded
 
 

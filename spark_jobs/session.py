@@ -23,7 +23,8 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
+    # What fails is raised and told once; Spark would log the same, with a page of Java frames, before.
+    "spark.log.level": "FATAL",
 }
 DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.extensions": DELTA_EXTENSION,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from delta.exceptions import DeltaConcurrentModificationException
-from pyspark.errors import AnalysisException, PySparkException, PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame
 
 from spark_jobs.ledger_entries import Entry
@@ -85,7 +86,7 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     """The error of a failed write in our words; nothing of the batch is in the table."""
     if isinstance(error, StreamAssetsError):
         return error
-    if isinstance(error, PythonException):
+    if isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error):
         return TransformError(
             f"a function of the transform raised while writing {table}: {last_line(error)}",
             remedy="Correct it, or let it return null; the batch is read again at the next run.",
@@ -101,11 +102,11 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     )
 
 
-def last_line(error: PySparkException) -> str:
-    """The line of a Python worker's traceback that says what was raised."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if line.split(":")[0].rpartition(".")[2].endswith(("Error", "Exception"))]
-    return raised[-1] if raised else first_line(error)
+def last_line(error: Exception) -> str:
+    """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
+    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", str(error), re.MULTILINE)
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+    return str(python[-1]) if python else first_line(error)
 
 
 def check_columns(rows: Mapping[str, str], table: Mapping[str, str], *, path: str, merge_schema: bool) -> None:

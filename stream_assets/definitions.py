@@ -28,4 +28,6 @@ def orders(batch: DataFrame) -> DataFrame:
     return batch
 
 
-defs = stream_definitions([orders], resources={"spark": SparkResource(master="local[2]")})
+# A run of the demo lives for seconds: it is faster without the optimising compiler.
+SPARK = SparkResource(master="local[2]", spark_config={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+defs = stream_definitions([orders], resources={"spark": SPARK})

@@ -15,6 +15,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -144,11 +145,7 @@ class FrameScanner:
         self._fill()
         if self._splices and self._splices[0].remaining == 0:
             return True
-        behind = self._resync_position()
-        if behind is None:
-            return False
-        self._advance(behind)
-        return True
+        return self._resync()
 
     @property
     def offset(self) -> int:
@@ -169,7 +166,7 @@ class FrameScanner:
     @property
     def incomplete_bytes(self) -> int:
         """Bytes behind the last item that are not a whole frame (yet)."""
-        return max(0, self.size - self._read_to) + len(self._buffer) - self._position
+        return max(0, self.size - self.offset)
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
         """The bytes of an item as they are in the file, beacons included."""
@@ -332,38 +329,43 @@ class FrameScanner:
 
     def _agrees(self, end: int) -> bool:
         """Whether each beacon within the frame that ends at ``end`` says how much of it is left."""
-        return all(splice.remaining == end - splice.at for splice in self._splices if splice.at < end)
+        return self._agrees_from(0, end)
 
     def _lose_framing(self, reason: str) -> Damage | None:
         """Report everything up to the next frame that a beacon vouches for; ``None`` while there is none."""
         offset = self._position + self._shift
-        behind = self._resync_position()
-        if behind is None:
+        if not self._resync():
             return None
-        self._advance(behind)
         return Damage(offset, self._position + self._shift, f"unreadable from here on: {reason}")
 
-    def _resync_position(self) -> int | None:
-        """The buffer position of the first frame behind the next beacon that the beacons agree on."""
+    def _resync(self) -> bool:
+        """Move to the first frame behind the next beacon that the beacons agree on; False while there is none."""
         at = 0
         while True:
             while at >= len(self._splices):
                 if not self._fill(keep=True):
-                    return None
+                    return False
             splice = self._splices[at]
             at += 1
-            if splice.remaining is None or (splice.at == self._position and splice.remaining == 0):
+            if splice.remaining is None:
                 continue
             behind = splice.at + splice.remaining
             while len(self._buffer) <= behind and self._agrees_from(at, behind):
                 if not self._fill(keep=True):
                     break
             if self._agrees_from(at, behind) and len(self._buffer) >= behind:
-                return behind
+                for _ in range(at - 1):
+                    self._shift += self._splices.popleft().size
+                self._advance(behind)
+                return True
 
     def _agrees_from(self, first: int, end: int) -> bool:
-        later = list(self._splices)[first:]
-        return all(splice.remaining == end - splice.at for splice in later if splice.at < end)
+        for splice in islice(self._splices, first, None):
+            if splice.at >= end:
+                break
+            if splice.remaining != end - splice.at:
+                return False
+        return True
 
 
 def open_stream_file(path: Path) -> int:

@@ -54,7 +54,7 @@ BAD = (
     b'{"id":NaN}',
     b'{"id":7,"unknown":-Infinity}',
     b'{"id":7,"unknown":Inf}',
-    b'{"id":7,"unknown":NaN,"more":' + DEEP + b"}",
+    b'{"id":7,"unknown":' + DEEP + b',"more":NaN}',
     b'{"id":7,"id":8}',
     b'{"id":"x","id":8}',
     b'{"text":"\\ud800"}',

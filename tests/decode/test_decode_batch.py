@@ -85,6 +85,12 @@ def test_only_rows_that_the_stream_could_not_read(decoder):
     ]
 
 
+def test_a_dead_letter_has_no_values():
+    (row,) = decode([(0, b'{"text":"x","price":1}', None)])
+    assert row["_error"] == "field 'id' is missing, but it is NOT NULL"
+    assert (row["text"], row["price"], row["_payload"]) == (None, None, b'{"text":"x","price":1}')
+
+
 def test_tombstones():
     rows = [(0, None, None), (1, b"x", None)]
     for decoder, kind in ((Text("v"), pa.string()), (Raw("v"), pa.binary())):

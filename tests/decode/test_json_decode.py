@@ -155,17 +155,20 @@ def test_not_null_inside_a_struct():
 def test_decimals_are_rounded_half_up_or_refused(number, kind, is_text):
     precision, scale = kind
     rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
-    found = value(f'"{number:f}"' if is_text else f"{number:f}", pa.decimal128(precision, scale))
-    if abs(rounded) < Decimal(10) ** (precision - scale):
-        assert found == rounded
-    else:
-        assert is_refused(found)
+    document = b'{"v":"%s"}' if is_text else b'{"v":%s}'
+    schema = pa.schema([pa.field("v", pa.decimal128(precision, scale))])
+    rows, errors = decode([document % f"{number:f}".encode(), b'{"v":0.005}', b"{}"], schema)
+    fits = abs(rounded) < Decimal(10) ** (precision - scale)
+    assert rows[0]["v"] == (rounded if fits else None)
+    assert (errors[0] is None) == fits
+    assert errors[1:] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "expected"),
     [
-        ("0.1000000000000000055511151231257827021181583404541015625", MONEY, "0.10"),
+        ("0.10000000000000000555111512312578270211", MONEY, "0.10"),
+        ("1e-38", MONEY, "0.00"),
         ("12345678901234567890123456.12345678905", pa.decimal128(38, 10), "12345678901234567890123456.1234567891"),
         ("1.5e2", MONEY, "150.00"),
         ("5e-3", MONEY, "0.01"),
@@ -176,6 +179,25 @@ def test_decimals_are_rounded_half_up_or_refused(number, kind, is_text):
 )
 def test_decimals(text, kind, expected):
     assert value(text, kind) == Decimal(expected)
+
+
+WRAPPING = ("28751.175757626", "99999999.995", "1e38", "1e60", "1e76", "1e999", "9" * 39, "-1e39")
+FITTING = {
+    ("28751.175757626", (10, 2)): "28751.18",
+    ("28751.175757626", (38, 0)): "28751",
+    ("99999999.995", (38, 0)): "100000000",
+}
+
+
+@pytest.mark.parametrize("kind", [(5, 5), (10, 2), (38, 0), (38, 37), (38, 38)])
+@pytest.mark.parametrize("text", WRAPPING)
+def test_decimals_never_wrap_around(text, kind):
+    expected = FITTING.get((text, kind))
+    schema = pa.schema([pa.field("v", pa.decimal128(*kind))])
+    rows, errors = decode([b'{"v":%s}' % text.encode(), b'{"v":0.1}', b'{"v":0.2}'], schema)
+    assert rows[0]["v"] == (None if expected is None else Decimal(expected))
+    assert (errors[0] is None) == (expected is not None)
+    assert errors[1:] == [None, None]
 
 
 def test_rounding_reaches_into_arrays_and_structs():
@@ -226,6 +248,28 @@ def test_floats_and_booleans():
     assert (value("true", pa.bool_()), value("false", pa.bool_())) == (True, False)
     assert all(is_refused(value(text, pa.float64())) for text in ('"1"', "NaN", "Infinity", "-Infinity", "Inf", "true"))
     assert all(is_refused(value(text, pa.bool_())) for text in ("1", '"true"', "True"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.float64(), "0.5", '"x"'),
+        (pa.float32(), "1e3", "true"),
+        (pa.bool_(), "true", "1"),
+        (pa.int8(), "-128", "128"),
+        (pa.string(), '"x"', "1"),
+        (pa.date32(), '"2024-01-01"', "1"),
+        (pa.timestamp("us", "UTC"), '"2024-01-01"', "1"),
+        (pa.decimal128(3, 1), "99.94", "100"),
+        (pa.list_(pa.int64()), "[1]", "{}"),
+        (pa.struct([("a", pa.int64())]), '{"a":1}', "[]"),
+    ],
+)
+def test_a_bad_neighbour_spoils_nothing(kind, good, bad):
+    schema = pa.schema([pa.field("v", kind)])
+    rows, errors = decode([b'{"v":%s}' % text.encode() for text in (good, bad, good)], schema)
+    assert [error is None for error in errors] == [True, False, True]
+    assert rows[0] == rows[2] == {"v": value(good, kind)}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.connect import open_batch_source
 from stream_consumers.options import Limits
+from tests.conftest import SHORT_LIVED
 
 
 class GroupKillSwitch(KillSwitch):
@@ -44,7 +45,9 @@ def main(url: str, table: str, records: str, fault: str) -> None:
         limits=Limits(max_records=int(records)),
     )
     with open_batch_source(url) as source:
-        job = IngestJob(create_session(SparkOptions(master="local[1]")), source, ingestion, observer=watch)
+        job = IngestJob(
+            create_session(SparkOptions(master="local[1]", config=SHORT_LIVED)), source, ingestion, observer=watch
+        )
         while (batch := job.plan()) is not None:
             job.run(batch)
     print("drained", flush=True)
