@@ -6,9 +6,8 @@ shards reach, which ranges of these gaps make one batch, and give me splits that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
 """What a split yields: a row a message; ``error`` is set (and ``sequence`` may be null) for a dead letter."""
 
 BATCH_ROWS = 8192
+BATCH_BYTES = 8 * 1024 * 1024
 
 
 class Range(NamedTuple):
@@ -166,8 +166,20 @@ def dead_letter_row(letter: DeadLetter) -> MessageRow:
     return (*place, None, letter.payload, letter.error, letter.offset)
 
 
-def record_batches(rows: Iterator[MessageRow]) -> Iterator[pa.RecordBatch]:
-    """Pack rows into record batches of :data:`MESSAGE_SCHEMA`."""
-    while block := list(islice(rows, BATCH_ROWS)):
-        arrays = [pa.array(column, field.type) for column, field in zip(zip(*block), MESSAGE_SCHEMA)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
+    """Pack rows into record batches of :data:`MESSAGE_SCHEMA`, of some thousand rows or some megabytes each."""
+    block: list[MessageRow] = []
+    size = 0
+    for row in rows:
+        block.append(row)
+        size += len(row[5] or b"")
+        if len(block) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield _record_batch(block)
+            block, size = [], 0
+    if block:
+        yield _record_batch(block)
+
+
+def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows), MESSAGE_SCHEMA)]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)

@@ -39,6 +39,42 @@ START = Checkpoint(HEADER_SIZE, {})
 _NOTHING = Range(0, 0)
 
 
+class _Walk:
+    """Where a walk over the items of a file could be taken up again, later and by somebody else.
+
+    That is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor between
+    damage whose place in a shard is unknown and the message that it is counted with.
+    """
+
+    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
+        self.offset = begin.offset
+        self.open_damage: Damage | None = None
+        self._streams = streams
+        self._positions = dict(begin.positions)
+        self._ahead: dict[Shard, int] = {}
+
+    def is_own(self, item: Frame | Damage) -> bool:
+        """Whether it has to be counted with these streams."""
+        return item.shard is None or item.shard.stream in self._streams
+
+    def step(self, item: Frame | Damage) -> None:
+        """Go on behind ``item``."""
+        if isinstance(item, Frame) and item.is_control:
+            return
+        if item.shard is not None and item.sequence is not None:
+            self._ahead[item.shard] = item.sequence + 1
+        if self.is_own(item):
+            self.open_damage = item if item.sequence is None and isinstance(item, Damage) else None
+        if self.open_damage is None:
+            self._positions.update(self._ahead)
+            self._ahead.clear()
+            self.offset = item.end
+
+    def checkpoint(self) -> Checkpoint:
+        """This place."""
+        return Checkpoint(self.offset, dict(self._positions))
+
+
 @dataclass(frozen=True, slots=True)
 class FileSplit:
     """Bytes ``[start, stop)`` of a file, both between two frames.
@@ -52,6 +88,7 @@ class FileSplit:
     stop: int
     previous: Mapping[Shard, int]
     ranges: Mapping[Shard, Range]
+    streams: frozenset[str]
     created_at_ms: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -59,7 +96,6 @@ class FileSplit:
         return record_batches(self._rows())
 
     def _rows(self) -> Iterator[MessageRow]:
-        streams = frozenset(shard.stream for shard in self.ranges)
         with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.stop) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
@@ -67,10 +103,10 @@ class FileSplit:
                 )
             damages: list[Damage] = []
             for item in scanner:
-                if item.sequence is None:
-                    damages.append(item)
+                if item.shard is not None and item.shard.stream not in self.streams:
                     continue
-                if item.shard is None or item.shard.stream not in streams:
+                if item.shard is None or item.sequence is None:
+                    damages += (item,) if isinstance(item, Damage) else ()
                     continue
                 found, damages = damages, []
                 if item.sequence not in self.ranges.get(item.shard, _NOTHING):
@@ -118,7 +154,7 @@ class FileBatchSource:
         with FrameScanner(self._path) as scanner:
             self._header = scanner.header
         self._frozen_size = HEADER_SIZE
-        self._incomplete = 0
+        self._tail: str | None = None
 
     @property
     def url(self) -> StreamUrl:
@@ -135,17 +171,23 @@ class FileBatchSource:
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
         self._frozen_size = os.stat(self._path).st_size
         self._checkpoints = [first]
+        self._tail = None
         starts: dict[Shard, int] = {}
+        walk = _Walk(first, self._streams)
         with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
             for index, item in enumerate(scanner, 1):
+                walk.step(item)
                 if item.sequence is not None and item.shard is not None and item.shard.stream in self._streams:
                     starts.setdefault(item.shard, item.sequence)
-                if index % CHECKPOINT_FRAMES == 0 and isinstance(item, Frame):
-                    self._checkpoints.append(self._checkpoint(scanner))
+                if index % CHECKPOINT_FRAMES == 0:
+                    if walk.offset > self._checkpoints[-1].offset:
+                        self._checkpoints.append(walk.checkpoint())
                     if time.monotonic() > deadline:
+                        self._frozen_size = walk.offset
                         break
-            ends = self._checkpoint(scanner).positions
-            self._incomplete = scanner.incomplete_bytes
+            else:
+                self._tail = self._describe_tail(walk.open_damage, scanner.incomplete_bytes)
+        ends = walk.checkpoint().positions
         self._extents = {
             shard: Extent(starts.get(shard, end), end)
             for shard, end in sorted(ends.items())
@@ -170,32 +212,29 @@ class FileBatchSource:
         self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int
     ) -> BatchPlan | None:
         ends: dict[Shard, int] = {}
-        seen = dict(begin.positions)
         cuts = [begin]
-        records = size = 0
-        behind = begin.offset
+        records = size = cut_at = 0
+        walk = _Walk(begin, self._streams)
         with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
             for item in scanner:
                 shard, sequence = item.shard, item.sequence
-                if shard is None or sequence is None:
-                    continue
-                if sequence in gaps.get(shard, _NOTHING):
+                if shard is not None and sequence is not None and sequence in gaps.get(shard, _NOTHING):
                     payload_bytes = len(item.payload) if isinstance(item, Frame) else item.end - item.offset
                     if records and (records >= limits.max_records or size + payload_bytes > limits.max_bytes):
                         break
                     records += 1
                     size += payload_bytes
                     ends[shard] = sequence + 1
-                    behind = item.end
-                seen[shard] = sequence + 1
-                if records and records % CHECKPOINT_FRAMES == 0 and cuts[-1].offset < behind == item.end:
-                    cuts.append(Checkpoint(behind, dict(seen)))
+                walk.step(item)
+                if records - cut_at >= CHECKPOINT_FRAMES and walk.open_damage is None:
+                    cuts.append(walk.checkpoint())
+                    cut_at = records
             else:
-                behind = scanner.offset
                 ends = {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        splits = self._splits(cuts, behind, ranges, parallelism)
-        hint = {"offset": behind, "positions": {str(shard): end for shard, end in sorted(seen.items())}}
+        splits = self._splits(cuts, walk.offset, ranges, parallelism)
+        place = walk.checkpoint()
+        hint = {"offset": place.offset, "positions": {str(shard): end for shard, end in sorted(place.positions.items())}}
         return BatchPlan(ranges, splits, records, hint)
 
     def _splits(
@@ -205,15 +244,23 @@ class FileBatchSource:
         starts = cuts[::step]
         stops = [cut.offset for cut in starts[1:]] + [stop]
         return [
-            FileSplit(self._path, cut.offset, end, _previous(cut), ranges, self._header.created_at_ms)
+            FileSplit(self._path, cut.offset, end, _previous(cut), ranges, self._streams, self._header.created_at_ms)
             for cut, end in zip(starts, stops)
         ]
 
     def unreadable_tail(self) -> str | None:
-        """An unfinished message that nobody has touched for some seconds."""
-        if not self._incomplete or time.time() - os.stat(self._path).st_mtime < QUIET_SECONDS:
+        """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
+        if self._tail is None or time.time() - os.stat(self._path).st_mtime < QUIET_SECONDS:
             return None
-        return f"{self._path} ends in the middle of a message: {self._incomplete} bytes before its end are not whole"
+        return self._tail
+
+    def _describe_tail(self, damage: Damage | None, incomplete_bytes: int) -> str | None:
+        if damage is not None:
+            where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
+            return f"{where} cannot be read: {damage.reason}"
+        if incomplete_bytes:
+            return f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole"
+        return None
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """Nothing: a file has no broker."""
@@ -247,10 +294,6 @@ class FileBatchSource:
         ):
             return START
         return Checkpoint(offset, positions)
-
-    @staticmethod
-    def _checkpoint(scanner: FrameScanner) -> Checkpoint:
-        return Checkpoint(scanner.offset, {shard: last + 1 for shard, last in scanner.last_sequences.items()})
 
 
 def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:

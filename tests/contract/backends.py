@@ -1,0 +1,81 @@
+"""The backends that the contract tests run over; a new backend adds one :class:`Backend` here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_consumers.connect import create_producer
+from stream_consumers.memory import forget_memory_broker
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.options import FileProducerOptions
+from stream_consumers.urls import StreamUrl
+
+STREAMS = ("orders", "clicks")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a contract test needs of a backend.
+
+    Args:
+        name: shown in the test ids.
+        create: make an empty place for :data:`STREAMS`, each with the shards 0..2; returns its URL without streams.
+        remove: remove it again.
+    """
+
+    name: str
+    create: Callable[[Path], str]
+    remove: Callable[[str], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _create_file(folder: Path) -> str:
+    url = f"file://{folder}/stream-{next(_numbers)}.ss/"
+    create_producer(f"{url}orders", file_options=FileProducerOptions(beacon_interval=1024)).close()
+    return url
+
+
+BACKENDS = (
+    Backend(
+        "memory",
+        create=lambda folder: f"memory://contract-{next(_numbers)}/",
+        remove=lambda url: forget_memory_broker(StreamUrl.parse(url)),
+    ),
+    Backend("file", create=_create_file, remove=lambda url: None),
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A place with streams, empty at first."""
+
+    location: str
+
+    def url(self, *streams: str) -> str:
+        """Its URL with these streams, ``orders`` by default."""
+        return self.location + ",".join(streams or STREAMS[:1])
+
+    def send(self, places: Iterable[Shard], *, first_ms: int = 1_000, payload: bytes | None = None) -> list[Receipt]:
+        """Send a message to each of ``places`` in turn, 10 ms apart, and flush."""
+        with create_producer(self.url()) as producer:
+            return [
+                producer.send(
+                    b"%s %d" % (str(place).encode(), index) if payload is None else payload,
+                    stream=place.stream,
+                    shard=place.id,
+                    timestamp_ms=first_ms + 10 * index,
+                )
+                for index, place in enumerate(places)
+            ]
+
+
+def in_turn(count: int, shards: int = 1, streams: Sequence[str] = STREAMS[:1]) -> list[Shard]:
+    """``count`` places, all shards of all streams in turn."""
+    every = [Shard(stream, number) for stream in streams for number in range(shards)]
+    return [every[index % len(every)] for index in range(count)]

@@ -1,0 +1,19 @@
+"""One empty place a test, on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.backends import BACKENDS, Backend, Stream
+
+
+@pytest.fixture(params=BACKENDS, ids=str)
+def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stream]:
+    """An empty stream of each backend."""
+    backend: Backend = request.param
+    location = backend.create(tmp_path)
+    yield Stream(location)
+    backend.remove(location)
