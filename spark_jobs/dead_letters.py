@@ -8,16 +8,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.delta_log import DeltaLog
 from spark_jobs.ledger import Ledger
+from spark_jobs.sink import explain, is_conflict
 from stream_consumers.errors import LedgerUnreadableError
 
-SETTLED_IN_A_ROW = 50
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A batch whose dead letters were written.
+
+    Args:
+        bid: its id.
+        app: the app id of the member that planned it.
+        number: its number in the main ledger.
+        version: of the dead-letter table.
+        is_passed: the main ledger holds another batch of this number, so this one never comes.
+    """
+
+    bid: str
+    app: str
+    number: int
+    version: int
+    is_passed: bool = False
 
 
 def dead_letter_path(table: str) -> str:
@@ -54,7 +72,7 @@ class DeadLetterTable:
             Whether they are there; ``False``: another run was faster, drop the batch.
 
         Raises:
-            Exception: what Spark raises, if they are not there.
+            WriteError: Spark failed, and they are not there.
             LedgerUnreadableError: it cannot be told whether they are there.
         """
         snapshot = self.log().snapshot()
@@ -90,9 +108,9 @@ class DeadLetterTable:
             failure = error
         if self._holds(bid, after=base):
             return True
-        if failure is not None:
-            raise failure
-        return False
+        if failure is None or is_conflict(failure):
+            return False
+        raise explain(failure, table=self.path) from failure
 
     def _holds(self, bid: str, *, after: int) -> bool:
         log = self.log()
@@ -111,47 +129,70 @@ class DeadLetterTable:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        held = ledger.batch_commits()
-        numbers = [commit.entry.number for commit in held.values() if commit.entry]
-        oldest = min(numbers, default=0)
-        return (
-            spark.read.format("delta")
-            .load(self.path)
-            .where(f.col("_group") == ledger.group)
-            .where(f.col("_batch").isin(list(held)) | (f.col("_number") < oldest))
-        )
+        strays = [stray.bid for stray in self.strays(ledger)]
+        letters = spark.read.format("delta").load(self.path).where(f.col("_group") == ledger.group)
+        return letters.where(~f.col("_batch").isin(strays)) if strays else letters
 
-    def settle(self, spark: SparkSession, ledger: Ledger) -> int:
-        """Delete the rows of batches that never made it into the main table; returns how many batches (D5).
+    def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
+        """Delete the dead letters of batches that never made it into the main table (D5).
 
-        Only batches whose number the main ledger has passed are judged, and only while its log can tell.
+        Only batches whose number the main ledger has passed are judged.
+
+        Args:
+            spark: does the deleting.
+            ledger: of the main table.
+            after: up to this version of the dead-letter table everything was settled before.
+
+        Returns:
+            The version up to which everything is settled now.
         """
-        orphans = self._orphans(ledger)
-        if orphans:
-            listed = ", ".join(f"'{bid}'" for bid in orphans)
+        snapshot = self.log().snapshot()
+        if snapshot is None:
+            return after
+        strays = self.strays(ledger, after=after)
+        passed = [stray.bid for stray in strays if stray.is_passed]
+        if passed:
+            listed = ", ".join(f"'{bid}'" for bid in passed)
             spark.sql(f"DELETE FROM delta.`{self.path}` WHERE _batch IN ({listed})")  # noqa: S608 - our own ids
-        return len(orphans)
+        return min((stray.version - 1 for stray in strays if not stray.is_passed), default=snapshot.version)
 
-    def _orphans(self, ledger: Ledger) -> list[str]:
+    def strays(self, ledger: Ledger, *, after: int | None = None) -> list[Stray]:
+        """The batches whose dead letters do not count, because the main ledger does not hold them."""
+        if after is None:
+            newest = ledger.read().newest
+            after = newest.letters if newest else -1
+        written, deleted = self._written(ledger, after)
+        if not written:
+            return []
+        needed = {app: min(s.number for s in written if s.app == app) for app in {s.app for s in written}}
+        held: set[str] = set()
+        numbers: dict[str, set[int]] = {app: set() for app in needed}
+        for commit in ledger.newest_first():
+            entry = commit.entry
+            if entry is None:
+                continue
+            held.add(entry.bid)
+            numbers.setdefault(entry.app, set()).add(entry.number)
+            if all(numbers[app] and min(numbers[app]) <= number for app, number in needed.items()):
+                break
+        return [
+            replace(stray, is_passed=stray.number in numbers[stray.app])
+            for stray in written
+            if stray.bid not in held and stray.bid not in deleted
+        ]
+
+    def _written(self, ledger: Ledger, after: int) -> tuple[list[Stray], str]:
+        """The batches of the group with dead letters behind version ``after``, and what was deleted since."""
         log = self.log()
         snapshot = log.snapshot()
-        if snapshot is None:
-            return []
-        held = ledger.batch_commits()
-        passed = {c.entry.number for c in held.values() if c.entry and c.entry.app == ledger.app}
-        orphans: list[str] = []
+        found: list[Stray] = []
         deleted = ""
-        settled = 0
-        for version in range(snapshot.version, -1, -1):
+        for version in range(snapshot.version if snapshot else -1, after, -1):
             commit = log.commit(version)
-            if commit is None or settled >= SETTLED_IN_A_ROW:
+            if commit is None:
                 break
             deleted += commit.predicate
-            bid = str(commit.account.get("bid", ""))
-            if commit.account.get("app") != ledger.app:
-                continue
-            if bid in held:
-                settled += 1
-            elif commit.account.get("number") in passed and bid not in deleted:
-                orphans.append(bid)
-        return orphans
+            app, number = str(commit.account.get("app", "")), commit.account.get("number")
+            if app.startswith(f"{ledger.group}/") and isinstance(number, int):
+                found.append(Stray(str(commit.account.get("bid")), app, number, version))
+        return found, deleted

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
@@ -124,7 +125,7 @@ class DeltaLog:
             raise TableUnreadableError(
                 f"{path} is a file, not a table", remedy="Give the path of a Delta table, or of a folder to create."
             )
-        if not (path / "_delta_log").is_dir() and any(path.iterdir()):
+        if not (path / "_delta_log").is_dir() and not all(_is_left_over(file) for file in path.iterdir()):
             raise TableUnreadableError(
                 f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
             )
@@ -208,6 +209,16 @@ class DeltaLog:
             self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
         with self._files.open_input_file(name) as file:
             return bytes(file.read()).decode()
+
+
+def _is_left_over(file: Path) -> bool:
+    """Whether a first, empty commit that was killed left this behind: then there is no table yet."""
+    if file.name.endswith(".crc") or file.name in ("_temporary", "_delta_log"):
+        return True
+    try:
+        return file.suffix == ".parquet" and pq.read_metadata(file).num_rows == 0
+    except (OSError, pa.ArrowInvalid):
+        return file.stat().st_size == 0
 
 
 def parse_commit(version: int, text: str) -> Commit:

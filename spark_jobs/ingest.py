@@ -184,6 +184,7 @@ class IngestJob:
         self._identities = source.identities()
         self._parallelism = parallelism(spark)
         self._checked = False
+        self._settled = -1
         self._races = 0
 
     def plan(self) -> Batch | None:
@@ -207,7 +208,7 @@ class IngestJob:
             batch = self._plan(state, extents)
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
-                self._letters.settle(self._spark, self._ledger)
+                self._settle(state)
             return batch
 
     def run(self, batch: Batch) -> BatchReport | None:
@@ -327,6 +328,7 @@ class IngestJob:
             state=state.shards,
             identities=self._identities,
             hint=hint,
+            letters=self._settled,
         )
 
     def _reconcile(self, state: LedgerState) -> None:
@@ -336,7 +338,11 @@ class IngestJob:
             self._source.commit(self._ingestion.group, state.positions)
         if not self._checked:
             self._checked = True
-            self._letters.settle(self._spark, self._ledger)
+            self._settle(state)
+
+    def _settle(self, state: LedgerState) -> None:
+        known = state.newest.letters if state.newest else -1
+        self._settled = self._letters.settle(self._spark, self._ledger, after=known)
 
     def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
         """Read the source into the cache; messages and dead letters per shard."""

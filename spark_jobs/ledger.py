@@ -12,7 +12,7 @@ R is the range of the commit, and it is late if a RESTORE lies between the versi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_jobs.delta_log import Commit, DeltaLog
@@ -167,17 +167,19 @@ class Ledger:
                 return commit
         return None
 
-    def batch_commits(self) -> Mapping[str, Commit]:
-        """All readable commits of the group, by batch id."""
+    def newest_first(self) -> Iterator[Commit]:
+        """The commits of the group, newest first, as far as the log reaches back."""
         snapshot = self.log.snapshot()
-        found: dict[str, Commit] = {}
         for version in range(snapshot.version if snapshot else -1, -1, -1):
             commit = self._own(version)
             if commit is None:
-                break
+                return
             if commit.entry is not None:
-                found[commit.entry.bid] = commit
-        return found
+                yield commit
+
+    def batch_commits(self) -> Mapping[str, Commit]:
+        """All readable commits of the group, by batch id."""
+        return {commit.entry.bid: commit for commit in self.newest_first() if commit.entry}
 
     def _own(self, version: int) -> Commit | None:
         """The commit with its entry, the entry ``None`` where it is not of this group; ``None`` if cleaned away."""

@@ -71,6 +71,7 @@ class Entry:
         dead: dead letters.
         identities: what tells each stream from a recreated one.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
+        letters: the version of the dead-letter table up to which every stray was deleted.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Entry:
     dead: int = 0
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
+    letters: int = -1
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -120,6 +122,7 @@ class Entry:
             "dead": self.dead,
             "identities": dict(self.identities),
             "hint": self.hint,
+            "letters": self.letters,
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -156,6 +159,7 @@ class Entry:
                 dead=document["dead"],
                 identities=document["identities"],
                 hint=document["hint"],
+                letters=document["letters"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None

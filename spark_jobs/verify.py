@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.delta_log import DeltaLog
 from spark_jobs.ingest import Ingestion
 from spark_jobs.ledger import Ledger
 from stream_consumers.batches import BatchSource, Range
@@ -90,15 +90,12 @@ def verify(
     covered = {s: Range(extents[s].start, end) for s, end in state.positions.items() if s in extents}
     stream = _read_source(source, covered, progress)
     rows = _sequences(ingestion.table, ingestion.storage_options)
-    held = ledger.batch_commits()
-    oldest = min((c.entry.number for c in held.values() if c.entry), default=0)
-    letters_path = ingestion.dead_letters().path
+    dead_letters = ingestion.dead_letters()
     letters: Mapping[Shard, Sequences] = {}
-    if DeltaLog(letters_path, storage_options=ingestion.storage_options).snapshot() is not None:
-        counts = (ds.field("_group") == ingestion.group) & (
-            ds.field("_batch").isin(list(held)) | (ds.field("_number") < oldest)
-        )
-        letters = _sequences(letters_path, ingestion.storage_options, counts)
+    if dead_letters.log().snapshot() is not None:
+        strays = [stray.bid for stray in dead_letters.strays(ledger)]
+        counts = (ds.field("_group") == ingestion.group) & ~ds.field("_batch").isin(pa.array(strays, pa.string()))
+        letters = _sequences(dead_letters.path, ingestion.storage_options, counts)
     verdicts = [
         _judge(
             shard,

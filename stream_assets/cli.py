@@ -357,13 +357,13 @@ def verify(source: str, table: str, group: str, member: str, as_json: bool) -> N
 
 
 @main.command()
-@click.option("--keep", is_flag=True, help="Leave Dagster's daemon files for a look.")
+@click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
 @reports_errors
-def demo(keep: bool) -> None:
-    """100,000 messages from a file into Delta under Dagster, with two runs killed on the way."""
+def demo(messages: int) -> None:
+    """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way."""
     from stream_assets.demo import run_demo
 
-    sys.exit(run_demo(keep=keep))
+    sys.exit(run_demo(messages=messages))
 
 
 @main.command()

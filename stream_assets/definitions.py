@@ -18,7 +18,7 @@ TABLE = str(HOME / "lake" / "orders")
     group="demo",
     table=TABLE,
     decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
-    max_records=25_000,
+    max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000")),
     sensor_seconds=5,
     sensor_status=dg.DefaultSensorStatus.RUNNING,
     observer=KillSwitch.from_environment(table=TABLE, memory=HOME / "faults"),

@@ -30,7 +30,9 @@ from stream_consumers.errors import LedgerUnreadableError, WriteError
 MESSAGES = 100_000
 MALFORMED = 20
 SHARDS = 2
+BATCHES = 4
 KILLS = "mid-write@3,rows written@4"
+RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
 DEADLINE_SECONDS = 600.0
 POLL_SECONDS = 0.5
 ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -55,6 +57,7 @@ class Home:
     """The folder of the demo."""
 
     path: Path
+    messages: int = MESSAGES
 
     @property
     def source(self) -> str:
@@ -76,14 +79,14 @@ class Home:
         return Ingestion(group="demo", table=self.table)
 
 
-def run_demo(*, keep: bool = False, home: Path | None = None) -> int:
+def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
     """Run it; the exit code is 0 only if every message is there exactly once.
 
     Args:
-        keep: leave the daemon's log in place even if all went well.
         home: the folder; ``.demo`` in the working directory by default. It is emptied first.
+        messages: how many; the kills need at least some thousand.
     """
-    place = Home((home or Path.cwd() / ".demo").absolute())
+    place = Home((home or Path.cwd() / ".demo").absolute(), messages)
     shutil.rmtree(place.path, ignore_errors=True)
     place.dagster_home.mkdir(parents=True)
     (place.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
@@ -97,7 +100,7 @@ def run_demo(*, keep: bool = False, home: Path | None = None) -> int:
             _follow(place, progress, log)
     verdicts = _verify(place)
     _show(place)
-    return _conclude(verdicts)
+    return _conclude(place, verdicts)
 
 
 def _progress() -> Progress:
@@ -106,11 +109,11 @@ def _progress() -> Progress:
 
 
 def _produce(place: Home, progress: Progress) -> None:
-    """100,000 JSON messages in two shards; every 5,000th is cut off in the middle."""
-    task = progress.add_task("messages into orders.ss", total=MESSAGES)
-    spacing = MESSAGES // MALFORMED - 1  # odd, so that every shard has some
+    """JSON messages in two shards; some are cut off in the middle."""
+    task = progress.add_task("messages into orders.ss", total=place.messages)
+    spacing = place.messages // MALFORMED - 1  # odd, so that every shard has some
     with create_producer(place.source) as producer:
-        for index in range(MESSAGES):
+        for index in range(place.messages):
             text = json.dumps({"id": index, "user": f"user-{index % 997}", "amount": index % 10_000 / 100})
             cut = len(text) // 2 if index % spacing == 0 and index // spacing < MALFORMED else len(text)
             producer.send(text[:cut].encode(), shard=index % SHARDS)
@@ -127,6 +130,7 @@ def _daemon(place: Home) -> Iterator[Path]:
         "DAGSTER_HOME": str(place.dagster_home),
         "STREAM_ASSETS_DEMO": str(place.path),
         KILLS_VARIABLE: KILLS,
+        RECORDS_VARIABLE: str(place.messages // BATCHES),
     }
     log = place.path / "daemon.log"
     command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(Path.cwd())]
@@ -151,7 +155,7 @@ def _follow(place: Home, progress: Progress, log: Path) -> None:
     Raises:
         WriteError: it took too long, or a run failed for another reason than our kills.
     """
-    task = progress.add_task("positions in the Delta log", total=MESSAGES)
+    task = progress.add_task("positions in the Delta log", total=place.messages)
     seen: dict[str, dg.DagsterRunStatus] = {}
     deadline = time.monotonic() + DEADLINE_SECONDS
     with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance:
@@ -163,7 +167,7 @@ def _follow(place: Home, progress: Progress, log: Path) -> None:
             done = _covered(place)
             progress.update(task, completed=done)
             failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
-            if done == MESSAGES and seen and all(status in ENDED for status in seen.values()):
+            if done == place.messages and seen and all(status in ENDED for status in seen.values()):
                 return
             if failures > len(KILLS.split(",")):
                 break
@@ -225,7 +229,7 @@ def _show(place: Home) -> None:
         )
 
 
-def _conclude(verdicts: list[ShardVerdict]) -> int:
+def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
     table = Table(title="by sequence numbers", title_justify="left")
     names = ("shard", "first", "last", "messages", "rows", "dead", "missing", "duplicated", "unknown", "lag")
     for name in names:
@@ -242,5 +246,5 @@ def _conclude(verdicts: list[ShardVerdict]) -> int:
         f"{duplicated} duplicated, lag {lag}",
         soft_wrap=True,
     )
-    expected = (MESSAGES, MESSAGES - MALFORMED, MALFORMED, 0, 0, 0, 0)
+    expected = (place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0)
     return 0 if (produced, rows, dead, missing, duplicated, unknown, lag) == expected else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stream_consumers.batches import BatchPlan, Extent, MessageRow, Range, Resume, dead_letter_row, record_batches
-from stream_consumers.errors import SourceRecreatedError
+from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
 from stream_consumers.ss_format import HEADER_SIZE
@@ -80,7 +80,8 @@ class FileSplit:
     """Bytes ``[start, stop)`` of a file, both between two frames.
 
     Damage whose place in a shard is unknown belongs to the next message behind it, so that it is counted with it,
-    once, whatever the batches are.
+    once, whatever the batches are. What is damaged may be told by bytes behind ``stop`` only, so that the walk is free
+    to look at everything before ``frozen_size``, as the walk that planned it was.
     """
 
     path: Path
@@ -89,6 +90,7 @@ class FileSplit:
     previous: Mapping[Shard, int]
     ranges: Mapping[Shard, Range]
     streams: frozenset[str]
+    frozen_size: int
     created_at_ms: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -96,13 +98,13 @@ class FileSplit:
         return record_batches(self._rows())
 
     def _rows(self) -> Iterator[MessageRow]:
-        with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.stop) as scanner:
+        with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.frozen_size) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
                     f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
                 )
             damages: list[Damage] = []
-            for item in scanner:
+            for item in _until(self.stop, scanner):
                 if item.shard is not None and item.shard.stream not in self.streams:
                     continue
                 if item.shard is None or item.sequence is None:
@@ -153,7 +155,7 @@ class FileBatchSource:
         self._extents: dict[Shard, Extent] = {}
         with FrameScanner(self._path) as scanner:
             self._header = scanner.header
-        self._frozen_size = HEADER_SIZE
+        self._frozen_size = self._end = HEADER_SIZE
         self._tail: str | None = None
 
     @property
@@ -183,11 +185,10 @@ class FileBatchSource:
                     if walk.offset > self._checkpoints[-1].offset:
                         self._checkpoints.append(walk.checkpoint())
                     if time.monotonic() > deadline:
-                        self._frozen_size = walk.offset
                         break
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner.incomplete_bytes)
-        ends = walk.checkpoint().positions
+        self._end, ends = walk.offset, walk.checkpoint().positions
         self._extents = {
             shard: Extent(starts.get(shard, end), end)
             for shard, end in sorted(ends.items())
@@ -216,7 +217,7 @@ class FileBatchSource:
         records = size = cut_at = 0
         walk = _Walk(begin, self._streams)
         with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
-            for item in scanner:
+            for item in _until(self._end, scanner):
                 shard, sequence = item.shard, item.sequence
                 if shard is not None and sequence is not None and sequence in gaps.get(shard, _NOTHING):
                     payload_bytes = len(item.payload) if isinstance(item, Frame) else item.end - item.offset
@@ -234,7 +235,10 @@ class FileBatchSource:
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
         splits = self._splits(cuts, walk.offset, ranges, parallelism)
         place = walk.checkpoint()
-        hint = {"offset": place.offset, "positions": {str(shard): end for shard, end in sorted(place.positions.items())}}
+        hint = {
+            "offset": place.offset,
+            "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
+        }
         return BatchPlan(ranges, splits, records, hint)
 
     def _splits(
@@ -244,7 +248,16 @@ class FileBatchSource:
         starts = cuts[::step]
         stops = [cut.offset for cut in starts[1:]] + [stop]
         return [
-            FileSplit(self._path, cut.offset, end, _previous(cut), ranges, self._streams, self._header.created_at_ms)
+            FileSplit(
+                self._path,
+                cut.offset,
+                end,
+                _previous(cut),
+                ranges,
+                self._streams,
+                self._frozen_size,
+                self._header.created_at_ms,
+            )
             for cut, end in zip(starts, stops)
         ]
 
@@ -259,7 +272,9 @@ class FileBatchSource:
             where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
             return f"{where} cannot be read: {damage.reason}"
         if incomplete_bytes:
-            return f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole"
+            return (
+                f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole"
+            )
         return None
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
@@ -298,3 +313,23 @@ class FileBatchSource:
 
 def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
     return {shard: end - 1 for shard, end in checkpoint.positions.items()}
+
+
+def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
+    """The items before ``stop``, which is the end of one of them.
+
+    Raises:
+        DataLossError: if there are none up to there any more.
+    """
+    if scanner.offset >= stop:
+        return
+    for item in scanner:
+        yield item
+        if item.end >= stop:
+            return
+    raise DataLossError(
+        f"{scanner.path} changed while it was read",
+        remedy="Run again; if it comes back, restore the file.",
+        readable_to=scanner.offset,
+        planned_to=stop,
+    )

@@ -120,7 +120,7 @@ def damaged_file(path: Path) -> Path:
     for index in (0, 7, 8, 100):
         flip(path, payload_offset(whole[index]))
     flip(path, whole[40].offset, 0xF0)
-    flip(path, whole[130].offset, 0xF0)
+    flip(path, whole[160].offset, 0xF0)
     flip(path, 7 * 1024)
     assert len(damages(items(path))) >= 7
     return path
@@ -176,8 +176,8 @@ def test_messages_of_other_streams_are_never_dead_letters(tmp_path: Path) -> Non
     messages.insert(30, messages[1])
     path = write_file(tmp_path / "orders.ss", messages)
     whole = items(path)
-    flip(path, payload_offset(whole[41]))
-    assert whole[41].shard == CLICKS
+    flip(path, payload_offset(whole[42]))
+    assert whole[42].shard == CLICKS
     rows = drain(path, max_records=1, parallelism=1)
     assert rows == Counter(("orders", 0, n, None) for n in range(1, 31))
 
@@ -217,7 +217,9 @@ def test_dead_letters_carry_their_bytes(tmp_path: Path) -> None:
     frame = items(path)[2]
     flip(path, payload_offset(frame))
     with FileBatchSource(url_of(path)) as source:
-        plan = source.plan({ORDERS: Range(3, source.extents()[ORDERS].end)}, limits=Limits(max_records=1), parallelism=1)
+        plan = source.plan(
+            {ORDERS: Range(3, source.extents()[ORDERS].end)}, limits=Limits(max_records=1), parallelism=1
+        )
     assert plan is not None
     (row,) = [row for split in plan.splits for batch in split.read() for row in batch.to_pylist()]
     assert row["payload"] == path.read_bytes()[frame.offset : frame.end]

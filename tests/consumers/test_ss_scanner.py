@@ -122,7 +122,9 @@ def test_small_windows_change_nothing(tmp_path: Path) -> None:
 def test_rewind_to_beacons(tmp_path: Path) -> None:
     """F-loopback::rewind: a message over several beacons makes the second slip to the third."""
     path = write_file(
-        tmp_path / "orders.ss", [*numbered(5, size=150), Sent(ORDERS, 6, 1, b"x" * 768), *numbered(3, first=7)], interval=640
+        tmp_path / "orders.ss",
+        [*numbered(5, size=150), Sent(ORDERS, 6, 1, b"x" * 768), *numbered(3, first=7)],
+        interval=640,
     )
     whole = items(path)
     with FrameScanner(path) as scanner:
@@ -332,7 +334,8 @@ def test_round_trip(scratch: Path, drawn: list[tuple[str, int, int, int, bytes]]
     body=st.one_of(
         st.binary(max_size=3000),
         st.lists(
-            st.one_of(st.binary(max_size=30), st.just(b"\r\0\0\0\0\0\r"), st.just(b"\x01k" + b"\0" * 30 + b"\r")), max_size=99
+            st.one_of(st.binary(max_size=30), st.just(b"\r\0\0\0\0\0\r"), st.just(b"\x01k" + b"\0" * 30 + b"\r")),
+            max_size=99,
         ).map(b"".join),
     ),
 )
@@ -369,7 +372,11 @@ def assert_nothing_is_lost_silently(path: Path, data: bytes, whole: list[Frame],
         tail = scanner.offset
     read = {item for item in found if isinstance(item, Frame)}
     regions = [(damage.offset, damage.end) for damage in damages(found)] + [(tail, len(data))]
-    altered = [frame for frame in whole if frame.offset <= offset < frame.end and is_header_field(frame, data, offset, interval)]
+    altered = [
+        frame
+        for frame in whole
+        if frame.offset <= offset < frame.end and is_header_field(frame, data, offset, interval)
+    ]
     for frame in whole:
         if frame in read or frame in altered:
             continue
@@ -388,7 +395,9 @@ def test_any_byte_flipped_loses_nothing_silently(scratch: Path, interval: int) -
 
 
 @RELAXED
-@given(drawn=MESSAGES, interval=st.integers(128, 1500), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+@given(
+    drawn=MESSAGES, interval=st.integers(128, 1500), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255)
+)
 def test_damage_loses_nothing_silently(
     scratch: Path, drawn: list[tuple[str, int, int, int, bytes]], interval: int, place: float, mask: int
 ) -> None:

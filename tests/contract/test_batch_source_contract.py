@@ -52,7 +52,12 @@ def gaps_of(extents: Mapping[Shard, Extent], positions: Mapping[Shard, int] | No
 
 
 def drain(
-    stream: Stream, *, limits: Limits = WIDE, parallelism: int = 2, with_hint: bool = True, streams: tuple[str, ...] = ()
+    stream: Stream,
+    *,
+    limits: Limits = WIDE,
+    parallelism: int = 2,
+    with_hint: bool = True,
+    streams: tuple[str, ...] = (),
 ) -> list[tuple[Mapping[Shard, Range], set[Identity]]]:
     """Batch after batch, each from a source of its own, as runs that are killed after every batch would do."""
     positions: dict[Shard, int] = {}

@@ -200,7 +200,7 @@ def test_any_cursor_is_taken(folder: Path, instance: dg.DagsterInstance, cursor:
 
 
 def test_a_missing_file_fails_the_tick_with_the_remedy(folder: Path, instance: dg.DagsterInstance) -> None:
-    with pytest.raises(StreamNotFoundError, match="there is no file .*Check the path"):
+    with pytest.raises(StreamNotFoundError, match=r"there is no file .*Check the path"):
         tick(declare(folder), instance)
 
 

@@ -1,4 +1,4 @@
-"""One run of ingestion in a process of its own, to be killed: ``python -m tests.spark.one_run URL TABLE RECORDS KILL``."""
+"""One run in a process of its own, to be killed: ``python -m tests.spark.one_run URL TABLE RECORDS FAULT``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from spark_jobs.decode import Decoder, Json, Raw, Text
 from spark_jobs.ingest import Batch, BatchReport, Ingestion, IngestJob, Observer, Step, ignore_steps
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.verify import verify
-from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.connect import open_batch_source
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -178,14 +178,14 @@ def test_i8_dead_letters_of_a_dropped_batch_do_not_count_and_are_removed(spark: 
     url = write_stream(folder / "orders.ss", 20, malformed=frozenset({5}))
     what = ingestion(folder / "t")
 
-    class Crash(Exception):
+    class CrashError(Exception):
         pass
 
     def crash(step: Step, batch: Batch | None) -> None:
         if step is Step.DEAD_LETTERS_WRITTEN:
-            raise Crash
+            raise CrashError
 
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         drain(spark, url, what, crash)
     assert sum(sequences_in_table(f"{folder}/t_dead_letters").values()) == 1
     counted = what.dead_letters().counted(spark, what.ledger())
@@ -195,6 +195,15 @@ def test_i8_dead_letters_of_a_dropped_batch_do_not_count_and_are_removed(spark: 
     counted = what.dead_letters().counted(spark, what.ledger())
     assert counted is not None
     assert counted.count() == 1
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_claim_that_was_killed_before_its_commit_does_not_block_the_next(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    # What such a claim leaves: an empty data file, and no log.
+    spark.createDataFrame([], "id BIGINT").coalesce(1).write.parquet(f"{folder}/t")
+    (folder / "t" / "_SUCCESS").unlink()
+    drain(spark, url, ingestion(folder / "t"))
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
