@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delta.exceptions import DeltaConcurrentModificationException
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame
 
@@ -16,6 +25,20 @@ from spark_jobs.source import STREAM_COLUMNS
 from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
+
+
+# Delta's own classes have no common base.
+CONFLICTS = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+CONFLICT_MARKS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +99,7 @@ def is_conflict(error: BaseException) -> bool:
 
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
-    if isinstance(error, DeltaConcurrentModificationException):
-        return True
-    text = str(error)
-    return "io.delta.exceptions.Concurrent" in text or "DELTA_CONCURRENT" in text or "ConcurrentTransaction" in text
+    return isinstance(error, CONFLICTS) or any(mark in str(error) for mark in CONFLICT_MARKS)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:

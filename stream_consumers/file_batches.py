@@ -59,8 +59,16 @@ class _Walk:
 
     def step(self, item: Frame | Damage) -> None:
         """Go on behind ``item``."""
+        shard, sequence = item.shard, item.sequence
         if isinstance(item, Frame) and item.is_control:
             return
+        if self.open_damage is not None or shard is None or sequence is None:
+            self._step_with_damage(item)
+            return
+        self._positions[shard] = sequence + 1
+        self.offset = item.end
+
+    def _step_with_damage(self, item: Frame | Damage) -> None:
         if item.shard is not None and item.sequence is not None:
             self._ahead[item.shard] = item.sequence + 1
         if self.is_own(item):

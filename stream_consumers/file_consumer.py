@@ -68,7 +68,7 @@ class FileConsumer:
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
         self._items: Iterator[Frame | Damage] = iter(())
-        self._ended = False
+        self._ended = self._is_behind_eos = False
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -164,23 +164,25 @@ class FileConsumer:
             return None
         while True:
             item = next(self._items, None)
+            if item is None and self._is_behind_eos and not self._scanner.incomplete_bytes:
+                self._ended = True
+                return None
             if item is None:
                 self._items = iter(self._scanner)
                 item = next(self._items, None)
             if item is None:
                 return None
+            self._is_behind_eos = isinstance(item, Frame) and item.is_control and item.payload == EOS_PAYLOAD
             if isinstance(item, Damage):
                 self._report(item)
             elif item.is_control:
-                if item.payload == EOS_PAYLOAD and self._scanner.size == item.end:
-                    self._ended = True
-                    return None
+                continue
             elif self._is_wanted(item):
                 return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
-        if shard.stream not in self._streams or (self._only is not None and shard not in self._only):
+        if not self._is_subscribed(shard):
             return False
         if self._skip is not None and shard not in self._passed:
             if self._skip(frame):
@@ -188,7 +190,12 @@ class FileConsumer:
             self._passed.add(shard)
         return True
 
+    def _is_subscribed(self, shard: Shard) -> bool:
+        return shard.stream in self._streams and (self._only is None or shard in self._only)
+
     def _report(self, damage: Damage) -> None:
+        if damage.shard is not None and not self._is_subscribed(damage.shard):
+            return
         shard = damage.shard or Shard(min(self._streams))
         payload = self._scanner.read_bytes(damage)
         self._on_dead_letter(
@@ -234,15 +241,16 @@ class FileConsumer:
     def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
         self._scanner.seek(offset)
         self._items = iter(())
-        self._skip, self._passed, self._ended = skip, set(), False
+        self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
 
     def _go_to_end(self) -> None:
-        with BeaconSearch(self._path) as beacons:
-            for index in range(beacons.count, -1, -1):
-                if not index or self._scanner.skip_spliced(beacons.offset(index)):
+        with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:
+            for index in range(beacons.count, 0, -1):
+                if scanner.skip_spliced(beacons.offset(index)):
                     break
-        if not index:
-            self._scanner.seek(HEADER_SIZE)
-        for _ in self._scanner:
-            pass
-        self._go_to(self._scanner.offset)
+            else:
+                scanner.seek(HEADER_SIZE)
+            for _ in scanner:
+                pass
+            end = scanner.offset
+        self._go_to(end)

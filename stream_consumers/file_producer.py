@@ -20,7 +20,6 @@ from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions
 from stream_consumers.ss_format import (
     EOS_PAYLOAD,
-    FRAME_OVERHEAD,
     HEADER_SIZE,
     INTERNAL_KEY,
     Header,
@@ -86,16 +85,18 @@ class FileProducer:
                 raise ProducerEndedError(f"the producer of {self._path} has ended", remedy="Create a new one.")
             sequence = self._writer.shards.get(target, NEW_SHARD).sequence + 1
             moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-            length = FRAME_OVERHEAD + len(target.stream) + len(payload)
-            if self._writer.offset + length > self._options.file_size_limit:
+            mark = self._writer.mark(target)
+            self._writer.write(target, sequence, moment, payload)
+            if self._writer.offset > self._options.file_size_limit:
+                length = self._writer.offset - mark.offset
+                self._writer.undo(mark)
                 raise SizeLimitError(
                     f"{self._path} would grow beyond its limit",
                     remedy="Raise file_size_limit, or go on in a new file.",
-                    size=self._writer.offset,
+                    size=mark.offset,
                     message=length,
                     limit=self._options.file_size_limit,
                 )
-            self._writer.write(target, sequence, moment, payload)
             if self._writer.pending_bytes >= COALESCE_BYTES:
                 self._write()
         return Receipt(target, sequence, moment)
@@ -129,6 +130,8 @@ class FileProducer:
                 FileCreation.ALWAYS_NEW: os.O_CREAT | os.O_EXCL,
             }[creation]
         )
+        if creation is not FileCreation.NEVER and not self._path.exists():
+            self._new_header().encode()
         try:
             return os.open(self._path, flags, 0o644)
         except FileExistsError as error:
@@ -152,9 +155,12 @@ class FileProducer:
             ) from error
 
     def _create(self) -> FrameWriter:
-        header = Header(self._path.name, time.time_ns() // 1_000_000, self._options.beacon_interval)
+        header = self._new_header()
         _write_all(self._file, header.encode(), 0)
         return FrameWriter(beacon_interval=header.beacon_interval, offset=HEADER_SIZE)
+
+    def _new_header(self) -> Header:
+        return Header(self._path.name, time.time_ns() // 1_000_000, self._options.beacon_interval)
 
     def _continue(self) -> FrameWriter:
         """Find the end of what is there, by walking the whole file once."""
@@ -175,7 +181,7 @@ class FileProducer:
             interval = scanner.header.beacon_interval
         if tail:
             self._keep_aside(end)
-        end = end if end_of_stream is None or tail else end_of_stream
+        end = end if end_of_stream is None else end_of_stream
         os.ftruncate(self._file, end)
         return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
 

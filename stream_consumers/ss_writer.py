@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import NamedTuple
 
 from stream_consumers.messages import Shard
 from stream_consumers.ss_format import (
@@ -35,6 +36,17 @@ class ShardState:
 
 
 NEW_SHARD = ShardState(0, 0, CHECKSUM_START)
+
+
+class WriterMark(NamedTuple):
+    """See :meth:`FrameWriter.mark`."""
+
+    pending: int
+    offset: int
+    next_beacon: int
+    picked: int
+    shard: Shard
+    state: ShardState | None
 
 
 class FrameWriter:
@@ -80,6 +92,20 @@ class FrameWriter:
             left = left[room:]
             self._write_beacon(remaining=len(left))
         self._append(left)
+
+    def mark(self, shard: Shard) -> WriterMark:
+        """Where to go back to if the next message, one of this shard, turns out not to be wanted."""
+        place = (len(self._pending), self.offset, self._next_beacon, self._picked)
+        return WriterMark(*place, shard, self.shards.get(shard))
+
+    def undo(self, mark: WriterMark) -> None:
+        """Take back the message written since ``mark``."""
+        del self._pending[mark.pending :]
+        self.offset, self._next_beacon, self._picked = mark.offset, mark.next_beacon, mark.picked
+        if mark.state is None:
+            self.shards.pop(mark.shard, None)
+        else:
+            self.shards[mark.shard] = mark.state
 
     def take(self) -> bytes:
         """The bytes written since the last call."""
