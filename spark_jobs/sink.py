@@ -26,7 +26,6 @@ from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
 
-
 # Delta's own classes have no common base.
 CONFLICTS = (
     ConcurrentAppendException,
