@@ -277,8 +277,7 @@ def ingest(
     if tail:
         raise TruncatedTailError(
             tail,
-            remedy="All whole messages are in the table. If a producer still writes, run again; if it died, open the "
-            "file with a producer once (stream-assets produce URL --count 0), which cuts the tail off and keeps it.",
+            remedy="All whole messages before it are in the table; the next run continues behind them.",
         )
 
 

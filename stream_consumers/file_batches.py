@@ -278,10 +278,12 @@ class FileBatchSource:
     def _describe_tail(self, damage: Damage | None, incomplete_bytes: int) -> str | None:
         if damage is not None:
             where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
-            return f"{where} cannot be read: {damage.reason}"
+            return f"{where} cannot be read: {damage.reason}. They are dead letters of the next message that comes"
         if incomplete_bytes:
             return (
-                f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole"
+                f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole. "
+                "If a producer still writes, run again; if it died, open the file with a producer once "
+                "(stream-assets produce URL --count 0), which cuts the tail off and keeps it beside the file"
             )
         return None
 
