@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from spark_jobs.ingest import Ingestion, lag
+from spark_jobs.ingestion import Ingestion, lag
 from spark_jobs.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.connect import open_batch_source

@@ -14,24 +14,22 @@ One batch, in this order; every step may be the last one of a process (protocol 
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
-from spark_jobs.dead_letters import DeadLetterTable, dead_letter_path
-from spark_jobs.decode import Decoder, Raw
-from spark_jobs.delta_log import Commit, DeltaLog
+from spark_jobs.delta_log import Commit
+from spark_jobs.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps, lag, position_of
 from spark_jobs.intervals import LOWEST, Intervals
-from spark_jobs.ledger import Ledger, LedgerState
-from spark_jobs.ledger_entries import Entry, ShardState
+from spark_jobs.ledger import LedgerState
+from spark_jobs.ledger_entries import Entry
 from spark_jobs.session import check_session, first_line
 from spark_jobs.sink import DeltaSink, check_columns, explain, is_conflict, last_line
 from spark_jobs.source import LETTER_COLUMNS, read_splits, source_schema
@@ -43,108 +41,10 @@ from stream_consumers.errors import (
     WriteError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.options import AutoStreamReset
 
-Transform = Callable[[DataFrame], DataFrame]
 MAX_RACES = 20
 _log = logging.getLogger(__name__)
-
-
-class Step(enum.Enum):
-    """What has just been done when an observer is told."""
-
-    CLAIMED = "claimed"
-    PLANNED = "planned"
-    READ = "read"
-    DEAD_LETTERS_WRITTEN = "dead letters written"
-    WRITING = "writing"
-    ROWS_WRITTEN = "rows written"
-    VERIFIED = "verified"
-    COMMITTED = "committed"
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A planned batch.
-
-    Args:
-        entry: what its commit will say.
-        plan: how to read it.
-    """
-
-    entry: Entry
-    plan: BatchPlan
-
-    @property
-    def number(self) -> int:
-        """The transaction number."""
-        return self.entry.number
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReport:
-    """A batch that is in the table.
-
-    Args:
-        batch: what was planned.
-        version: the table version that holds it.
-        messages: messages decoded, per shard.
-        rows: rows in the commit, after the transform.
-        dead: dead letters.
-        lag: messages between the position and the frozen end, per shard (an upper bound).
-        seconds: from the plan to the commit.
-    """
-
-    batch: Batch
-    version: int
-    messages: Mapping[Shard, int]
-    rows: int
-    dead: int
-    lag: Mapping[Shard, int]
-    seconds: float
-
-
-Observer = Callable[[Step, "Batch | None"], None]
-
-
-def ignore_steps(step: Step, batch: Batch | None) -> None:
-    """The default observer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ingestion:
-    """What to ingest, and where to.
-
-    Args:
-        group: the consumer group.
-        table: the Delta table, a path or URI.
-        decoder: how payloads become columns.
-        transform: from the decoded rows to the rows to write; they must keep the stream columns.
-        member: the name of this member in its group.
-        start: where a group without a position starts.
-        limits: the most that one batch holds.
-        merge_schema: let new columns into the table.
-        storage_options: for reading the Delta log in an object store.
-    """
-
-    group: str
-    table: str
-    decoder: Decoder = field(default_factory=Raw)
-    transform: Transform | None = None
-    member: str = "main"
-    start: AutoStreamReset = AutoStreamReset.EARLIEST
-    limits: Limits = field(default_factory=Limits)
-    merge_schema: bool = False
-    storage_options: Mapping[str, str] = field(default_factory=dict)
-
-    def ledger(self) -> Ledger:
-        """The ledger of the group in the table."""
-        log = DeltaLog(self.table, storage_options=self.storage_options)
-        return Ledger(log, group=self.group, member=self.member)
-
-    def dead_letters(self) -> DeadLetterTable:
-        """The dead letters of the table."""
-        return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
 
 
 class IngestJob:
@@ -159,10 +59,11 @@ class IngestJob:
     Raises:
         SparkSessionError: the session cannot write Delta tables.
 
-    Example:
-        >>> job = IngestJob(spark, source, ingestion)  # doctest: +SKIP
-        >>> while (batch := job.plan()) is not None:
-        ...     report = job.run(batch)
+    Example::
+
+        job = IngestJob(spark, source, ingestion)
+        while (batch := job.plan()) is not None:
+            report = job.run(batch)
     """
 
     def __init__(
@@ -281,7 +182,7 @@ class IngestJob:
             plan = self._plan_ranges(redo)
             mode, origin = "replace", {}
         else:
-            new = {shard: extent.start for shard, extent in extents.items() if _position(state, shard) is None}
+            new = {shard: extent.start for shard, extent in extents.items() if position_of(state, shard) is None}
             covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             gaps = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
@@ -438,15 +339,6 @@ class IngestJob:
 _TABLE_PROPERTIES = {"delta.dataSkippingStatsColumns": "_stream,_shard,_sequence,_timestamp"}
 
 
-def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Per shard, the sequences between the position and the end; an upper bound of the messages to come."""
-    result: dict[Shard, int] = {}
-    for shard, extent in extents.items():
-        position = _position(state, shard)
-        result[shard] = max(0, extent.end - (extent.start if position is None else position))
-    return result
-
-
 def parallelism(spark: SparkSession) -> int:
     """How many splits to read at the same time."""
     try:
@@ -454,10 +346,6 @@ def parallelism(spark: SparkSession) -> int:
     except PySparkException:
         # A Connect session does not tell; the server may have more or fewer cores.
         return 8
-
-
-def _position(state: LedgerState, shard: Shard) -> int | None:
-    return state.shards.get(shard, ShardState()).position
 
 
 def _has_redo(state: LedgerState) -> bool:

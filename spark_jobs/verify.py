@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.ingest import Ingestion
+from spark_jobs.ingestion import Ingestion
 from spark_jobs.ledger import Ledger
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError, TableUnreadableError

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from sensors.lag import LagPolicy
 from spark_jobs.decode import Decoder, Raw
-from spark_jobs.ingest import BatchReport, Ingestion, IngestJob, Observer, Transform, ignore_steps
+from spark_jobs.ingest import IngestJob
+from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
 from stream_assets.config import StreamConfig
 from stream_assets.materializations import batch_metadata
 from stream_consumers.connect import open_batch_source

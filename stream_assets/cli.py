@@ -229,7 +229,8 @@ def ingest(
           --decode json --schema 'id BIGINT, user STRING, amount DECIMAL(10,2)'
     """
     from spark_jobs.decode import Decoder, Json, Raw, Text
-    from spark_jobs.ingest import Ingestion, IngestJob
+    from spark_jobs.ingest import IngestJob
+    from spark_jobs.ingestion import Ingestion
     from spark_jobs.session import SparkOptions, create_session
 
     if mode != ConsumerMode.RESUMABLE.value:
@@ -298,7 +299,7 @@ def lag(url: str, table: str | None, group: str, member: str, as_json: bool) -> 
     Example:
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
     """
-    from spark_jobs.ingest import Ingestion
+    from spark_jobs.ingestion import Ingestion
     from spark_jobs.ledger import LedgerState
 
     ledger = LedgerState(-1)
@@ -337,7 +338,7 @@ def verify(source: str, table: str, group: str, member: str, as_json: bool) -> N
     Example:
       stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
     """
-    from spark_jobs.ingest import Ingestion
+    from spark_jobs.ingestion import Ingestion
     from spark_jobs.verify import verify as compare
 
     ingestion = Ingestion(group=group, table=table_path(table), member=member)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spark_jobs.ingest import Ingestion
+from spark_jobs.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.testing import KILLS_VARIABLE

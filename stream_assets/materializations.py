@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 from pyspark.sql.types import StructField
 
-from spark_jobs.ingest import BatchReport
+from spark_jobs.ingestion import BatchReport
 
 
 def batch_metadata(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_jobs.ingest import Batch, Step
+from spark_jobs.ingestion import Batch, Step
 from stream_consumers.errors import InvalidOptionError
 
 KILLS_VARIABLE = "STREAM_ASSETS_KILLS"
@@ -58,7 +58,7 @@ class KillSwitch:
         memory: a folder that remembers which faults have happened, so that the next run survives.
 
     Example:
-        >>> switch = KillSwitch([Kill.parse("verified")], table="lake/orders", memory="marks")  # doctest: +SKIP
+        >>> switch = KillSwitch([Kill.parse("verified")], table="lake/orders", memory="marks")
     """
 
     def __init__(self, kills: list[Kill], *, table: str, memory: str | Path) -> None:

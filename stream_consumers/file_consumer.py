@@ -40,8 +40,9 @@ class FileConsumer:
         InvalidOptionError: ``latest`` without ``live`` would read nothing.
 
     Example:
-        >>> with FileConsumer(StreamUrl.parse("file://o.ss/orders"), live=False) as orders:  # doctest: +SKIP
-        ...     texts = [message.text() for message in orders]
+        >>> with FileConsumer(StreamUrl.parse("file://orders.ss/orders"), live=False) as orders:
+        ...     [message.text() for message in orders]
+        ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
 
     def __init__(

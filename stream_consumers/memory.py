@@ -172,6 +172,8 @@ class MemoryConsumer:
         self._only: set[Shard] | None = None
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
+        self._unreached: set[Shard] = set()
+        self._is_reached: Callable[[Message], bool] = lambda message: True
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -218,10 +220,11 @@ class MemoryConsumer:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         if to is Edge.BEGINNING:
             with self._broker.changed:
-                self._next = {}
+                self._next, self._unreached = {}, set()
         elif isinstance(to, Edge):
             with self._broker.changed:
                 self._next = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
+                self._unreached = set()
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
@@ -259,8 +262,12 @@ class MemoryConsumer:
     def _take(self) -> Message | None:
         for shard in sorted(self._shards(), key=lambda s: self._turn.index(s) if s in self._turn else -1):
             log, at = self._broker.messages[shard], self._next.get(shard, 0)
+            while at < len(log) and shard in self._unreached and not self._is_reached(log[at]):
+                at += 1
+            self._next[shard] = at
             if at < len(log):
                 self._next[shard] = at + 1
+                self._unreached.discard(shard)
                 self._turn = [s for s in self._turn if s != shard] + [shard]
                 return log[at]
         return None
@@ -273,9 +280,10 @@ class MemoryConsumer:
             }
             if all(index is None for index in found.values()):
                 raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
-            self._next = {
-                shard: len(self._broker.messages[shard]) if index is None else index for shard, index in found.items()
-            }
+            self._next = {shard: index or 0 for shard, index in found.items()}
+            # A shard that has no such message yet goes on with the first one that comes.
+            self._unreached = {shard for shard, index in found.items() if index is None}
+            self._is_reached = is_reached
 
 
 class MemoryProducer:

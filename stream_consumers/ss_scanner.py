@@ -89,8 +89,9 @@ class FrameScanner:
         FormatError: not a stream file.
 
     Example:
-        >>> with FrameScanner("orders.ss") as scanner:  # doctest: +SKIP
-        ...     frames = [item for item in scanner if isinstance(item, Frame)]
+        >>> with FrameScanner("orders.ss") as scanner:
+        ...     [(str(item.shard), item.sequence) for item in scanner]
+        [('orders/0', 1), ('orders/0', 2), ('orders/0', 3)]
     """
 
     def __init__(

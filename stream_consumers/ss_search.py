@@ -64,8 +64,9 @@ class BeaconSearch:
     """The beacons of one file, read one at a time.
 
     Example:
-        >>> with BeaconSearch("orders.ss") as beacons:  # doctest: +SKIP
-        ...     start = beacons.before_sequence(Shard("orders"), 1000)
+        >>> with BeaconSearch("orders.ss") as beacons:
+        ...     beacons.offset(beacons.before_sequence(Shard("orders"), 3))
+        128
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -203,6 +203,21 @@ def test_rewind_moves_every_shard(stream: Stream) -> None:
         assert by_shard(consumer) == by_shard(r for r in receipts if r.sequence >= target)
 
 
+def test_a_shard_that_does_not_reach_the_target_yet_goes_on_there_when_it_does(stream: Stream) -> None:
+    long = stream.send([Shard(STREAMS[0], 0)] * 20)
+    stream.send([Shard(STREAMS[0], 1)] * 3)
+    target = long[10].sequence
+    with replay(stream) as consumer:
+        consumer.rewind(target)
+        assert places(consumer) == places(long[10:])
+    with create_consumer(stream.url()) as consumer:
+        consumer.rewind(target)
+        take(consumer, 10)
+        later = stream.send([Shard(STREAMS[0], 1)] * 20)
+        reached = [receipt for receipt in later if receipt.sequence >= target]
+        assert places(take(consumer, len(reached))) == places(reached)
+
+
 def test_rewind_to_the_beginning(stream: Stream) -> None:
     receipts = stream.send(in_turn(30, shards=3))
     with replay(stream) as consumer:

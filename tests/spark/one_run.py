@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from spark_jobs.decode import Json
-from spark_jobs.ingest import Batch, Ingestion, IngestJob, Step
+from spark_jobs.ingest import IngestJob
+from spark_jobs.ingestion import Batch, Ingestion, Step
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.connect import open_batch_source

@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.decode import Decoder, Json, Raw, Text
-from spark_jobs.ingest import Batch, BatchReport, Ingestion, IngestJob, Observer, Step, ignore_steps
+from spark_jobs.ingest import IngestJob
+from spark_jobs.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.verify import verify
 from stream_consumers.connect import open_batch_source

@@ -1,0 +1,131 @@
+"""What is ingested where, and what is told of it. No Spark session is needed to know that."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from spark_jobs.dead_letters import DeadLetterTable, dead_letter_path
+from spark_jobs.decode import Decoder, Raw
+from spark_jobs.delta_log import DeltaLog
+from spark_jobs.ledger import Ledger, LedgerState
+from spark_jobs.ledger_entries import Entry, ShardState
+from stream_consumers.batches import BatchPlan, Extent
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, Limits
+
+Transform = Callable[[DataFrame], DataFrame]
+
+
+class Step(enum.Enum):
+    """What has just been done when an observer is told."""
+
+    CLAIMED = "claimed"
+    PLANNED = "planned"
+    READ = "read"
+    DEAD_LETTERS_WRITTEN = "dead letters written"
+    WRITING = "writing"
+    ROWS_WRITTEN = "rows written"
+    VERIFIED = "verified"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A planned batch.
+
+    Args:
+        entry: what its commit will say.
+        plan: how to read it.
+    """
+
+    entry: Entry
+    plan: BatchPlan
+
+    @property
+    def number(self) -> int:
+        """The transaction number."""
+        return self.entry.number
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch that is in the table.
+
+    Args:
+        batch: what was planned.
+        version: the table version that holds it.
+        messages: messages decoded, per shard.
+        rows: rows in the commit, after the transform.
+        dead: dead letters.
+        lag: messages between the position and the frozen end, per shard (an upper bound).
+        seconds: from the plan to the commit.
+    """
+
+    batch: Batch
+    version: int
+    messages: Mapping[Shard, int]
+    rows: int
+    dead: int
+    lag: Mapping[Shard, int]
+    seconds: float
+
+
+Observer = Callable[[Step, "Batch | None"], None]
+
+
+def ignore_steps(step: Step, batch: Batch | None) -> None:
+    """The default observer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingestion:
+    """What to ingest, and where to.
+
+    Args:
+        group: the consumer group.
+        table: the Delta table, a path or URI.
+        decoder: how payloads become columns.
+        transform: from the decoded rows to the rows to write; they must keep the stream columns.
+        member: the name of this member in its group.
+        start: where a group without a position starts.
+        limits: the most that one batch holds.
+        merge_schema: let new columns into the table.
+        storage_options: for reading the Delta log in an object store.
+    """
+
+    group: str
+    table: str
+    decoder: Decoder = field(default_factory=Raw)
+    transform: Transform | None = None
+    member: str = "main"
+    start: AutoStreamReset = AutoStreamReset.EARLIEST
+    limits: Limits = field(default_factory=Limits)
+    merge_schema: bool = False
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+
+    def ledger(self) -> Ledger:
+        """The ledger of the group in the table."""
+        log = DeltaLog(self.table, storage_options=self.storage_options)
+        return Ledger(log, group=self.group, member=self.member)
+
+    def dead_letters(self) -> DeadLetterTable:
+        """The dead letters of the table."""
+        return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
+
+
+def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the sequences between the position and the end; an upper bound of the messages to come."""
+    result: dict[Shard, int] = {}
+    for shard, extent in extents.items():
+        position = position_of(state, shard)
+        result[shard] = max(0, extent.end - (extent.start if position is None else position))
+    return result
+
+
+def position_of(state: LedgerState, shard: Shard) -> int | None:
+    """The next sequence of a shard; ``None`` if the ledger knows nothing of it."""
+    return state.shards.get(shard, ShardState()).position
