@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -14,6 +16,8 @@ from pyspark.util import is_remote_only
 from spark_jobs.jars import delta_jars, java
 from stream_consumers.errors import SparkSessionError
 
+CONNECT_PORT = 15002
+CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -72,6 +76,7 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
     builder = SparkSession.builder.appName("stream-assets")
     try:
         if options.remote:
+            _reach(options.remote)
             for name, value in options.config.items():
                 builder = builder.config(name, value)
             session = builder.remote(options.remote).getOrCreate()
@@ -112,6 +117,15 @@ def check_session(session: SparkSession) -> SparkSession:
         )
     _use_own_python(session)
     return session
+
+
+def _reach(remote: str) -> None:
+    """Fail at once where nobody listens: the client itself would try again for ten minutes."""
+    address = urlsplit(remote)
+    if address.scheme != "sc" or not address.hostname:
+        raise OSError(f"{remote} is not of the form sc://host:port")
+    with socket.create_connection((address.hostname, address.port or CONNECT_PORT), CONNECT_SECONDS):
+        pass
 
 
 def _use_own_python(session: SparkSession) -> None:
