@@ -6,16 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
+from delta import exceptions as conflicts
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame
 
@@ -26,17 +17,8 @@ from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
 
-# Delta's own classes have no common base.
-CONFLICTS = (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
+# All of Delta's exceptions are conflicts with another commit; they have no base of their own.
+CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
 CONFLICT_MARKS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
 
 
