@@ -5,7 +5,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help setup demo dev test check lint types tests soak format lock clean
+.PHONY: help setup demo dev test check lint types tests format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
@@ -20,6 +20,7 @@ demo: setup ## 100,000 messages from a file into Delta under Dagster, with two r
 	@$(BIN)/stream-assets demo
 
 dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
+	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
@@ -36,9 +37,6 @@ types: setup ## mypy, strict
 
 tests: setup ## pytest
 	$(BIN)/pytest $(ARGS)
-
-soak: setup ## The long tests
-	$(BIN)/pytest -m soak --override-ini addopts="--strict-markers --strict-config -ra" tests
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

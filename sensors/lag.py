@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
 
-from spark_jobs.ingestion import Ingestion, lag
+from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.connect import open_batch_source
@@ -26,6 +26,8 @@ IN_FLIGHT = (
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
+# The job of runs that were started by hand on assets.
+ASSET_JOB = "__ASSET_JOB"
 RUNS_LOOKED_AT = 20
 LONGEST_BACKOFF_SECONDS = 900.0
 LAG_TAG = "stream_assets/lag"
@@ -56,6 +58,7 @@ class LagCursor:
 
     waiting_since: float | None = None
     observed: str = ""
+    number: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> LagCursor:
@@ -63,7 +66,8 @@ class LagCursor:
         try:
             document: Any = json.loads(text or "{}")
             since = document.get("waiting_since")
-            return cls(float(since) if since is not None else None, str(document.get("observed", "")))
+            waiting = float(since) if since is not None else None
+            return cls(waiting, str(document.get("observed", "")), int(document.get("number", 0)))
         except (ValueError, TypeError, AttributeError):
             return cls()
 
@@ -81,12 +85,14 @@ class Measurement:
         extents: what the shards hold.
         lag: messages to come per shard, an upper bound.
         redo: messages to be written again after a RESTORE.
+        is_exact: whether the budget was enough to see everything.
     """
 
     state: LedgerState
     extents: Mapping[Shard, Extent]
     lag: Mapping[Shard, int]
     redo: int
+    is_exact: bool
 
     @property
     def total(self) -> int:
@@ -109,9 +115,11 @@ def measure(source: str, ingestion: Ingestion, *, budget_seconds: float | None =
     with open_batch_source(source) as opened:
         resume = Resume(state.positions, state.newest.hint) if state.newest else None
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
-        behind = lag(state, extents)
+        if opened.is_exact:
+            check_source(opened, ingestion.group, state, extents)
+        behind, is_exact = lag(state, extents), opened.is_exact
     redo = sum(part.end - part.start for shard in state.shards.values() for part in shard.redo)
-    return Measurement(state, extents, behind, redo)
+    return Measurement(state, extents, behind, redo, is_exact)
 
 
 def build_lag_sensor(
@@ -142,16 +150,16 @@ def build_lag_sensor(
         default_status: whether it runs without being turned on.
     """
 
-    def is_ours(run: dg.DagsterRun) -> bool:
-        return run.job_name == job_name or asset_key in (run.asset_selection or ())
-
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = time.time()
         cursor = LagCursor.parse(context.cursor)
         found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
-        waiting_since = None if not found.total else cursor.waiting_since or now
+        number = found.state.last_number
+        # What a run has written since was not waited for.
+        since = cursor.waiting_since if number == cursor.number else None
+        waiting_since = None if not found.total else since or now
         events, observed = _observations(found, upstream, cursor.observed)
-        running = _in_flight(context.instance, is_ours, now, policy.stale_run_seconds)
+        running = _in_flight(context.instance, job_name, asset_key, now, policy.stale_run_seconds)
         reason = (
             (dg.SkipReason(f"{running}; {found.describe()}") if running else None)
             or _nothing_to_do(found, ingestion, now - (waiting_since or now), policy)
@@ -162,7 +170,7 @@ def build_lag_sensor(
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
             run_requests=None if reason else [dg.RunRequest(tags={LAG_TAG: str(found.total)})],
             skip_reason=reason,
-            cursor=LagCursor(waiting_since, observed).to_json(),
+            cursor=LagCursor(waiting_since, observed, number).to_json(),
             asset_events=events,
         )
 
@@ -177,6 +185,8 @@ def build_lag_sensor(
 
 
 def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, policy: LagPolicy) -> dg.SkipReason | None:
+    if not found.is_exact:
+        return None
     if not found.total:
         if found.state.newest is None and ingestion.start is AutoStreamReset.LATEST:
             return None
@@ -190,13 +200,14 @@ def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, poli
 
 
 def _in_flight(
-    instance: dg.DagsterInstance, is_ours: Callable[[dg.DagsterRun], bool], now: float, stale_seconds: float
+    instance: dg.DagsterInstance, job_name: str, asset_key: dg.AssetKey, now: float, stale_seconds: float
 ) -> str | None:
     """Which run holds the next one back; also one that was started by hand."""
-    for record in instance.get_run_records(dg.RunsFilter(statuses=list(IN_FLIGHT)), limit=100):
-        run, age = record.dagster_run, now - record.create_timestamp.timestamp()
-        if is_ours(run) and age < stale_seconds:
-            return f"run {run.run_id} is {run.status.value} for {age:.0f} s"
+    for name in (job_name, ASSET_JOB):
+        for record in instance.get_run_records(dg.RunsFilter(job_name=name, statuses=list(IN_FLIGHT)), limit=100):
+            run, age = record.dagster_run, now - record.create_timestamp.timestamp()
+            if (name == job_name or asset_key in (run.asset_selection or ())) and age < stale_seconds:
+                return f"run {run.run_id} is {run.status.value} for {age:.0f} s"
     return None
 
 

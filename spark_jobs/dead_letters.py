@@ -7,15 +7,16 @@ written (a crash, a race) leaves rows that count for nothing, until housekeeping
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.delta_log import DeltaLog
+from spark_jobs.delta_log import Commit, DeltaLog
 from spark_jobs.ledger import Ledger
-from spark_jobs.sink import explain, is_conflict
+from spark_jobs.ledger_entries import Entry
+from spark_jobs.sink import explain, in_ranges, is_conflict
 from stream_consumers.errors import LedgerUnreadableError
 
 
@@ -28,7 +29,8 @@ class Stray:
         app: the app id of the member that planned it.
         number: its number in the main ledger.
         version: of the dead-letter table.
-        is_passed: the main ledger holds another batch of this number, so this one never comes.
+        is_passed: the main ledger has another batch of this number, so this one never comes. A batch that a RESTORE
+            removed is not passed: another RESTORE may bring it back.
     """
 
     bid: str
@@ -57,7 +59,7 @@ class DeadLetterTable:
 
     def log(self) -> DeltaLog:
         """Its Delta log."""
-        return DeltaLog(self.path, storage_options=self.storage_options)
+        return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
     def write(self, letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
         """Write the dead letters of a batch under the table's own next number (protocol 3.5, D1 to D3).
@@ -129,9 +131,14 @@ class DeadLetterTable:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        strays = [stray.bid for stray in self.strays(ledger)]
         letters = spark.read.format("delta").load(self.path).where(f.col("_group") == ledger.group)
-        return letters.where(~f.col("_batch").isin(strays)) if strays else letters
+        strays = [stray.bid for stray in self.strays(ledger)]
+        if strays:
+            letters = letters.where(~f.col("_batch").isin(strays))
+        for entry in replacing(ledger):
+            is_older = f.col("_number") < entry.number
+            letters = letters.where(~f.coalesce(is_older & f.expr(in_ranges(entry.ranges)), f.lit(False)))
+        return letters
 
     def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
         """Delete the dead letters of batches that never made it into the main table (D5).
@@ -148,7 +155,10 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return after
+            return -1
+        if after > snapshot.version:
+            # It was deleted and made anew.
+            after = -1
         strays = self.strays(ledger, after=after)
         passed = [stray.bid for stray in strays if stray.is_passed]
         if passed:
@@ -165,26 +175,20 @@ class DeadLetterTable:
     def strays(self, ledger: Ledger, *, after: int | None = None) -> list[Stray]:
         """The batches whose dead letters do not count, because the main ledger does not hold them."""
         if after is None:
-            newest = ledger.read().newest
-            after = newest.letters if newest else -1
+            after = ledger.read().letters
         written, deleted = self._written(ledger, after)
         if not written:
             return []
         needed = {app: min(s.number for s in written if s.app == app) for app in {s.app for s in written}}
-        held: set[str] = set()
-        numbers: dict[str, set[int]] = {app: set() for app in needed}
-        for commit in ledger.newest_first():
-            entry = commit.entry
-            if entry is None:
-                continue
-            held.add(entry.bid)
-            numbers.setdefault(entry.app, set()).add(entry.number)
-            if all(numbers[app] and min(numbers[app]) <= number for app, number in needed.items()):
-                break
+        numbers = _numbers(ledger.newest_first(), needed)
+        held = _numbers(ledger.surviving(), needed)
         return [
-            replace(stray, is_passed=stray.number in numbers[stray.app])
+            replace(
+                stray,
+                is_passed=stray.number in numbers.get(stray.app, {}) and stray.bid not in numbers[stray.app].values(),
+            )
             for stray in written
-            if stray.bid not in held and stray.bid not in deleted
+            if stray.bid not in held.get(stray.app, {}).values() and stray.bid not in deleted
         ]
 
     def _written(self, ledger: Ledger, after: int) -> tuple[list[Stray], str]:
@@ -202,3 +206,19 @@ class DeadLetterTable:
             if app.startswith(f"{ledger.group}/") and isinstance(number, int):
                 found.append(Stray(str(commit.account.get("bid")), app, number, version))
         return found, deleted
+
+
+def replacing(ledger: Ledger) -> list[Entry]:
+    """The batches that replaced ranges: older dead letters in them count no more."""
+    return [commit.entry for commit in ledger.surviving() if commit.entry and commit.entry.mode == "replace"]
+
+
+def _numbers(commits: Iterator[Commit], needed: Mapping[str, int]) -> dict[str, dict[int, str]]:
+    """Per app id the batch ids by number, from the newest commit down to the needed numbers."""
+    found: dict[str, dict[int, str]] = {}
+    for commit in commits:
+        if commit.entry is not None:
+            found.setdefault(commit.entry.app, {})[commit.entry.number] = commit.entry.bid
+        if all(app in found and min(found[app]) <= number for app, number in needed.items()):
+            break
+    return found

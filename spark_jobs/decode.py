@@ -30,6 +30,14 @@ class Decoder(Protocol):
         """The columns as a Spark DDL string."""
         ...
 
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that cannot be decoded into.
+
+        Raises:
+            SchemaMismatchError: naming the column and what there is instead.
+        """
+        ...
+
     def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
         """Decode binary ``payloads`` (null for a tombstone) into the columns of ``schema``."""
         ...
@@ -59,10 +67,14 @@ class Json:
         """See :meth:`Decoder.ddl`."""
         return self.schema
 
-    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
-        """See :meth:`Decoder.decode`."""
+    def check(self, schema: pa.Schema) -> None:
+        """See :meth:`Decoder.check`."""
         for field in schema:
             check_json_type(field.name, field.type)
+
+    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
+        """See :meth:`Decoder.decode`."""
+        self.check(schema)
         columns, errors = decode_json(payloads, schema)
         return Decoded(columns, errors)
 
@@ -80,6 +92,9 @@ class Text:
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
         return f"`{self.column}` STRING"
+
+    def check(self, schema: pa.Schema) -> None:
+        """See :meth:`Decoder.check`; its one column always can."""
 
     def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
         """See :meth:`Decoder.decode`."""
@@ -112,6 +127,9 @@ class Raw:
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
         return f"`{self.column}` BINARY"
+
+    def check(self, schema: pa.Schema) -> None:
+        """See :meth:`Decoder.check`; its one column always can."""
 
     def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
         """See :meth:`Decoder.decode`."""

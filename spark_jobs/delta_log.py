@@ -85,10 +85,14 @@ class DeltaLog:
     Args:
         path: a local path or a URI that delta-rs understands.
         storage_options: credentials and settings for object stores; never logged.
+        is_own_folder: nobody else puts files there, so that files without a log are left over from a killed write.
     """
 
-    def __init__(self, path: str, *, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: str, *, storage_options: Mapping[str, str] | None = None, is_own_folder: bool = False
+    ) -> None:
         self.path = path
+        self._is_own_folder = is_own_folder
         self._options = dict(storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
@@ -125,7 +129,9 @@ class DeltaLog:
             raise TableUnreadableError(
                 f"{path} is a file, not a table", remedy="Give the path of a Delta table, or of a folder to create."
             )
-        if not (path / "_delta_log").is_dir() and not all(_is_left_over(file) for file in path.iterdir()):
+        if self._is_own_folder or (path / "_delta_log").is_dir():
+            return
+        if not all(_is_left_over(file) for file in path.iterdir()):
             raise TableUnreadableError(
                 f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
             )
@@ -218,7 +224,7 @@ def _is_left_over(file: Path) -> bool:
     try:
         return file.suffix == ".parquet" and pq.read_metadata(file).num_rows == 0
     except (OSError, pa.ArrowInvalid):
-        return file.stat().st_size == 0
+        return file.name.startswith("part-")
 
 
 def parse_commit(version: int, text: str) -> Commit:

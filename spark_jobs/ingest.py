@@ -26,7 +26,17 @@ from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.delta_log import Commit
-from spark_jobs.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps, lag, position_of
+from spark_jobs.ingestion import (
+    Batch,
+    BatchReport,
+    Ingestion,
+    Observer,
+    Step,
+    check_source,
+    ignore_steps,
+    lag,
+    position_of,
+)
 from spark_jobs.intervals import LOWEST, Intervals
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import Entry
@@ -35,7 +45,7 @@ from spark_jobs.sink import DeltaSink, check_columns, explain, is_conflict, last
 from spark_jobs.source import LETTER_COLUMNS, read_splits, source_schema
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import (
-    SourceRecreatedError,
+    InvalidOptionError,
     StreamAssetsError,
     TransformError,
     WriteError,
@@ -103,7 +113,6 @@ class IngestJob:
                     return None
                 self._claim(state, extents)
                 continue
-            self._check_identity(state, extents)
             self._check_columns(state)
             self._reconcile(state)
             batch = self._plan(state, extents)
@@ -157,12 +166,20 @@ class IngestJob:
     def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:
         if self._extents is None:
             hint = state.newest.hint if state.newest else None
-            resume = Resume(state.positions, hint) if state.newest and not _has_redo(state) else None
-            self._extents = self._source.extents(resume=resume)
+            resume = (
+                Resume(state.positions, hint)
+                if state.newest and not any(s.redo for s in state.shards.values())
+                else None
+            )
+            extents = self._source.extents(resume=resume)
+            # Only here: later the position may be beyond the frozen end, because another run went on.
+            check_source(self._source, self._ingestion.group, state, extents)
+            self._extents = extents
         return self._extents
 
     def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         """The first commit of a group: empty, with the resolved origin (I9)."""
+        self._check_other_groups()
         latest = self._ingestion.start is AutoStreamReset.LATEST
         origin = {shard: extent.end if latest else extent.start for shard, extent in extents.items()}
         entry = self._entry("claim", state, origin=origin)
@@ -176,8 +193,17 @@ class IngestJob:
             self._raced()
         self._observer(Step.CLAIMED, None)
 
+    def _check_other_groups(self) -> None:
+        """One group a stream and table: a replace would take the rows of the other one away."""
+        other = self._ledger.other_group(frozenset(self._identities))
+        if other is not None:
+            raise InvalidOptionError(
+                f"group {other!r} already writes {self._source.url} into {self._ingestion.table}",
+                remedy=f"Use group {other!r}, or another table: rows are told apart by stream, shard and sequence only.",
+            )
+
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
-        redo = {shard: s.redo.ranges[0] for shard, s in state.shards.items() if s.redo}
+        redo = {shard: state.shards[shard].redo.ranges[0] for shard in extents if _has_redo(state, shard)}
         if redo:
             plan = self._plan_ranges(redo)
             mode, origin = "replace", {}
@@ -227,7 +253,7 @@ class IngestJob:
             mode=mode,
             origin=origin or {},
             state=state.shards,
-            identities=self._identities,
+            identities={**(state.newest.identities if state.newest else {}), **self._identities},
             hint=hint,
             letters=self._settled,
         )
@@ -242,8 +268,7 @@ class IngestJob:
             self._settle(state)
 
     def _settle(self, state: LedgerState) -> None:
-        known = state.newest.letters if state.newest else -1
-        self._settled = self._letters.settle(self._spark, self._ledger, after=known)
+        self._settled = self._letters.settle(self._spark, self._ledger, after=state.letters)
 
     def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
         """Read the source into the cache; messages and dead letters per shard."""
@@ -315,26 +340,6 @@ class IngestJob:
                 remedy="Other runs of the same group are faster; this one stops. Limit the group to one run at a time.",
             )
 
-    def _check_identity(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-        known = state.newest.identities if state.newest else {}
-        for stream, identity in self._identities.items():
-            if known.get(stream, identity) != identity:
-                raise SourceRecreatedError(
-                    f"{self._source.url} is not the stream that group {self._ingestion.group!r} has read so far",
-                    remedy="If it was recreated on purpose, ingest it with a new group name.",
-                    ledger=known[stream],
-                    found=identity,
-                )
-        for shard, position in state.positions.items():
-            end = extents[shard].end if shard in extents else None
-            if shard.stream in self._identities and (end is None or end < position) and position > 0:
-                raise SourceRecreatedError(
-                    f"{self._source.url} ends before the position of group {self._ingestion.group!r} in {shard}",
-                    remedy="The stream was cut or replaced. Ingest it with a new group name, or bring it back.",
-                    position=position,
-                    end=end,
-                )
-
 
 _TABLE_PROPERTIES = {"delta.dataSkippingStatsColumns": "_stream,_shard,_sequence,_timestamp"}
 
@@ -348,8 +353,8 @@ def parallelism(spark: SparkSession) -> int:
         return 8
 
 
-def _has_redo(state: LedgerState) -> bool:
-    return any(shard.redo for shard in state.shards.values())
+def _has_redo(state: LedgerState, shard: Shard) -> bool:
+    return shard in state.shards and bool(state.shards[shard].redo)
 
 
 def _counted(entry: Entry, rows: int, dead: int) -> Entry:

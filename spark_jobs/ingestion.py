@@ -13,7 +13,8 @@ from spark_jobs.decode import Decoder, Raw
 from spark_jobs.delta_log import DeltaLog
 from spark_jobs.ledger import Ledger, LedgerState
 from spark_jobs.ledger_entries import Entry, ShardState
-from stream_consumers.batches import BatchPlan, Extent
+from stream_consumers.batches import BatchPlan, BatchSource, Extent
+from stream_consumers.errors import SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, Limits
 
@@ -105,7 +106,7 @@ class Ingestion:
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     merge_schema: bool = False
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
@@ -129,3 +130,36 @@ def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, i
 def position_of(state: LedgerState, shard: Shard) -> int | None:
     """The next sequence of a shard; ``None`` if the ledger knows nothing of it."""
     return state.shards.get(shard, ShardState()).position
+
+
+def check_source(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    """Refuse a stream that is not the one the ledger remembers, or that ends before the position (I5).
+
+    Args:
+        source: the stream.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the stream holds.
+
+    Raises:
+        SourceRecreatedError: with both identities, or the position and the end.
+    """
+    known = state.newest.identities if state.newest else {}
+    identities = source.identities()
+    for stream, identity in identities.items():
+        if known.get(stream, identity) != identity:
+            raise SourceRecreatedError(
+                f"{source.url} is not the stream that group {group!r} has read so far",
+                remedy="If it was recreated on purpose, ingest it with a new group name.",
+                ledger=known[stream],
+                found=identity,
+            )
+    for shard, position in state.positions.items():
+        end = extents[shard].end if shard in extents else None
+        if shard.stream in identities and (end is None or end < position) and position > 0:
+            raise SourceRecreatedError(
+                f"{source.url} ends before the position of group {group!r} in {shard}",
+                remedy="The stream was cut or replaced. Ingest it with a new group name, or bring it back.",
+                position=position,
+                end=end,
+            )

@@ -83,12 +83,14 @@ class LedgerState:
         shards: what is known of each shard.
         newest: the newest entry of the group.
         last_number: the last transaction number of the member.
+        letters: up to this version of the dead-letter table every stray was deleted; a RESTORE makes it -1.
     """
 
     version: int
     shards: State = field(default_factory=dict)
     newest: Entry | None = None
     last_number: int = 0
+    letters: int = -1
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -144,7 +146,9 @@ class Ledger:
                     version=snapshot.version,
                 )
             return LedgerState(snapshot.version)
-        return LedgerState(snapshot.version, self._state_at(snapshot.version), newest, number)
+        is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
+        letters = -1 if is_restored else newest.letters
+        return LedgerState(snapshot.version, self._state_at(snapshot.version), newest, number, letters)
 
     def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
         """The commit (app, number) behind version ``after``; ``None`` if there is none.
@@ -167,6 +171,18 @@ class Ledger:
                 return commit
         return None
 
+    def other_group(self, streams: frozenset[str]) -> str | None:
+        """A group other than this one that has written one of these streams into the table."""
+        snapshot = self.log.snapshot()
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            commit = self.log.commit(version)
+            entry = commit.entry if commit else None
+            if entry is None or entry.group == self.group:
+                continue
+            if streams & {shard.stream for shard in (*entry.state, *entry.ranges, *entry.origin)}:
+                return entry.group
+        return None
+
     def newest_first(self) -> Iterator[Commit]:
         """The commits of the group, newest first, as far as the log reaches back."""
         snapshot = self.log.snapshot()
@@ -176,6 +192,21 @@ class Ledger:
                 return
             if commit.entry is not None:
                 yield commit
+
+    def surviving(self) -> Iterator[Commit]:
+        """The commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back."""
+        snapshot = self.log.snapshot()
+        version = snapshot.version if snapshot else -1
+        while version >= 0:
+            commit = self._own(version)
+            if commit is None:
+                return
+            if commit.restored is not None:
+                version = self._restored_version(commit)
+                continue
+            if commit.entry is not None:
+                yield commit
+            version -= 1
 
     def batch_commits(self) -> Mapping[str, Commit]:
         """All readable commits of the group, by batch id."""

@@ -51,8 +51,8 @@ class SparkOptions:
     """
 
     master: str = "local[*]"
-    remote: str | None = None
-    config: Mapping[str, str] = field(default_factory=dict)
+    remote: str | None = field(default=None, repr=False)
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def delta_spark_config() -> dict[str, str]:
@@ -88,7 +88,7 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
                 builder = builder.config(name, value)
             session = builder.master(options.master).getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
-        where = options.remote or options.master
+        where = without_secrets(options.remote) if options.remote else options.master
         raise SparkSessionError(
             f"no Spark session at {where}: {first_line(error)}", remedy="Check the address, and that Java 17 runs."
         ) from error
@@ -119,11 +119,17 @@ def check_session(session: SparkSession) -> SparkSession:
     return session
 
 
+def without_secrets(remote: str) -> str:
+    """A Connect address without the parameters behind it, which may hold a token."""
+    address = urlsplit(remote)
+    return f"{address.scheme}://{address.hostname or ''}{f':{address.port}' if address.port else ''}"
+
+
 def _reach(remote: str) -> None:
     """Fail at once where nobody listens: the client itself would try again for ten minutes."""
     address = urlsplit(remote)
     if address.scheme != "sc" or not address.hostname:
-        raise OSError(f"{remote} is not of the form sc://host:port")
+        raise OSError("the address is not of the form sc://host:port")
     with socket.create_connection((address.hostname, address.port or CONNECT_PORT), CONNECT_SECONDS):
         pass
 

@@ -87,7 +87,8 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     """The error of a failed write in our words; nothing of the batch is in the table."""
     if isinstance(error, StreamAssetsError):
         return error
-    if isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error):
+    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error)
+    if is_python and "stream_consumers.errors." not in last_line(error):
         return TransformError(
             f"a function of the transform raised while writing {table}: {last_line(error)}",
             remedy="Correct it, or let it return null; the batch is read again at the next run.",

@@ -53,6 +53,7 @@ def decoded_schema(decoder: Decoder) -> StructType:
         raise SchemaMismatchError(
             f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
         )
+    decoder.check(to_arrow_schema(schema, timezone="UTC"))
     return schema
 
 

@@ -5,19 +5,21 @@ No JVM: the stream is read as executors would read it, the table with delta-rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.dataset as ds
+import pandas as pd
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.ingestion import Ingestion
+from spark_jobs.dead_letters import DeadLetterTable, replacing
+from spark_jobs.ingestion import Ingestion, check_source
+from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
-from stream_consumers.batches import BatchSource, Range
+from spark_jobs.ledger_entries import ShardState
+from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import StreamNotFoundError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -81,71 +83,88 @@ def verify(
     """
     ledger = ingestion.ledger()
     state = ledger.read()
-    if state.newest is None:
-        raise StreamNotFoundError(
-            f"group {ingestion.group!r} has written nothing into {ingestion.table}",
-            remedy="Check --table and --group, or ingest first.",
-        )
     extents = source.extents()
-    covered = {s: Range(extents[s].start, end) for s, end in state.positions.items() if s in extents}
+    streams = source.identities().keys()
+    if not any(shard.stream in streams for shard in state.shards):
+        raise StreamNotFoundError(
+            f"group {ingestion.group!r} has written nothing of {source.url} into {ingestion.table}",
+            remedy="Check --source, --table and --group, or ingest first.",
+        )
+    check_source(source, ingestion.group, state, extents)
+    covered = {s: _covered(known) for s, known in state.shards.items() if s in extents}
     stream = _read_source(source, covered, progress)
-    rows = _sequences(ingestion.table, ingestion.storage_options)
+    rows = _sequences(ingestion.table, ingestion.storage_options, version=state.version)
     dead_letters = ingestion.dead_letters()
     letters: Mapping[Shard, Sequences] = {}
+    unplaced: Mapping[Shard, int] = {}
     if dead_letters.log().snapshot() is not None:
-        strays = [stray.bid for stray in dead_letters.strays(ledger)]
-        counts = (ds.field("_group") == ingestion.group) & ~ds.field("_batch").isin(pa.array(strays, pa.string()))
-        letters = _sequences(dead_letters.path, ingestion.storage_options, counts)
-    verdicts = [
+        letters, unplaced = _letters(dead_letters, ledger, ingestion)
+    shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
+    filtered, absent = _filtered(stream, rows, letters, ledger)
+    return [
         _judge(
             shard,
             stream.get(shard, _NONE),
             rows.get(shard, _NONE),
             letters.get(shard, _NONE),
-            max(0, extents[shard].end - state.positions.get(shard, extents[shard].start)),
+            unplaced=unplaced.get(shard, 0),
+            absent=absent.get(shard, _NONE),
+            filtered=filtered.get(shard, 0),
+            lag=_behind(extents.get(shard), state.positions.get(shard)),
         )
-        for shard in sorted(extents)
+        for shard in sorted(shards)
     ]
-    return _without_filtered(verdicts, stream, rows, letters, ledger)
+
+
+def _covered(known: ShardState) -> Intervals:
+    """What was read: the covered sequences from the origin on."""
+    origin = 0 if known.origin is None else known.origin
+    return known.covered & Intervals.of((origin, 2**63 - 1))
+
+
+def _behind(extent: Extent | None, position: int | None) -> int:
+    if extent is None:
+        return 0
+    return max(0, extent.end - (extent.start if position is None else position))
 
 
 def _read_source(
-    source: BatchSource, covered: Mapping[Shard, Range], progress: Callable[[int], None]
+    source: BatchSource, covered: Mapping[Shard, Intervals], progress: Callable[[int], None]
 ) -> Mapping[Shard, Sequences]:
     found: dict[Shard, list[Sequences]] = {}
-    gaps = dict(covered)
+    gaps = {s: Range(part.ranges[0].start, part.ranges[-1].end) for s, part in covered.items() if part}
     while (plan := source.plan(gaps, limits=Limits(), parallelism=1)) is not None:
         for split in plan.splits:
             for batch in split.read():
-                shards = zip(batch.column("stream").to_pylist(), batch.column("shard").to_pylist())
-                sequences = batch.column("sequence")
-                ids = np.array([f"{stream}/{number}" for stream, number in shards])
-                for text in np.unique(ids):
-                    chosen = sequences.filter(ids == text).drop_null()
-                    found.setdefault(Shard.parse(str(text)), []).append(chosen.to_numpy(zero_copy_only=False))
+                for shard, sequences in _by_shard(batch.to_pandas(), "stream", "shard", "sequence"):
+                    found.setdefault(shard, []).append(sequences)
                 progress(len(batch))
         gaps = {
             shard: Range(plan.ranges[shard].end if shard in plan.ranges else gap.start, gap.end)
             for shard, gap in gaps.items()
         }
-    return {shard: np.concatenate(parts).astype(np.int64) for shard, parts in found.items()}
+    return {shard: _within(np.concatenate(parts), covered[shard]) for shard, parts in found.items()}
 
 
-def _sequences(
-    path: str, storage_options: Mapping[str, str], condition: ds.Expression | None = None
-) -> Mapping[Shard, Sequences]:
-    """All sequences of a table per shard, duplicates included."""
+def _within(sequences: Sequences, covered: Intervals) -> Sequences:
+    masks = [(sequences >= part.start) & (sequences < part.end) for part in covered]
+    return sequences[np.logical_or.reduce(masks)] if masks else _NONE
+
+
+def _by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:
+    placed = frame[[stream, number, sequence]].dropna()
+    for (key, shard_id), sequences in placed.groupby([stream, number])[sequence]:
+        yield Shard(str(key), int(shard_id)), sequences.to_numpy(np.int64)
+
+
+def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -> Mapping[Shard, Sequences]:
+    """All sequences of a version of a table per shard, duplicates included."""
+    parts: dict[Shard, list[Sequences]] = {}
     try:
-        table = DeltaTable(path, storage_options=dict(storage_options))
-        dataset = table.to_pyarrow_dataset()
-        scanner = dataset.scanner(columns=["_stream", "_shard", "_sequence"], filter=condition)
-        parts: dict[Shard, list[Sequences]] = {}
-        for batch in scanner.to_batches():
-            if not len(batch):
-                continue
-            grouped = batch.to_pandas().dropna().groupby(["_stream", "_shard"])["_sequence"]
-            for (stream, number), sequences in grouped:
-                parts.setdefault(Shard(str(stream), int(number)), []).append(sequences.to_numpy(np.int64))
+        dataset = DeltaTable(path, version=version, storage_options=dict(storage_options)).to_pyarrow_dataset()
+        for batch in dataset.to_batches(columns=["_stream", "_shard", "_sequence"]):
+            for shard, sequences in _by_shard(batch.to_pandas(), "_stream", "_shard", "_sequence"):
+                parts.setdefault(shard, []).append(sequences)
     except (DeltaError, OSError, KeyError, ValueError) as error:
         raise TableUnreadableError(
             f"the rows of {path} cannot be read without Spark ({error})",
@@ -154,64 +173,90 @@ def _sequences(
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 
-def _judge(shard: Shard, stream: Sequences, rows: Sequences, letters: Sequences, lag: int) -> ShardVerdict:
-    there = np.concatenate([rows, letters])
-    unique, counts = np.unique(there, return_counts=True)
-    missing = np.setdiff1d(stream, unique)
-    doubled = unique[counts > 1]
-    unknown = np.setdiff1d(unique, stream)
-    wrong = {"missing": missing, "duplicated": doubled, "unknown": unknown}
-    return ShardVerdict(
-        shard,
-        int(stream.min()) if len(stream) else None,
-        int(stream.max()) if len(stream) else None,
-        len(stream),
-        len(rows),
-        len(letters),
-        0,
-        len(missing),
-        len(doubled),
-        len(unknown),
-        lag,
-        {name: [int(s) for s in found[:EXAMPLES]] for name, found in wrong.items() if len(found)},
-    )
+def _letters(
+    table: DeadLetterTable, ledger: Ledger, ingestion: Ingestion
+) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
+    """The dead letters that count: sequences per shard, and how many have no sequence."""
+    delta = DeltaTable(table.path, storage_options=dict(ingestion.storage_options))
+    columns = ["_stream", "_shard", "_sequence", "_batch", "_group", "_number"]
+    frame = delta.to_pyarrow_table(columns=columns).to_pandas()
+    strays = [stray.bid for stray in table.strays(ledger)]
+    frame = frame[(frame["_group"] == ingestion.group) & ~frame["_batch"].isin(strays)]
+    for entry in replacing(ledger):
+        for shard, part in entry.ranges.items():
+            is_inside = (frame["_stream"] == shard.stream) & (frame["_shard"] == shard.id)
+            is_inside &= (frame["_sequence"] >= part.start) & (frame["_sequence"] < part.end)
+            frame = frame[~(is_inside & (frame["_number"] < entry.number))]
+    lost = frame[frame["_sequence"].isna()].groupby(["_stream", "_shard"]).size()
+    unplaced = {Shard(str(stream), int(number)): int(count) for (stream, number), count in lost.items()}
+    return dict(_by_shard(frame, "_stream", "_shard", "_sequence")), unplaced
 
 
-def _without_filtered(
-    verdicts: list[ShardVerdict],
+def _filtered(
     stream: Mapping[Shard, Sequences],
     rows: Mapping[Shard, Sequences],
     letters: Mapping[Shard, Sequences],
     ledger: Ledger,
-) -> list[ShardVerdict]:
+) -> tuple[Mapping[Shard, int], Mapping[Shard, Sequences]]:
     """Tell what a transform dropped from what was lost.
 
-    The ledger knows how many messages each batch decoded and how many rows it wrote. Where exactly so many are absent
-    in its ranges, they were filtered; anything beyond that is missing.
+    The ledger knows how many messages each batch decoded and how many rows it wrote. So many of the sequences that are
+    absent in its ranges were filtered; more than that is missing. Each range is judged by the newest batch that wrote it.
+
+    Returns:
+        Per shard how many were filtered, and the sequences that are absent.
     """
-    if all(not verdict.missing for verdict in verdicts):
-        return verdicts
     absent = {
         shard: np.setdiff1d(found, np.concatenate([rows.get(shard, _NONE), letters.get(shard, _NONE)]))
         for shard, found in stream.items()
     }
     filtered: dict[Shard, int] = {}
-    for commit in ledger.batch_commits().values():
+    judged: dict[Shard, Intervals] = {}
+    if not any(len(sequences) for sequences in absent.values()):
+        return filtered, absent
+    for commit in ledger.surviving():
         entry = commit.entry
-        if entry is None or not entry.ranges or commit.output_rows is None:
+        if entry is None or commit.output_rows is None:
             continue
-        inside = {
-            shard: int(np.count_nonzero((absent[shard] >= part.start) & (absent[shard] < part.end)))
-            for shard, part in entry.ranges.items()
-            if shard in absent
-        }
-        if sum(inside.values()) == entry.rows - commit.output_rows:
-            for shard, count in inside.items():
-                filtered[shard] = filtered.get(shard, 0) + count
-    return [_less_filtered(verdict, filtered.get(verdict.shard, 0)) for verdict in verdicts]
+        left = entry.rows - commit.output_rows
+        for shard, part in entry.ranges.items():
+            own = Intervals.of(part) - judged.get(shard, Intervals())
+            judged[shard] = judged.get(shard, Intervals()) | Intervals.of(part)
+            count = min(max(0, left), len(_within(absent.get(shard, _NONE), own)))
+            left -= count
+            filtered[shard] = filtered.get(shard, 0) + count
+    return filtered, absent
 
 
-def _less_filtered(verdict: ShardVerdict, filtered: int) -> ShardVerdict:
-    missing = max(0, verdict.missing - filtered)
-    examples = {name: found for name, found in verdict.examples.items() if name != "missing" or missing}
-    return replace(verdict, filtered=filtered, missing=missing, examples=examples)
+def _judge(
+    shard: Shard,
+    stream: Sequences,
+    rows: Sequences,
+    letters: Sequences,
+    *,
+    unplaced: int,
+    absent: Sequences,
+    filtered: int,
+    lag: int,
+) -> ShardVerdict:
+    unique, counts = np.unique(np.concatenate([rows, letters]), return_counts=True)
+    missing = len(absent) - filtered
+    wrong = {
+        "missing": absent if missing else _NONE,
+        "duplicated": unique[counts > 1],
+        "unknown": np.setdiff1d(unique, stream),
+    }
+    return ShardVerdict(
+        shard,
+        first=int(stream.min()) if len(stream) else None,
+        last=int(stream.max()) if len(stream) else None,
+        messages=len(stream),
+        rows=len(rows),
+        dead=len(letters) + unplaced,
+        filtered=filtered,
+        missing=missing,
+        duplicated=len(wrong["duplicated"]),
+        unknown=len(wrong["unknown"]),
+        lag=lag,
+        examples={name: [int(s) for s in found[:EXAMPLES]] for name, found in wrong.items() if len(found)},
+    )

@@ -129,7 +129,13 @@ class StreamAsset:
                     report = job.run(batch)
                     count += report is not None
                     is_full = config.max_batches is not None and count >= config.max_batches
-                    batch = None if is_full else job.plan()
+                    try:
+                        batch = None if is_full else job.plan()
+                    except Exception:
+                        # The batch is in the table whatever comes next: tell of it first.
+                        if report is not None:
+                            yield from self._report(context, spark, report, is_last=False)
+                        raise
                     if report is not None:
                         yield from self._report(context, spark, report, is_last=batch is None)
                 tail = source.unreadable_tail()
@@ -168,7 +174,6 @@ def stream_asset(
     table: str,
     decode: Decoder | None = None,
     mode: str = "resumable",
-    member: str = "main",
     start: str = "earliest",
     max_records: int | None = None,
     max_bytes: int | None = None,
@@ -199,7 +204,6 @@ def stream_asset(
         table: the Delta table, a path or URI; a relative path is taken from the working directory.
         decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
         mode: ``resumable``: one member reads all shards and continues where the group was.
-        member: the name of this member in its group.
         start: where a group without a position starts, ``earliest`` or ``latest``.
         max_records: the most messages in one micro-batch.
         max_bytes: the most payload bytes in one micro-batch.
@@ -247,7 +251,6 @@ def stream_asset(
                 table=table if "://" in table else str(Path(table).absolute()),
                 decoder=decode or Raw(),
                 transform=transform,
-                member=member,
                 start=choice(AutoStreamReset, start, option="start"),
                 limits=limits,
                 merge_schema=merge_schema,

@@ -12,7 +12,7 @@ def build_dead_letter_check(stream: StreamAsset) -> dg.AssetChecksDefinition:
 
     @dg.asset_check(asset=stream.key, name="no_dead_letters", description="No message was unusable.")
     def no_dead_letters() -> dg.AssetCheckResult:
-        entries = [c.entry for c in stream.ingestion.ledger().batch_commits().values() if c.entry]
+        entries = [c.entry for c in stream.ingestion.ledger().surviving() if c.entry]
         dead = sum(entry.dead for entry in entries)
         return dg.AssetCheckResult(
             passed=dead == 0,

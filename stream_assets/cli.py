@@ -183,7 +183,6 @@ def stream_options(command: Callable[P, R]) -> Callable[P, R]:
     """The options that name a stream, a group and a table."""
     options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option("--member", default="main", show_default=True, help="The name of this member in its group."),
         click.option("--group", default="stream-assets", show_default=True, help="The consumer group."),
     ]
     for option in options:
@@ -218,7 +217,6 @@ def ingest(
     master: str,
     remote: str | None,
     group: str,
-    member: str,
     as_json: bool,
 ) -> None:
     """Write a stream into a Delta table up to its present end, each message once.
@@ -243,7 +241,6 @@ def ingest(
         group=group,
         table=table_path(table),
         decoder=Json(schema) if schema else decoders[decode],
-        member=member,
         start=choice(AutoStreamReset, start, option="--start"),
         limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
     )
@@ -292,25 +289,29 @@ def table_path(table: str) -> str:
 @click.option("--table", help="The Delta table whose ledger is compared.")
 @stream_options
 @reports_errors
-def lag(url: str, table: str | None, group: str, member: str, as_json: bool) -> None:
+def lag(url: str, table: str | None, group: str, as_json: bool) -> None:
     """Per shard: where it starts and ends, where the group is, and how far behind.
 
     \b
     Example:
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
     """
-    from spark_jobs.ingestion import Ingestion
+    from spark_jobs.ingestion import Ingestion, check_source
     from spark_jobs.ledger import LedgerState
 
     ledger = LedgerState(-1)
     if table is not None:
-        ledger = Ingestion(group=group, table=table_path(table), member=member).ledger().read()
-    with open_batch_source(url) as source:
-        extents, committed = source.extents(), source.committed(group)
+        ledger = Ingestion(group=group, table=table_path(table)).ledger().read()
+    with open_batch_source(url) as opened:
+        extents, committed = opened.extents(), opened.committed(group)
     if table is None and committed is None:
         raise InvalidOptionError(
             f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
         )
+    if table is not None and ledger.newest is None:
+        err.print(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow", markup=False)
+    elif ledger.newest is not None:
+        check_source(opened, group, ledger, extents)
     known = ledger.positions if table is not None else committed or {}
     rows = [
         {
@@ -331,7 +332,7 @@ def lag(url: str, table: str | None, group: str, member: str, as_json: bool) -> 
 @click.option("--table", required=True, help="The Delta table.")
 @stream_options
 @reports_errors
-def verify(source: str, table: str, group: str, member: str, as_json: bool) -> None:
+def verify(source: str, table: str, group: str, as_json: bool) -> None:
     """Compare the sequences in the stream with those in the table; exit code 1 unless each is there once.
 
     \b
@@ -341,7 +342,7 @@ def verify(source: str, table: str, group: str, member: str, as_json: bool) -> N
     from spark_jobs.ingestion import Ingestion
     from spark_jobs.verify import verify as compare
 
-    ingestion = Ingestion(group=group, table=table_path(table), member=member)
+    ingestion = Ingestion(group=group, table=table_path(table))
     with open_batch_source(source) as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, progress=lambda count: progress.advance(task, count))

@@ -33,6 +33,7 @@ SHARDS = 2
 FIRST_ROWS = 5
 BATCHES = 4
 KILLS = "mid-write@3,rows written@4"
+FAULTS = 2
 RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
 DEADLINE_SECONDS = 600.0
 POLL_SECONDS = 0.5
@@ -249,5 +250,6 @@ def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
         f"{duplicated} duplicated, lag {lag}",
         soft_wrap=True,
     )
+    faults = len(list((place.path / "faults").glob("fault-*")))
     expected = (place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0)
-    return 0 if (produced, rows, dead, missing, duplicated, unknown, lag) == expected else 1
+    return 0 if (produced, rows, dead, missing, duplicated, unknown, lag) == expected and faults == FAULTS else 1

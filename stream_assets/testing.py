@@ -10,11 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_jobs.dead_letters import dead_letter_path
 from spark_jobs.ingestion import Batch, Step
 from stream_consumers.errors import InvalidOptionError
 
 KILLS_VARIABLE = "STREAM_ASSETS_KILLS"
 _POLL_SECONDS = 0.001
+_BEFORE_FILE = {"rows": Step.WRITING, "letters": Step.READ}
+
+
+def _data_files(folder: Path) -> frozenset[str]:
+    return frozenset(name for name in os.listdir(folder) if ".parquet" in name) if folder.exists() else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +28,8 @@ class Kill:
     """One fault.
 
     Args:
-        step: after which step; ``None``: while the rows are being written, as soon as a data file shows up.
+        step: after which step.
+        file_of: instead: while a table is being written, as soon as a data file shows up: ``rows`` or ``letters``.
         number: of the batch; ``None``: any.
         signal: SIGKILL, or SIGSTOP to make a zombie.
     """
@@ -30,10 +37,11 @@ class Kill:
     step: Step | None
     number: int | None = None
     signal: signal.Signals = signal.SIGKILL
+    file_of: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Kill:
-        """Read ``STEP[@NUMBER]``: a step's value, or ``mid-write``.
+        """Read ``STEP[@NUMBER]``: a step's value, ``mid-write`` or ``mid-dead-letters``.
 
         Raises:
             InvalidOptionError: an unknown step.
@@ -44,9 +52,11 @@ class Kill:
         """
         name, _, number = text.partition("@")
         steps = {step.value: step for step in Step}
-        if name != "mid-write" and name not in steps:
-            raise InvalidOptionError(f"there is no step {name!r}", remedy=f"Use mid-write, {', '.join(steps)}.")
-        return cls(steps.get(name), int(number) if number else None)
+        files = {"mid-write": "rows", "mid-dead-letters": "letters"}
+        if name not in {**files, **steps}:
+            known = ", ".join((*files, *steps))
+            raise InvalidOptionError(f"there is no step {name!r}", remedy=f"Use one of: {known}.")
+        return cls(steps.get(name), int(number) if number else None, file_of=files.get(name))
 
 
 class KillSwitch:
@@ -82,17 +92,15 @@ class KillSwitch:
                 continue
             if kill.step is step:
                 self._fire(index, kill)
-            elif kill.step is None and step is Step.WRITING:
-                before = self._files()
-                threading.Thread(target=self._fire_on_file, args=(index, kill, before), daemon=True).start()
+            elif kill.file_of is not None and step is _BEFORE_FILE[kill.file_of]:
+                folder = self._table if kill.file_of == "rows" else Path(dead_letter_path(str(self._table)))
+                words = (index, kill, folder, _data_files(folder))
+                threading.Thread(target=self._fire_on_file, args=words, daemon=True).start()
 
-    def _fire_on_file(self, index: int, kill: Kill, before: frozenset[str]) -> None:
-        while self._files() <= before:
+    def _fire_on_file(self, index: int, kill: Kill, folder: Path, before: frozenset[str]) -> None:
+        while _data_files(folder) <= before:
             time.sleep(_POLL_SECONDS)
         self._fire(index, kill)
-
-    def _files(self) -> frozenset[str]:
-        return frozenset(name for name in os.listdir(self._table) if ".parquet" in name)
 
     def _mark(self, index: int) -> Path:
         return self._memory / f"fault-{index}"

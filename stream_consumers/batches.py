@@ -124,6 +124,11 @@ class BatchSource(Protocol):
         """
         ...
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
+        ...
+
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
         ...

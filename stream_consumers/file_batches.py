@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
 from stream_consumers.ss_format import HEADER_SIZE
-from stream_consumers.ss_scanner import Damage, Frame, FrameScanner
+from stream_consumers.ss_scanner import Damage, Frame, FrameScanner, stream_file_size
 from stream_consumers.urls import StreamUrl
 
 CHECKPOINT_FRAMES = 4096
+DEADLINE_FRAMES = 64
 QUIET_SECONDS = 2.0
 
 
@@ -165,6 +165,7 @@ class FileBatchSource:
             self._header = scanner.header
         self._frozen_size = self._end = HEADER_SIZE
         self._tail: str | None = None
+        self._is_exact = True
 
     @property
     def url(self) -> StreamUrl:
@@ -179,9 +180,10 @@ class FileBatchSource:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
         first = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        self._frozen_size = os.stat(self._path).st_size
+        self._frozen_size = stream_file_size(self._path)
         self._checkpoints = [first]
         self._tail = None
+        self._is_exact = True
         starts: dict[Shard, int] = {}
         walk = _Walk(first, self._streams)
         with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
@@ -189,13 +191,13 @@ class FileBatchSource:
                 walk.step(item)
                 if item.sequence is not None and item.shard is not None and item.shard.stream in self._streams:
                     starts.setdefault(item.shard, item.sequence)
-                if index % CHECKPOINT_FRAMES == 0:
-                    if walk.offset > self._checkpoints[-1].offset:
-                        self._checkpoints.append(walk.checkpoint())
-                    if time.monotonic() > deadline:
-                        break
+                if index % CHECKPOINT_FRAMES == 0 and walk.offset > self._checkpoints[-1].offset:
+                    self._checkpoints.append(walk.checkpoint())
+                if index % DEADLINE_FRAMES == 0 and time.monotonic() > deadline:
+                    self._is_exact = False
+                    break
             else:
-                self._tail = self._describe_tail(walk.open_damage, scanner.incomplete_bytes)
+                self._tail = self._describe_tail(walk.open_damage, scanner)
         self._end, ends = walk.offset, walk.checkpoint().positions
         self._extents = {
             shard: Extent(starts.get(shard, end), end)
@@ -203,6 +205,11 @@ class FileBatchSource:
             if shard.stream in self._streams
         }
         return self._extents
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the last :meth:`extents` saw the whole file within its budget."""
+        return self._is_exact
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""
@@ -244,6 +251,7 @@ class FileBatchSource:
         splits = self._splits(cuts, walk.offset, ranges, parallelism)
         place = walk.checkpoint()
         hint = {
+            "created_at_ms": self._header.created_at_ms,
             "offset": place.offset,
             "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
         }
@@ -271,17 +279,24 @@ class FileBatchSource:
 
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
-        if self._tail is None or time.time() - os.stat(self._path).st_mtime < QUIET_SECONDS:
+        if self._tail is None or not self._path.exists() or time.time() - self._path.stat().st_mtime < QUIET_SECONDS:
             return None
         return self._tail
 
-    def _describe_tail(self, damage: Damage | None, incomplete_bytes: int) -> str | None:
+    def _describe_tail(self, damage: Damage | None, scanner: FrameScanner) -> str | None:
         if damage is not None:
             where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
             return f"{where} cannot be read: {damage.reason}. They are dead letters of the next message that comes"
-        if incomplete_bytes:
+        if scanner.incomplete_bytes and scanner.tail_holds_messages():
             return (
-                f"{self._path} ends in the middle of a message: {incomplete_bytes} bytes before its end are not whole. "
+                f"{self._path} is damaged at offset {scanner.offset}, and no beacon behind it tells where messages "
+                f"begin again: the last {scanner.size - scanner.offset} bytes hold messages that cannot be read. "
+                "They become readable or dead letters when the file grows past its next beacon"
+            )
+        if scanner.incomplete_bytes:
+            return (
+                f"{self._path} ends in the middle of a message: {scanner.incomplete_bytes} bytes before its end are "
+                "not whole. "
                 "If a producer still writes, run again; if it died, open the file with a producer once "
                 "(stream-assets produce URL --count 0), which cuts the tail off and keeps it beside the file"
             )
@@ -306,7 +321,8 @@ class FileBatchSource:
     def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
         """The hint, if the positions are still where they were (they are not after a RESTORE or a rewind)."""
         hint = resume.hint if resume else None
-        if not resume or not hint or not isinstance(hint.get("offset"), int):
+        if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
+            # No hint, or one of another file that the group writes into the same table.
             return START
         offset, listed = hint["offset"], hint.get("positions")
         if not isinstance(offset, int) or not isinstance(listed, Mapping):

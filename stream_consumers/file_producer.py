@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from stream_consumers.errors import (
+    FormatError,
     ProducerBusyError,
     ProducerEndedError,
     SizeLimitError,
@@ -179,6 +180,13 @@ class FileProducer:
                     shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
             end, tail = scanner.offset, scanner.incomplete_bytes
             interval = scanner.header.beacon_interval
+            if tail and scanner.tail_holds_messages():
+                raise FormatError(
+                    f"{self._path} is damaged before its end, and whole messages stand behind the damage",
+                    remedy="Nothing was changed: cutting it would lose them. Go on in a new file, or restore this one.",
+                    offset=end,
+                    bytes_behind=scanner.size - end,
+                )
         if tail:
             self._keep_aside(end)
         end = end if end_of_stream is None else end_of_stream
@@ -189,6 +197,8 @@ class FileProducer:
         """Save the bytes of an unfinished message before they are cut off."""
         size = os.fstat(self._file).st_size
         beside = self._path.with_name(f"{self._path.name}.tail-{end}")
+        if beside.exists():
+            beside = beside.with_name(f"{beside.name}-{time.time_ns()}")
         beside.write_bytes(os.pread(self._file, size - end, end))
         _log.warning(
             "%s ended in the middle of a message: %d bytes from offset %d on moved to %s",

@@ -102,6 +102,11 @@ class MemoryBatchSource:
             }
         return self._extents
 
+    @property
+    def is_exact(self) -> bool:
+        """Always: it is all in memory."""
+        return True
+
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; takes messages in turn from each shard."""
         chosen: list[Message] = []

@@ -33,6 +33,7 @@ from stream_consumers.ss_format import (
 )
 
 WINDOW_BYTES = 1024 * 1024
+TAIL_BYTES = 64 * 1024 * 1024
 MAX_SEQUENCE = 2**63 - 1
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 
@@ -168,6 +169,23 @@ class FrameScanner:
     def incomplete_bytes(self) -> int:
         """Bytes behind the last item that are not a whole frame (yet)."""
         return max(0, self.size - self.offset)
+
+    def tail_holds_messages(self) -> bool:
+        """Whether whole messages stand behind the last item: then it is damaged there, not just unfinished."""
+        tail = os.pread(self._file, min(TAIL_BYTES, max(0, self.size - self.offset)), self.offset)
+        return any(self._is_message(tail, at) for key in self._shards for at in _places(tail, bytes((len(key),)) + key))
+
+    @staticmethod
+    def _is_message(data: bytes, at: int) -> bool:
+        body = at + 1 + data[at]
+        if body + FRAME_FIELDS.size > len(data):
+            return False
+        payload_at, size = body + FRAME_FIELDS.size, FRAME_FIELDS.unpack_from(data, body)[3]
+        end = payload_at + size + 3
+        if end > len(data) or data[end - 1] != END:
+            return False
+        stored = data[end - 3] << 8 | data[end - 2]
+        return bool(checksum(data[payload_at : end - 3]) == stored)
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
         """The bytes of an item as they are in the file, beacons included."""
@@ -369,6 +387,19 @@ class FrameScanner:
         return True
 
 
+def stream_file_size(path: Path) -> int:
+    """The size of the file now.
+
+    Raises:
+        StreamNotFoundError: it is gone.
+    """
+    descriptor = open_stream_file(path)
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
 def open_stream_file(path: Path) -> int:
     """Open for reading; the caller closes the descriptor.
 
@@ -392,3 +423,10 @@ def open_stream_file(path: Path) -> int:
         ) from error
     except PermissionError as error:
         raise StreamNotFoundError(f"{path} may not be read", remedy="Change its permissions.") from error
+
+
+def _places(data: bytes, needle: bytes) -> Iterator[int]:
+    at = data.find(needle)
+    while at >= 0:
+        yield at
+        at = data.find(needle, at + 1)

@@ -312,3 +312,19 @@ def test_large_amounts_reach_the_file_without_a_flush(url: str, path: Path) -> N
         for _ in range(3):
             producer.send(b"x" * 700_000)
         assert path.stat().st_size > 1_300_000
+
+
+def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "orders.ss"
+    url = StreamUrl.parse(f"file://{path}/orders")
+    with FileProducer(url) as producer:
+        for index in range(100):
+            producer.send(b"message-%d" % index)
+    with FrameScanner(path) as scanner:
+        frame = [item for item in scanner if isinstance(item, Frame)][50]
+    data = bytearray(path.read_bytes())
+    data[frame.offset] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="whole messages stand behind the damage"):
+        FileProducer(url)
+    assert path.read_bytes() == data

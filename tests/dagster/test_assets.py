@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import DataFrame, SparkSession
 
-from sensors.lag import LagCursor
+from sensors.lag import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
 from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
-from stream_consumers.errors import InvalidOptionError, InvalidUrlError, StreamNotFoundError
+from stream_consumers.connect import create_producer
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
 from tests.conftest import ROOT, assert_each_once, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
@@ -193,6 +195,37 @@ def test_a_run_in_flight_holds_the_next_one_back(folder: Path, instance: dg.Dags
     assert "the next try is in" in message
 
 
+def test_the_wait_begins_anew_after_each_run(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
+    write_stream(folder / "orders.ss", 5)
+    stream = declare(folder, min_lag=10, max_wait_seconds=60)
+    waited = json.loads(tick(stream, instance).cursor or "")
+    waited["waiting_since"] -= 61
+    asked = tick(stream, instance, json.dumps(waited))
+    assert asked.run_requests
+    execute(stream, instance)
+    write_stream(folder / "orders.ss", 5)
+    assert "is below min_lag 10" in skip_message(tick(stream, instance, asked.cursor))
+
+
+def test_a_replaced_file_fails_the_tick(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
+    write_stream(folder / "orders.ss", 50)
+    execute(declare(folder), instance)
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 20)
+    with pytest.raises(SourceRecreatedError, match="new group name"):
+        tick(declare(folder), instance)
+
+
+def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    with create_producer(f"file://{folder}/orders.ss/other") as producer:
+        for index in range(500):
+            producer.send(b"%d" % index)
+    stream = replace(declare(folder), policy=LagPolicy(budget_seconds=0.0))
+    assert tick(stream, instance).run_requests
+
+
 @pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"waiting_since": "x"}', '{"v": 9, "more": 1}', None])
 def test_any_cursor_is_taken(folder: Path, instance: dg.DagsterInstance, cursor: str | None) -> None:
     write_stream(folder / "orders.ss", 5)
@@ -208,6 +241,7 @@ def test_a_tick_starts_no_jvm(folder: Path) -> None:
     write_stream(folder / "orders.ss", 1000)
     code = f"""
 import dagster as dg, os, subprocess
+from dataclasses import replace
 from pathlib import Path
 from pyspark import SparkContext
 from tests.dagster.test_assets import declare, tick

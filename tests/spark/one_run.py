@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from spark_jobs.decode import Json
@@ -30,7 +31,7 @@ def main(url: str, table: str, records: str, fault: str) -> None:
     kill = Kill.parse(name) if name else None
     observer = None
     if kill is not None:
-        kill = Kill(kill.step, kill.number, signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
+        kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
         switch = GroupKillSwitch if group else KillSwitch
         observer = switch([kill], table=table, memory=Path(table).with_name("faults"))
 

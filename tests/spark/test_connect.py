@@ -75,7 +75,13 @@ def test_ingest_over_connect(server: str, folder: Path) -> None:
     assert [(row["rows"], row["dead letters"]) for row in json.loads(done.stdout)["rows"]] == [(199, 1), (100, 0)]
     assert_each_once(folder / "orders.ss", folder / "t")
     wrong = subprocess.run(
-        [*command, "--remote", "sc://127.0.0.1:1"], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        [*command, "--remote", "sc://127.0.0.1:1/;token=secret"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert wrong.returncode == 1
-    assert "error: no Spark session at sc://127.0.0.1:1" in wrong.stderr
+    assert "error: no Spark session at sc://127.0.0.1:1: " in wrong.stderr
+    assert "secret" not in wrong.stderr + wrong.stdout

@@ -48,6 +48,7 @@ def logs(table: Path) -> str:
     [
         "claimed",
         "planned@3",
+        "mid-dead-letters@2!group-SIGKILL",
         "dead letters written@3",
         "mid-write@3",
         "mid-write@3!group-SIGKILL",
