@@ -199,7 +199,7 @@ class IngestJob:
         if other is not None:
             raise InvalidOptionError(
                 f"group {other!r} already writes {self._source.url} into {self._ingestion.table}",
-                remedy=f"Use group {other!r}, or another table: rows are told apart by stream, shard and sequence only.",
+                remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
             )
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:

@@ -201,7 +201,7 @@ def _filtered(
     """Tell what a transform dropped from what was lost.
 
     The ledger knows how many messages each batch decoded and how many rows it wrote. So many of the sequences that are
-    absent in its ranges were filtered; more than that is missing. Each range is judged by the newest batch that wrote it.
+    absent in its ranges were filtered; more than that is missing. The newest batch that wrote a range judges it.
 
     Returns:
         Per shard how many were filtered, and the sequences that are absent.

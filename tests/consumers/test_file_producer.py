@@ -316,8 +316,8 @@ def test_large_amounts_reach_the_file_without_a_flush(url: str, path: Path) -> N
 
 def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "orders.ss"
-    url = StreamUrl.parse(f"file://{path}/orders")
-    with FileProducer(url) as producer:
+    url = f"file://{path}/orders"
+    with create_producer(url) as producer:
         for index in range(100):
             producer.send(b"message-%d" % index)
     with FrameScanner(path) as scanner:
@@ -326,5 +326,5 @@ def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> 
     data[frame.offset] ^= 0x40
     path.write_bytes(data)
     with pytest.raises(FormatError, match="whole messages stand behind the damage"):
-        FileProducer(url)
+        create_producer(url)
     assert path.read_bytes() == data

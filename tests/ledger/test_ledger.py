@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from datetime import datetime, timezone
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -359,7 +361,7 @@ class TestUnreadableTable:
             DeltaLog(str(tmp_path / "t")).snapshot()
 
     def test_a_folder_with_other_files(self, tmp_path):
-        (tmp_path / "part-0.parquet").write_text("x")
+        pq.write_table(pa.table({"id": [1]}), tmp_path / "part-0.parquet")
         with pytest.raises(TableUnreadableError, match="no Delta table"):
             DeltaLog(str(tmp_path)).snapshot()
 

@@ -163,7 +163,7 @@ def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path
         (("peek", "orders.ss"), "has no protocol"),
         (("peek", "file://x.ss/o", "--start", "yesterday"), "there is no file"),
         (("lag", "memory://nothing/o"), "the stream is empty"),
-        (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing into"),
+        (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing of"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
         (("nonsense",), "No such command"),
     ],
