@@ -16,6 +16,7 @@ from pathlib import Path
 import dagster as dg
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -40,6 +41,8 @@ POLL_SECONDS = 0.5
 ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _DAGSTER_YAML = """\
 telemetry:
+  enabled: false
+nux:
   enabled: false
 run_monitoring:
   enabled: true
@@ -217,7 +220,7 @@ def _show(place: Home) -> None:
     # Read to the end, not just the head: Arrow's threads must be done when the process ends.
     beginning = DeltaTable(place.table).to_pyarrow_dataset().to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
     rows = beginning.sort_by("id").slice(0, FIRST_ROWS).to_pylist()
-    table = Table(title=f"first rows of {place.table}", title_justify="left")
+    table = Table(title=f"first rows of {place.table}", title_justify="left", box=box.SIMPLE)
     for name in rows[0]:
         table.add_column(name)
     for row in rows:
@@ -234,7 +237,7 @@ def _show(place: Home) -> None:
 
 
 def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
-    table = Table(title="by sequence numbers", title_justify="left")
+    table = Table(title="by sequence numbers", title_justify="left", box=box.SIMPLE)
     names = ("shard", "first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
     for name in names:
         table.add_column(name, justify="left" if name == "shard" else "right", no_wrap=True)
