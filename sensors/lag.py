@@ -118,7 +118,8 @@ def measure(source: str, ingestion: Ingestion, *, budget_seconds: float | None =
         if opened.is_exact:
             check_source(opened, ingestion.group, state, extents)
         behind, is_exact = lag(state, extents), opened.is_exact
-    redo = sum(part.end - part.start for shard in state.shards.values() for part in shard.redo)
+    own = [state.shards[shard] for shard in extents if shard in state.shards]
+    redo = sum(part.end - part.start for shard in own for part in shard.redo)
     return Measurement(state, extents, behind, redo, is_exact)
 
 

@@ -156,9 +156,6 @@ class DeadLetterTable:
         snapshot = self.log().snapshot()
         if snapshot is None:
             return -1
-        if after > snapshot.version:
-            # It was deleted and made anew.
-            after = -1
         strays = self.strays(ledger, after=after)
         passed = [stray.bid for stray in strays if stray.is_passed]
         if passed:
@@ -197,7 +194,10 @@ class DeadLetterTable:
         snapshot = log.snapshot()
         found: list[Stray] = []
         deleted = ""
-        for version in range(snapshot.version if snapshot else -1, after, -1):
+        newest = snapshot.version if snapshot else -1
+        # Settled up to a version that is not there: the table was deleted and made anew.
+        oldest = after if after <= newest else -1
+        for version in range(newest, oldest, -1):
             commit = log.commit(version)
             if commit is None:
                 break

@@ -114,7 +114,7 @@ def test_each_micro_batch_is_a_materialization_with_its_numbers(
         {"shard": "orders/1", "start": 21, "end": 41, "messages": 20, "lag after": 10},
     ]
     schema = found[2].metadata["dagster/column_schema"]
-    assert isinstance(schema, dg.TableColumnSchemaMetadataValue if False else dg.TableSchemaMetadataValue)
+    assert isinstance(schema, dg.TableSchemaMetadataValue)
     assert [c.name for c in schema.schema.columns][:2] == ["id", "user"]
     assert found[2].metadata["dagster/uri"].value == f"file://{folder}/t"
     assert found[2].metadata["stream/rows_per_second"].value > 0

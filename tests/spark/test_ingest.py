@@ -234,20 +234,25 @@ def test_f13_a_batch_in_flight_over_a_restore_loses_nothing(spark: SparkSession,
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-def test_f5_rows_doubled_by_restores_are_replaced(spark: SparkSession, folder: Path) -> None:
-    url = write_stream(folder / "orders.ss", 40)
-    what = ingestion(folder / "t", records=20)
+def double_and_repair(spark: SparkSession, url: str, what: Ingestion) -> None:
+    """Drain; restore away the second batch, and back while it is being written again; drain what that leaves."""
     drain(spark, url, what)
-    spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1")
+    spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF 1")
     done: list[int] = []
 
     def restore(step: Step, batch: Batch | None) -> None:
         if step is Step.WRITING and not done:
             done.append(1)
-            spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 2")
+            spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF 2")
 
     drain(spark, url, what, restore)
     drain(spark, url, what)
+
+
+def test_f5_rows_doubled_by_restores_are_replaced(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40)
+    what = ingestion(folder / "t", records=20)
+    double_and_repair(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")
     assert "replace" in {entry.mode for entry in entries(what)}
 
@@ -486,17 +491,7 @@ def test_i8_dead_letters_count_once_over_restores_back_and_forth(spark: SparkSes
 def test_i8_a_replaced_range_brings_its_own_dead_letters(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 40, malformed=frozenset({2, 30}))
     what = ingestion(folder / "t", records=20)
-    drain(spark, url, what)
-    spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1")
-    done: list[int] = []
-
-    def restore(step: Step, batch: Batch | None) -> None:
-        if step is Step.WRITING and not done:
-            done.append(1)
-            spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 2")
-
-    drain(spark, url, what, restore)
-    drain(spark, url, what)
+    double_and_repair(spark, url, what)
     assert "replace" in {entry.mode for entry in entries(what)}
     assert counted_letters(spark, what) == [(0, 2), (0, 16)]
     with open_batch_source(url) as source:
