@@ -44,16 +44,6 @@ CLICKS = Shard("clicks")
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "orders.ss"
-
-
-@pytest.fixture
-def url(path: Path) -> str:
-    return f"file://{path}/orders"
-
-
 def take(consumer: Consumer, count: int) -> list[int]:
     found = [consumer.next(PATIENCE) for _ in range(count)]
     return [message.sequence for message in found if message]

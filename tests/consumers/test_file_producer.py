@@ -39,16 +39,6 @@ KIB = FileProducerOptions(beacon_interval=1024)
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "orders.ss"
-
-
-@pytest.fixture
-def url(path: Path) -> str:
-    return f"file://{path}/orders"
-
-
 def produce(url: str, count: int, options: FileProducerOptions = KIB, *, shards: int = 1) -> None:
     with create_producer(url, file_options=options) as producer:
         for number in range(count):
