@@ -14,7 +14,7 @@ import dagster as dg
 from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
-from stream_consumers.connect import open_batch_source
+from stream_consumers.connect import StreamSource
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
@@ -43,6 +43,7 @@ class LagPolicy:
         budget_seconds: the most that measuring may take; far below the 60 s after which Dagster gives up on a tick.
         retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
         stale_run_seconds: a run in flight for longer no longer holds the next one back; two runs at once are safe.
+        max_runs: how many runs share the work at the same time.
     """
 
     min_lag: int = 1
@@ -50,6 +51,7 @@ class LagPolicy:
     budget_seconds: float = 20.0
     retry_seconds: float = 30.0
     stale_run_seconds: float = 6 * 3600.0
+    max_runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +103,27 @@ class Measurement:
 
     def describe(self) -> str:
         """The numbers, for people."""
-        shards = ", ".join(f"{shard}: {count}" for shard, count in sorted(self.lag.items()) if count)
-        return f"lag {self.total}" + (f" ({shards})" if shards else f" in {len(self.extents)} shards")
+        shards = _listed(self.lag)
+        return f"lag {self.total}" + (f" ({shards})" if shards else f" in {len(self.extents)} shards") + self.blocked()
+
+    def blocked(self) -> str:
+        """What an open transaction holds back, for people; empty if nothing is."""
+        shards = _listed({shard: extent.blocked for shard, extent in self.extents.items()})
+        return f"; blocked by an open transaction: {shards}" if shards else ""
 
 
-def measure(source: str, ingestion: Ingestion, *, budget_seconds: float | None = None) -> Measurement:
+def _listed(counts: Mapping[Shard, int]) -> str:
+    return ", ".join(f"{shard}: {count}" for shard, count in sorted(counts.items()) if count)
+
+
+def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float | None = None) -> Measurement:
     """Measure the lag from the Delta log and the ends of the stream.
 
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
     """
     state = ingestion.ledger().read()
-    with open_batch_source(source) as opened:
+    with source.open() as opened:
         resume = Resume(state.positions, state.newest.hint) if state.newest else None
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
         if opened.is_exact:
@@ -126,7 +137,7 @@ def measure(source: str, ingestion: Ingestion, *, budget_seconds: float | None =
 def build_lag_sensor(
     *,
     name: str,
-    source: str,
+    source: StreamSource,
     ingestion: Ingestion,
     job: Any,
     job_name: str,
@@ -140,7 +151,7 @@ def build_lag_sensor(
 
     Args:
         name: of the sensor.
-        source: the stream URL.
+        source: the stream.
         ingestion: what goes where; the ledger is read from its table.
         job: the job to run.
         job_name: its name.
@@ -161,15 +172,16 @@ def build_lag_sensor(
         waiting_since = None if not found.total else since or now
         events, observed = _observations(found, upstream, cursor.observed)
         running = _in_flight(context.instance, job_name, asset_key, now, policy.stale_run_seconds)
+        is_busy = len(running) >= policy.max_runs
         reason = (
-            (dg.SkipReason(f"{running}; {found.describe()}") if running else None)
+            (dg.SkipReason(f"{'; '.join(running)}; {found.describe()}") if is_busy else None)
             or _nothing_to_do(found, ingestion, now - (waiting_since or now), policy)
             or _backing_off(context.instance, job_name, now, policy.retry_seconds)
         )
         return dg.SensorResult(
             # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
-            run_requests=None if reason else [dg.RunRequest(tags={LAG_TAG: str(found.total)})],
+            run_requests=None if reason else _requests(found, policy.max_runs - len(running)),
             skip_reason=reason,
             cursor=LagCursor(waiting_since, observed, number).to_json(),
             asset_events=events,
@@ -181,7 +193,7 @@ def build_lag_sensor(
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
-        description=f"Asks for a run when group {ingestion.group} is behind on {source}.",
+        description=f"Asks for a run when group {ingestion.group} is behind on {source.url}.",
     )
 
 
@@ -191,7 +203,7 @@ def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, poli
     if not found.total:
         if found.state.newest is None and ingestion.start is AutoStreamReset.LATEST:
             return None
-        return dg.SkipReason(f"no lag: {len(found.extents)} shards are read to their ends")
+        return dg.SkipReason(f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}")
     if found.total < policy.min_lag and waited < policy.max_wait_seconds:
         return dg.SkipReason(
             f"{found.describe()} is below min_lag {policy.min_lag}; "
@@ -200,16 +212,24 @@ def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, poli
     return None
 
 
+def _requests(found: Measurement, free: int) -> list[dg.RunRequest]:
+    """No more runs than there are shards with something to read."""
+    behind = sum(1 for count in found.lag.values() if count)
+    tags = {LAG_TAG: str(found.total)}
+    return [dg.RunRequest(tags=tags) for _ in range(max(1, min(free, behind)))]
+
+
 def _in_flight(
     instance: dg.DagsterInstance, job_name: str, asset_key: dg.AssetKey, now: float, stale_seconds: float
-) -> str | None:
-    """Which run holds the next one back; also one that was started by hand."""
+) -> list[str]:
+    """The runs that hold the next one back; also those that were started by hand."""
+    found = []
     for name in (job_name, ASSET_JOB):
         for record in instance.get_run_records(dg.RunsFilter(job_name=name, statuses=list(IN_FLIGHT)), limit=100):
             run, age = record.dagster_run, now - record.create_timestamp.timestamp()
             if (name == job_name or asset_key in (run.asset_selection or ())) and age < stale_seconds:
-                return f"run {run.run_id} is {run.status.value} for {age:.0f} s"
-    return None
+                found.append(f"run {run.run_id} is {run.status.value} for {age:.0f} s")
+    return found
 
 
 def _backing_off(instance: dg.DagsterInstance, job_name: str, now: float, retry_seconds: float) -> dg.SkipReason | None:

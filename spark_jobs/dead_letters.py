@@ -17,7 +17,10 @@ from spark_jobs.delta_log import Commit, DeltaLog
 from spark_jobs.ledger import Ledger
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.sink import explain, in_ranges, is_conflict
+from spark_jobs.source import LETTER_DDL, STREAM_DDL, struct_type
+from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError
+from stream_consumers.messages import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,9 @@ def dead_letter_path(table: str) -> str:
 class DeadLetterTable:
     """The dead letters of one table.
 
-    Columns: ``_stream, _shard, _sequence, _timestamp`` (null where the framing was lost), ``key``, ``payload`` (the
-    original bytes), ``error``, ``offset`` (bytes from the start of a file), ``_batch``, ``_group``, ``_member``,
-    ``_number``, ``_recorded_at``.
+    Columns: ``_stream, _shard, _sequence, _timestamp`` (null where the framing was lost), ``key``, ``payload`` and
+    ``headers`` (the original bytes), ``error``, ``offset`` (bytes from the start of a file), ``_batch``, ``_group``,
+    ``_member``, ``_number``, ``_recorded_at``. A range that was gone before it was read is one, too, without bytes.
     """
 
     path: str
@@ -86,6 +89,7 @@ class DeadLetterTable:
             "_timestamp",
             f.col("_key").alias("key"),
             f.col("_payload").alias("payload"),
+            f.col("_headers").alias("headers"),
             f.col("_error").alias("error"),
             f.col("_offset").alias("offset"),
             f.lit(bid).alias("_batch"),
@@ -206,6 +210,17 @@ class DeadLetterTable:
             if app.startswith(f"{ledger.group}/") and isinstance(number, int):
                 found.append(Stray(str(commit.account.get("bid")), app, number, version))
         return found, deleted
+
+
+def lost_letters(spark: SparkSession, lost: Mapping[Shard, Range]) -> DataFrame:
+    """A dead letter for each range that was gone from the stream before it was read."""
+    schema = struct_type(f"{STREAM_DDL}, {LETTER_DDL}")
+    reason = "lost: sequences {} to {} were removed from the stream before they were read; the first left is {}"
+    rows = [
+        (s.stream, s.id, None, None, None, None, None, reason.format(part.start, part.end - 1, part.end), None)
+        for s, part in sorted(lost.items())
+    ]
+    return spark.createDataFrame(rows, schema)
 
 
 def replacing(ledger: Ledger) -> list[Entry]:

@@ -7,7 +7,7 @@ cannot be decoded is a dead letter with the reason; its neighbours are not affec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -25,6 +25,16 @@ class Decoded:
 
 class Decoder(Protocol):
     """Turns payloads into columns; picklable, since executors use it."""
+
+    @property
+    def key(self) -> str | None:
+        """The column for the message key (BINARY); ``None``: leave it out."""
+        ...
+
+    @property
+    def headers(self) -> str | None:
+        """The column for the headers (ARRAY<STRUCT<name, value>>); ``None``: leave them out."""
+        ...
 
     def ddl(self) -> str:
         """The columns as a Spark DDL string."""
@@ -50,11 +60,13 @@ class Json:
     Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not
     convert without loss, a missing ``NOT NULL`` field, or something that is no object makes a dead letter.
     Text without a zone is read as UTC. Numbers with more decimal places than a DECIMAL has are rounded half up; they
-    may have up to 38 digits, as a number or as text.
+    may have up to 38 digits, as a number or as text. A tombstone (a message without a payload) is a row of nulls.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,
             and of STRUCT and ARRAY of them.
+        key: a column for the message key, as BINARY.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
 
     Example:
         >>> Json("id BIGINT, user STRING").ddl()
@@ -62,6 +74,8 @@ class Json:
     """
 
     schema: str
+    key: str | None = field(default=None, kw_only=True)
+    headers: str | None = field(default=None, kw_only=True)
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
@@ -69,8 +83,8 @@ class Json:
 
     def check(self, schema: pa.Schema) -> None:
         """See :meth:`Decoder.check`."""
-        for field in schema:
-            check_json_type(field.name, field.type)
+        for column in schema:
+            check_json_type(column.name, column.type)
 
     def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
         """See :meth:`Decoder.decode`."""
@@ -81,13 +95,17 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Payloads are UTF-8 text, as one STRING column.
+    """Payloads are UTF-8 text, as one STRING column; a tombstone is null.
 
     Args:
         column: its name.
+        key: a column for the message key, as BINARY.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
     """
 
     column: str = "payload"
+    key: str | None = field(default=None, kw_only=True)
+    headers: str | None = field(default=None, kw_only=True)
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
@@ -116,13 +134,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Payloads stay bytes, as one BINARY column; nothing is ever malformed.
+    """Messages stay as they are: key, payload and headers; nothing is ever malformed.
 
     Args:
-        column: its name.
+        column: the name of the payload's column, BINARY; null for a tombstone.
+        key: a column for the message key, as BINARY; ``None`` leaves it out.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; ``None`` leaves them out.
     """
 
     column: str = "payload"
+    key: str | None = field(default="key", kw_only=True)
+    headers: str | None = field(default="headers", kw_only=True)
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""

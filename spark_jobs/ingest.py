@@ -19,12 +19,14 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
+from spark_jobs.dead_letters import lost_letters
 from spark_jobs.delta_log import Commit
 from spark_jobs.ingestion import (
     Batch,
@@ -32,6 +34,8 @@ from spark_jobs.ingestion import (
     Ingestion,
     Observer,
     Step,
+    check_loss,
+    check_sharing,
     check_source,
     ignore_steps,
     lag,
@@ -42,10 +46,12 @@ from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.session import check_session, first_line
 from spark_jobs.sink import DeltaSink, check_columns, explain, is_conflict, last_line
-from spark_jobs.source import LETTER_COLUMNS, read_splits, source_schema
+from spark_jobs.source import LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import (
+    DataLossError,
     InvalidOptionError,
+    SourceRecreatedError,
     StreamAssetsError,
     TransformError,
     WriteError,
@@ -53,6 +59,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 
+T = TypeVar("T")
 MAX_RACES = 20
 _log = logging.getLogger(__name__)
 
@@ -107,6 +114,7 @@ class IngestJob:
         """
         while True:
             state = self._ledger.read()
+            check_sharing(state, self._ingestion)
             extents = self._freeze(state)
             if state.newest is None:
                 if not extents and self._ingestion.start is AutoStreamReset.EARLIEST:
@@ -115,7 +123,7 @@ class IngestJob:
                 continue
             self._check_columns(state)
             self._reconcile(state)
-            batch = self._plan(state, extents)
+            batch = self._plan(state, self._own(extents))
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
                 self._settle(state)
@@ -133,11 +141,20 @@ class IngestJob:
             StorageLevel.MEMORY_AND_DISK
         )
         try:
-            messages, dead = self._read(frame)
+            try:
+                messages, dead = self._read(frame)
+            except DataLossError as error:
+                # The stream is not what it was when the batch was planned; the next plan says what is missing.
+                _log.warning("batch %d is planned again: %s", batch.number, error)
+                self._extents = None
+                self._raced()
+                return None
+            self._check_identity()
             self._observer(Step.READ, batch)
             entry = _counted(batch.entry, sum(messages.values()), sum(dead.values()))
-            if entry.dead:
-                letters = frame.where(f.col("_error").isNotNull())
+            if entry.dead or entry.lost:
+                letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *LETTER_COLUMNS)
+                letters = letters.unionByName(lost_letters(self._spark, entry.lost)) if entry.lost else letters
                 if not self._letters.write(letters, ledger=self._ledger, number=entry.number, bid=entry.bid):
                     self._raced()
                     return None
@@ -151,7 +168,7 @@ class IngestJob:
         self._races = 0
         self._observer(Step.VERIFIED, batch)
         state = self._ledger.read()
-        self._source.commit(self._ingestion.group, state.positions)
+        self._source.commit(self._ingestion.group, self._own(state.positions))
         self._observer(Step.COMMITTED, batch)
         return BatchReport(
             Batch(entry, batch.plan),
@@ -159,7 +176,7 @@ class IngestJob:
             messages,
             commit.output_rows or 0,
             entry.dead,
-            lag(state, self._extents or {}),
+            lag(state, self._own(self._extents or {})),
             time.monotonic() - began,
         )
 
@@ -176,6 +193,22 @@ class IngestJob:
             check_source(self._source, self._ingestion.group, state, extents)
             self._extents = extents
         return self._extents
+
+    def _own(self, shards: Mapping[Shard, T]) -> Mapping[Shard, T]:
+        """Those of this source, and of this number line."""
+        only = self._ingestion.shard
+        return {s: value for s, value in shards.items() if s.stream in self._identities and only in (None, s)}
+
+    def _check_identity(self) -> None:
+        """After the read: only then is it known that it was the stream that was planned."""
+        found = self._source.identities()
+        if found != self._identities:
+            raise SourceRecreatedError(
+                f"{self._source.url} was recreated while it was read",
+                remedy="Nothing was written. If it was recreated on purpose, ingest it with a new group name.",
+                planned=dict(self._identities),
+                found=dict(found),
+            )
 
     def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         """The first commit of a group: empty, with the resolved origin (I9)."""
@@ -204,15 +237,19 @@ class IngestJob:
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         redo = {shard: state.shards[shard].redo.ranges[0] for shard in extents if _has_redo(state, shard)}
+        lost: Mapping[Shard, Range] = {}
         if redo:
+            self._check_redo(redo)
             plan = self._plan_ranges(redo)
             mode, origin = "replace", {}
         else:
             new = {shard: extent.start for shard, extent in extents.items() if position_of(state, shard) is None}
             covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
-            gaps = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
-            plan = self._plan_ranges({shard: gap for shard, gap in gaps.items() if gap})
+            found = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
+            gaps = {shard: gap for shard, gap in found.items() if gap}
+            lost = check_loss(self._source, self._ingestion, gaps)
+            plan = self._plan_ranges(gaps)
             mode, origin = "append", new
         if plan is None:
             return None
@@ -223,10 +260,22 @@ class IngestJob:
             mode=mode,
             origin={shard: start for shard, start in origin.items() if shard in plan.ranges},
             hint=plan.hint if mode == "append" else None,
+            lost={shard: part for shard, part in lost.items() if shard in plan.ranges},
         )
         batch = Batch(entry, plan)
         self._observer(Step.PLANNED, batch)
         return batch
+
+    def _check_redo(self, redo: Mapping[Shard, Range]) -> None:
+        """Rows are replaced only by what can be read again."""
+        lost = self._source.lost(redo)
+        if lost:
+            raise DataLossError(
+                f"{self._source.url} no longer holds messages whose rows would have to be replaced",
+                remedy="The rows in the table are the last copy, so they are not touched. Bring the messages back, or "
+                "go on with a new group name and another table.",
+                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+            )
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
         return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
@@ -240,13 +289,14 @@ class IngestJob:
         mode: str = "append",
         origin: Mapping[Shard, int] | None = None,
         hint: Mapping[str, object] | None = None,
+        lost: Mapping[Shard, Range] | None = None,
     ) -> Entry:
         return Entry(
             kind=kind,
             group=self._ingestion.group,
             app=self._ledger.app,
             number=state.last_number + 1,
-            by=self._ingestion.member,
+            by=self._ledger.member,
             bid=uuid.uuid4().hex,
             base=state.version,
             ranges=ranges or {},
@@ -256,13 +306,16 @@ class IngestJob:
             identities={**(state.newest.identities if state.newest else {}), **self._identities},
             hint=hint,
             letters=self._settled,
+            sharing=self._ingestion.sharing.value,
+            lost=lost or {},
         )
 
     def _reconcile(self, state: LedgerState) -> None:
         """Step 3, and the dead letters of batches that were dropped."""
         known = self._source.committed(self._ingestion.group)
-        if known is not None and dict(known) != dict(state.positions):
-            self._source.commit(self._ingestion.group, state.positions)
+        positions = self._own(state.positions)
+        if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
+            self._source.commit(self._ingestion.group, positions)
         if not self._checked:
             self._checked = True
             self._settle(state)
@@ -277,8 +330,11 @@ class IngestJob:
         try:
             found = counts.collect()
         except PySparkException as error:
+            reason = last_line(error)
+            if DataLossError.__name__ in reason:
+                raise DataLossError(reason, remedy="Run again.") from error
             raise WriteError(
-                f"{self._source.url} could not be read: {last_line(error)}",
+                f"{self._source.url} could not be read: {reason}",
                 remedy="Nothing was written; the batch is planned anew at the next run.",
             ) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}

@@ -13,11 +13,12 @@ from spark_jobs.decode import Decoder, Raw
 from spark_jobs.delta_log import DeltaLog
 from spark_jobs.ledger import Ledger, LedgerState
 from spark_jobs.ledger_entries import Entry, ShardState
-from stream_consumers.batches import BatchPlan, BatchSource, Extent
-from stream_consumers.errors import SourceRecreatedError
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
+from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
 
+SWITCHING = "switching"
 Transform = Callable[[DataFrame], DataFrame]
 
 
@@ -92,6 +93,9 @@ class Ingestion:
         decoder: how payloads become columns.
         transform: from the decoded rows to the rows to write; they must keep the stream columns.
         member: the name of this member in its group.
+        shard: instead: the one shard whose number line is used, where every shard has its own.
+        sharing: how the group shares its shards.
+        on_data_loss: what to do about messages that are gone before they were read.
         start: where a group without a position starts.
         limits: the most that one batch holds.
         merge_schema: let new columns into the table.
@@ -103,6 +107,9 @@ class Ingestion:
     decoder: Decoder = field(default_factory=Raw)
     transform: Transform | None = None
     member: str = "main"
+    shard: Shard | None = None
+    sharing: ConsumerMode = ConsumerMode.RESUMABLE
+    on_data_loss: DataLoss = DataLoss.ERROR
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     merge_schema: bool = False
@@ -111,7 +118,7 @@ class Ingestion:
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
         log = DeltaLog(self.table, storage_options=self.storage_options)
-        return Ledger(log, group=self.group, member=self.member)
+        return Ledger(log, group=self.group, member=self.shard or self.member)
 
     def dead_letters(self) -> DeadLetterTable:
         """The dead letters of the table."""
@@ -130,6 +137,43 @@ def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, i
 def position_of(state: LedgerState, shard: Shard) -> int | None:
     """The next sequence of a shard; ``None`` if the ledger knows nothing of it."""
     return state.shards.get(shard, ShardState()).position
+
+
+def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse a group whose number lines are others than ours: a batch of theirs in flight would land next to ours (I4).
+
+    Raises:
+        InvalidOptionError: with the mode of the group and the way to change it.
+    """
+    is_balanced = ConsumerMode.LOAD_BALANCED.value
+    known = state.newest.sharing if state.newest else ingestion.sharing.value
+    if (known == is_balanced) != (ingestion.sharing.value == is_balanced) or known == SWITCHING:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} of {ingestion.table} is {known}, not {ingestion.sharing.value}",
+            remedy=f"Use mode {known!r}, or change the group's mode with: "
+            f"stream-assets switch --to {ingestion.sharing.value}.",
+        )
+
+
+def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+    """What of ``gaps`` is gone from the stream, if that is to be recorded (I5).
+
+    Raises:
+        DataLossError: if it is not, with the numbers.
+    """
+    lost = source.lost(gaps)
+    if lost and ingestion.on_data_loss is DataLoss.ERROR:
+        ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
+        raise DataLossError(
+            f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
+            remedy="The stream keeps them no longer. To go on behind them, with the loss recorded in the table's log "
+            "and its dead letters, set on_data_loss to 'record'; or bring them back.",
+            **{
+                str(shard): f"committed {part.start}, earliest {part.end}, latest {gaps[shard].end}"
+                for shard, part in sorted(lost.items())
+            },
+        )
+    return lost
 
 
 def check_source(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
@@ -155,7 +199,7 @@ def check_source(source: BatchSource, group: str, state: LedgerState, extents: M
                 found=identity,
             )
     for shard, position in state.positions.items():
-        end = extents[shard].end if shard in extents else None
+        end = extents[shard].end + extents[shard].blocked if shard in extents else None
         if shard.stream in identities and (end is None or end < position) and position > 0:
             raise SourceRecreatedError(
                 f"{source.url} ends before the position of group {group!r} in {shard}",

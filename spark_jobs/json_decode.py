@@ -68,7 +68,8 @@ def decode_json(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Colu
     """
     parts: list[list[Column]] = [[pa.array([], field.type) for field in schema]]
     errors: list[str | None] = []
-    for documents in _blocks(payloads.to_pylist()):
+    # A tombstone is an object without fields.
+    for documents in _blocks([b"{}" if document is None else document for document in payloads.to_pylist()]):
         columns, found = _decode_block(documents, schema)
         parts.append(columns)
         errors.extend(found)

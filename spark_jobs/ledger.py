@@ -31,9 +31,9 @@ _Fold = tuple[State, StreamAssetsError | None]
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
-def app_id(group: str, member: str) -> str:
-    """The transaction app id of a member: ``<group>/<member>``."""
-    return f"{group}/{member}"
+def app_id(group: str, line: str | Shard) -> str:
+    """The transaction app id of a number line: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
+    return f"{group}/{line}"
 
 
 def fold(state: State, entry: Entry, *, late: bool) -> State:
@@ -104,16 +104,17 @@ class Ledger:
     Args:
         log: the Delta log of the table.
         group: the consumer group; the commits of others are skipped.
-        member: the member whose transaction numbers are asked for.
+        member: whose transaction numbers are asked for: the name of a member, or a shard where every shard has a number
+            line of its own.
     """
 
-    def __init__(self, log: DeltaLog, *, group: str, member: str) -> None:
+    def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
         for name, value in (("group", group), ("member", member)):
-            if not value or "/" in value:
+            if isinstance(value, str) and (not value or "/" in value):
                 raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without '/'.")
         self.log = log
         self.group = group
-        self.member = member
+        self.member = str(member)
         self.app = app_id(group, member)
 
     def read(self) -> LedgerState:

@@ -56,7 +56,8 @@ class Entry:
     Args:
         kind: batch, fence, claim, replay or keep.
         group: the consumer group.
-        app: the transaction app id, ``<group>/<member>``; for a fence that of the fenced member.
+        app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
+            number line of its own; for a fence that of the fenced line.
         number: the transaction version.
         by: the member that wrote it.
         bid: the id of the attempt, never reused.
@@ -72,6 +73,9 @@ class Entry:
         identities: what tells each stream from a recreated one.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
         letters: the version of the dead-letter table up to which every stray was deleted.
+        sharing: how the group shares its shards, a :class:`stream_consumers.options.ConsumerMode`; it tells which
+            number lines there are.
+        lost: what was gone from the stream before it was read; covered all the same, as the user chose.
     """
 
     kind: str
@@ -92,6 +96,8 @@ class Entry:
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     letters: int = -1
+    sharing: str = "resumable"
+    lost: Mapping[Shard, Range] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -123,6 +129,8 @@ class Entry:
             "identities": dict(self.identities),
             "hint": self.hint,
             "letters": self.letters,
+            "sharing": self.sharing,
+            "lost": {str(shard): list(part) for shard, part in self.lost.items()},
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -160,6 +168,8 @@ class Entry:
                 identities=document["identities"],
                 hint=document["hint"],
                 letters=document["letters"],
+                sharing=document["sharing"],
+                lost={Shard.parse(s): Range(start, end) for s, (start, end) in document["lost"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None

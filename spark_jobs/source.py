@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +16,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.decode import Decoder
-from stream_consumers.batches import Split
+from stream_consumers.batches import HEADERS_TYPE, Split
 from stream_consumers.errors import SchemaMismatchError
 
 STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
-LETTER_COLUMNS = ("_key", "_payload", "_error", "_offset")
-_STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
-_LETTER_DDL = "_key BINARY, _payload BINARY, _error STRING, _offset BIGINT"
+LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
+HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
+STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
+LETTER_DDL = f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT"
 FORMAT = "stream_assets"
+# Spark shows the values of options in plans and logs, but not of those that are called secret.
+PLAN_OPTION = "secret_plan"
+# Spark replaces what is registered already, but trips over two threads that do.
+_registering = threading.Lock()
 
 
 def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) -> DataFrame:
@@ -30,10 +36,11 @@ def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) 
 
     Rows with ``_error`` are dead letters; only they carry ``_payload``.
     """
-    spark.dataSource.register(SplitDataSource)
+    with _registering:
+        spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)
     plan = base64.b64encode(pickle.dumps([SplitPartition(split, decoder, columns) for split in splits])).decode()
-    return spark.read.format(FORMAT).schema(source_schema(decoder)).option("plan", plan).load()
+    return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
 
 
 def decoded_schema(decoder: Decoder) -> StructType:
@@ -48,10 +55,16 @@ def decoded_schema(decoder: Decoder) -> StructType:
         raise SchemaMismatchError(
             f"the schema {decoder.ddl()!r} is not Spark DDL", remedy="Write it like 'id BIGINT, user STRING'."
         ) from error
-    taken = [name for name in schema.names if name in (*STREAM_COLUMNS, *LETTER_COLUMNS)]
+    kept = [name for name in (decoder.key, decoder.headers) if name]
+    taken = [name for name in (*schema.names, *kept) if name in (*STREAM_COLUMNS, *LETTER_COLUMNS)]
     if taken:
         raise SchemaMismatchError(
             f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
+        )
+    twice = [name for name in kept if [*schema.names, *kept].count(name) > 1]
+    if twice:
+        raise SchemaMismatchError(
+            f"the column {twice[0]!r} is there twice", remedy="Give the key and the headers names of their own."
         )
     decoder.check(to_arrow_schema(schema, timezone="UTC"))
     return schema
@@ -60,7 +73,11 @@ def decoded_schema(decoder: Decoder) -> StructType:
 def source_schema(decoder: Decoder) -> StructType:
     """The columns of :func:`read_splits`."""
     decoded = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded_schema(decoder).fields]
-    return StructType([*decoded, *struct_type(_STREAM_DDL).fields, *struct_type(_LETTER_DDL).fields])
+    kept = [
+        *(struct_type(f"`{decoder.key}` BINARY").fields if decoder.key else ()),
+        *(struct_type(f"`{decoder.headers}` {HEADERS_DDL}").fields if decoder.headers else ()),
+    ]
+    return StructType([*decoded, *kept, *struct_type(STREAM_DDL).fields, *struct_type(LETTER_DDL).fields])
 
 
 def struct_type(ddl: str) -> StructType:
@@ -89,7 +106,7 @@ class SplitDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the planned splits."""
-        return SplitReader(self.options["plan"], schema)
+        return SplitReader(self.options[PLAN_OPTION], schema)
 
 
 class SplitReader(DataSourceReader):
@@ -134,6 +151,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
         columns = [column.take(places) for column in decoded.columns]
         errors = pc.coalesce(unreadable, decoded.errors.take(places))
+    columns += [messages.column(name) for name in ("key", "headers") if getattr(decoder, name)]
     failed = pc.is_valid(errors)
     if errors.null_count != len(errors):
         columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
@@ -145,6 +163,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         pc.multiply(messages.column("timestamp_ms"), 1000).cast(pa.timestamp("us", "UTC")),
         pc.if_else(failed, messages.column("key"), pa.scalar(None, pa.binary())),
         pc.if_else(failed, payloads, pa.scalar(None, pa.binary())),
+        pc.if_else(failed, messages.column("headers"), pa.scalar(None, HEADERS_TYPE)),
         errors,
         messages.column("offset"),
     ]

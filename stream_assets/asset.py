@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 
 from sensors.lag import LagPolicy
 from spark_jobs.decode import Decoder, Raw
-from spark_jobs.ingest import IngestJob
+from spark_jobs.draining import drain
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
 from stream_assets.config import StreamConfig
 from stream_assets.materializations import batch_metadata
-from stream_consumers.connect import open_batch_source
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, choice
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import StreamAssetsError, Terminal
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
 from stream_consumers.urls import StreamUrl
 
 _KINDS = {"file": "file", "kafka": "kafka", "redis": "redis", "rediss": "redis"}
@@ -29,7 +30,7 @@ class StreamAsset:
 
     Args:
         key: the asset key of the table.
-        source: the stream URL.
+        stream: where the messages come from.
         ingestion: what goes where.
         policy: when the sensor asks for a run.
         sensor_seconds: the least time between two ticks.
@@ -40,7 +41,7 @@ class StreamAsset:
     """
 
     key: dg.AssetKey
-    source: StreamUrl
+    stream: StreamSource
     ingestion: Ingestion
     policy: LagPolicy = field(default_factory=LagPolicy)
     sensor_seconds: int = 30
@@ -52,6 +53,11 @@ class StreamAsset:
     description: str | None = None
     deps: Sequence[Any] = ()
     observer: Observer = ignore_steps
+
+    @property
+    def source(self) -> StreamUrl:
+        """The stream URL."""
+        return self.stream.url
 
     @property
     def name(self) -> str:
@@ -118,29 +124,20 @@ class StreamAsset:
         """
         spark: SparkSession = getattr(context.resources, self.resource).spark_session
         ingestion = replace(self.ingestion, limits=config.limits(self.ingestion.limits))
+        is_empty = True
         try:
-            with open_batch_source(self.source) as source:
-                job = IngestJob(spark, source, ingestion, observer=self.observer)
-                count = 0
-                batch = job.plan()
-                if batch is None:
-                    context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
-                while batch is not None:
-                    report = job.run(batch)
-                    count += report is not None
-                    is_full = config.max_batches is not None and count >= config.max_batches
-                    try:
-                        batch = None if is_full else job.plan()
-                    except Exception:
-                        # The batch is in the table whatever comes next: tell of it first.
-                        if report is not None:
-                            yield from self._report(context, spark, report, is_last=False)
-                        raise
-                    if report is not None:
-                        yield from self._report(context, spark, report, is_last=batch is None)
-                tail = source.unreadable_tail()
-                if tail:
-                    context.log.warning(tail)
+            for report, is_last in drain(
+                spark,
+                self.stream,
+                ingestion,
+                observer=self.observer,
+                max_batches=config.max_batches,
+                on_tail=context.log.warning,
+            ):
+                is_empty = False
+                yield from self._report(context, spark, report, is_last=is_last)
+            if is_empty:
+                context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
         except StreamAssetsError as error:
             if isinstance(error, Terminal):
                 raise dg.Failure(description=str(error), allow_retries=False) from error
@@ -170,11 +167,14 @@ class StreamAsset:
 def stream_asset(
     *,
     source: str,
-    group: str,
     table: str,
+    group: str | None = None,
     decode: Decoder | None = None,
     mode: str = "resumable",
-    start: str = "earliest",
+    start: str | None = None,
+    client: ClientConfig | None = None,
+    on_data_loss: str = "error",
+    members: int = 2,
     max_records: int | None = None,
     max_bytes: int | None = None,
     min_lag: int = 1,
@@ -200,11 +200,19 @@ def stream_asset(
 
     Args:
         source: the stream URL, like ``file://orders.ss/orders``.
-        group: the consumer group; its positions live in the Delta log of the table.
+        group: the consumer group; its positions live in the Delta log of the table. By default the host's id and
+            ``r`` (SeaStreamer's rule); give it a name where runs move between hosts. Mode ``real_time`` has none.
         table: the Delta table, a path or URI; a relative path is taken from the working directory.
         decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
-        mode: ``resumable``: one member reads all shards and continues where the group was.
-        start: where a group without a position starts, ``earliest`` or ``latest``.
+        mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka):
+            several runs share the shards. ``real_time`` (Kafka): from the end on, and no group at the broker.
+        start: where a group without a position starts, ``earliest`` or ``latest``; ``earliest`` by default, in mode
+            ``real_time`` ``latest``.
+        client: configuration of the broker's client, like ``{"security.protocol": "SASL_SSL", "sasl.password":
+            dg.EnvVar("KAFKA_PASSWORD")}``; it is shown nowhere.
+        on_data_loss: what to do about messages that the stream dropped before they were read: ``error``, or
+            ``record`` the exact range and go on.
+        members: in mode ``load_balanced``, how many runs the sensor has at the same time.
         max_records: the most messages in one micro-batch.
         max_bytes: the most payload bytes in one micro-batch.
         min_lag: the sensor waits for so many messages,
@@ -233,11 +241,10 @@ def stream_asset(
         >>> orders.job_name
         'ingest_orders'
     """
-    url = StreamUrl.parse(source)
-    url.required_streams()
     chosen_mode = choice(ConsumerMode, mode, option="mode")
-    if chosen_mode is not ConsumerMode.RESUMABLE:
-        raise InvalidOptionError(f"mode={mode!r} is not available for {url.protocol}", remedy="Use mode='resumable'.")
+    stream = StreamSource(StreamUrl.parse(source), chosen_mode, client or {})
+    ledger_group = stream.group(group)
+    first = start or ("latest" if chosen_mode is ConsumerMode.REAL_TIME else "earliest")
     defaults = Limits()
     limits = Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes)
 
@@ -245,18 +252,24 @@ def stream_asset(
         own_name = name or getattr(transform, "__name__", "stream")
         return StreamAsset(
             key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
-            source=url,
+            stream=stream,
             ingestion=Ingestion(
-                group=group,
+                group=ledger_group,
                 table=table if "://" in table else str(Path(table).absolute()),
                 decoder=decode or Raw(),
                 transform=transform,
-                start=choice(AutoStreamReset, start, option="start"),
+                sharing=chosen_mode,
+                start=choice(AutoStreamReset, first, option="start"),
+                on_data_loss=choice(DataLoss, on_data_loss, option="on_data_loss"),
                 limits=limits,
                 merge_schema=merge_schema,
                 storage_options=storage_options or {},
             ),
-            policy=LagPolicy(min_lag=min_lag, max_wait_seconds=max_wait_seconds),
+            policy=LagPolicy(
+                min_lag=min_lag,
+                max_wait_seconds=max_wait_seconds,
+                max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
+            ),
             sensor_seconds=sensor_seconds,
             sensor_status=sensor_status,
             resource=resource,

@@ -8,16 +8,21 @@ from stream_assets.asset import StreamAsset
 
 
 def build_dead_letter_check(stream: StreamAsset) -> dg.AssetChecksDefinition:
-    """A check that warns while dead letters are in the ledger of the table."""
+    """A check that warns while dead letters, or messages that were gone unread, are in the ledger of the table."""
 
-    @dg.asset_check(asset=stream.key, name="no_dead_letters", description="No message was unusable.")
+    @dg.asset_check(asset=stream.key, name="no_dead_letters", description="No message was unusable or gone.")
     def no_dead_letters() -> dg.AssetCheckResult:
         entries = [c.entry for c in stream.ingestion.ledger().surviving() if c.entry]
         dead = sum(entry.dead for entry in entries)
+        lost = [f"{shard} {part.start} to {part.end}" for entry in entries for shard, part in entry.lost.items()]
         return dg.AssetCheckResult(
-            passed=dead == 0,
+            passed=dead == 0 and not lost,
             severity=dg.AssetCheckSeverity.WARN,
-            metadata={"stream/dead_letters": dead, "stream/dead_letter_table": stream.ingestion.dead_letters().path},
+            metadata={
+                "stream/dead_letters": dead,
+                "stream/lost": dg.MetadataValue.json(lost),
+                "stream/dead_letter_table": stream.ingestion.dead_letters().path,
+            },
         )
 
     return no_dead_letters

@@ -8,19 +8,23 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from stream_consumers.connect import create_consumer, create_producer, open_batch_source
+from stream_consumers.client_config import ClientConfig, parse_client_option
+from stream_consumers.connect import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, TruncatedTailError
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
-from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, Limits, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, FileProducerOptions, Limits, choice
 from stream_consumers.urls import StreamUrl
+
+if TYPE_CHECKING:
+    from spark_jobs.ingestion import BatchReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,8 +65,19 @@ def main() -> None:
     URLs name the streams behind the last slash:
 
     \b
-      file://path/to/orders.ss/orders      memory://name/orders
+      file://path/to/orders.ss/orders      kafka://host:9092/orders      memory://name/orders
     """
+
+
+client_option = click.option(
+    "-X",
+    "--client",
+    "client",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, option, values: dict(parse_client_option(value) for value in values),
+    help="Configure the broker's client; NAME=env:VARIABLE keeps a secret in the environment.",
+)
 
 
 @main.command()
@@ -73,9 +88,17 @@ def main() -> None:
 @click.option("--beacon-interval", type=int, default=FileProducerOptions().beacon_interval, show_default=True)
 @click.option("--end", is_flag=True, help="Write the end-of-stream message (files).")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
+@client_option
 @reports_errors
 def produce(
-    url: str, count: int | None, lines: Any, shards: int, beacon_interval: int, end: bool, as_json: bool
+    url: str,
+    count: int | None,
+    lines: Any,
+    shards: int,
+    beacon_interval: int,
+    end: bool,
+    as_json: bool,
+    client: ClientConfig,
 ) -> None:
     """Send messages; each line of stdin is one unless --count or --from is given.
 
@@ -83,6 +106,7 @@ def produce(
     Examples:
       stream-assets produce file://orders.ss/orders --count 1000 --shards 2
       cat orders.jsonl | stream-assets produce file://orders.ss/orders
+      stream-assets produce kafka://localhost:9092/orders --count 1000 --shards 4
     """
     if count is not None and lines is not None:
         raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
@@ -90,7 +114,8 @@ def produce(
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
-    with create_producer(url, file_options=options) as producer, progress_bar() as progress:
+    opened = create_producer(url, file_options=options, client=client, shards=shards)
+    with opened as producer, progress_bar() as progress:
         task = progress.add_task("sent", total=count)
         for index, payload in enumerate(payloads):
             receipt = producer.send(payload, shard=index % shards)
@@ -121,22 +146,40 @@ def _lines(stream: Any) -> Iterator[bytes]:
 @click.option("--max", "limit", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@client_option
 @reports_errors
-def peek(url: str, mode: str, group: str | None, start: str, limit: int | None, follow: bool, as_json: bool) -> None:
+def peek(
+    url: str,
+    mode: str,
+    group: str | None,
+    start: str,
+    limit: int | None,
+    follow: bool,
+    as_json: bool,
+    client: ClientConfig,
+) -> None:
     """Print messages; nothing is committed. Dead letters go to stderr.
+
+    With --mode resumable and --group it begins where the group is.
 
     \b
     Examples:
       stream-assets peek file://orders.ss/orders --max 5
       stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00 --json
+      stream-assets peek kafka://localhost:9092/orders --max 5
     """
-    if mode != ConsumerMode.REAL_TIME.value or group:
-        raise InvalidOptionError(
-            f"{StreamUrl.parse(url).protocol} has no groups to peek with", remedy="Leave out --group and --mode."
-        )
     is_latest = start == "latest"
     reset = AutoStreamReset.LATEST if is_latest else AutoStreamReset.EARLIEST
-    with create_consumer(url, reset=reset, live=follow or is_latest, on_dead_letter=_print_letter) as consumer:
+    opened = create_consumer(
+        url,
+        mode=choice(ConsumerMode, mode, option="--mode"),
+        group=group,
+        reset=reset,
+        live=follow or is_latest,
+        client=client,
+        on_dead_letter=_print_letter,
+    )
+    with opened as consumer:
         _go_to(consumer, start)
         for index, message in enumerate(consumer, 1):
             _print_message(message, as_json=as_json)
@@ -184,6 +227,7 @@ def stream_options(command: Callable[P, R]) -> Callable[P, R]:
     options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
         click.option("--group", default="stream-assets", show_default=True, help="The consumer group."),
+        client_option,
     ]
     for option in options:
         command = option(command)
@@ -197,6 +241,7 @@ def stream_options(command: Callable[P, R]) -> Callable[P, R]:
 @click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'.")
 @click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True)
 @click.option("--start", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
+@click.option("--on-data-loss", type=click.Choice(["error", "record"]), default="error", show_default=True)
 @click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
 @click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
@@ -211,72 +256,82 @@ def ingest(
     schema: str | None,
     mode: str,
     start: str,
+    on_data_loss: str,
     max_records: int | None,
     max_bytes: int | None,
     max_batches: int | None,
     master: str,
     remote: str | None,
     group: str,
+    client: ClientConfig,
     as_json: bool,
 ) -> None:
     """Write a stream into a Delta table up to its present end, each message once.
 
     \b
-    Example:
+    Examples:
       stream-assets ingest --source file://orders.ss/orders --table lake/orders \\
           --decode json --schema 'id BIGINT, user STRING, amount DECIMAL(10,2)'
+      stream-assets ingest --source kafka://broker:9093/orders --table lake/orders --group lakehouse \\
+          -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN -X sasl.username=me \\
+          -X sasl.password=env:KAFKA_PASSWORD
     """
     from spark_jobs.decode import Decoder, Json, Raw, Text
-    from spark_jobs.ingest import IngestJob
+    from spark_jobs.draining import drain
     from spark_jobs.ingestion import Ingestion
     from spark_jobs.session import SparkOptions, create_session
 
-    if mode != ConsumerMode.RESUMABLE.value:
-        raise InvalidOptionError(f"--mode {mode} is not available here", remedy="Use --mode resumable.")
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
     decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
     defaults = Limits()
+    stream = StreamSource(StreamUrl.parse(source), choice(ConsumerMode, mode, option="--mode"), client)
     ingestion = Ingestion(
-        group=group,
+        group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         table=table_path(table),
         decoder=Json(schema) if schema else decoders[decode],
+        sharing=stream.mode,
         start=choice(AutoStreamReset, start, option="--start"),
+        on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
     )
     reports: list[dict[str, object]] = []
-    with open_batch_source(source) as opened, progress_bar() as progress:
+    tails: list[str] = []
+    with progress_bar() as progress:
+        # What is wrong with either of them is told before Spark starts.
         ingestion.ledger().read()
+        with stream.open() as opened:
+            opened.identities()
         task = progress.add_task("starting Spark", total=None)
         spark = create_session(SparkOptions(master=master, remote=remote))
-        job = IngestJob(spark, opened, ingestion)
+        progress.update(task, description="reading")
         done = 0
-        progress.update(task, description="measuring")
-        while (max_batches is None or len(reports) < max_batches) and (batch := job.plan()) is not None:
-            progress.update(task, description=f"batch {batch.number}")
-            report = job.run(batch)
-            if report is None:
-                continue
+        for report, _ in drain(spark, stream, ingestion, max_batches=max_batches, on_tail=tails.append):
             done += sum(report.messages.values()) + report.dead
-            progress.update(task, completed=done, total=done + sum(report.lag.values()))
-            reports.append(
-                {
-                    "batch": report.batch.number,
-                    "version": report.version,
-                    "rows": report.rows,
-                    "dead letters": report.dead,
-                    "lag": sum(report.lag.values()),
-                    "seconds": round(report.seconds, 2),
-                }
-            )
+            left = sum(report.lag.values())
+            progress.update(task, description=f"batch {report.batch.number}", completed=done, total=done + left)
+            reports.append(_report_row(report))
         progress.update(task, description="done", completed=done, total=done)
-        tail = opened.unreadable_tail()
     print_rows(reports, as_json=as_json, title=f"{source} into {table}", empty="nothing to read: lag 0")
-    if tail:
+    if tails:
         raise TruncatedTailError(
-            tail,
+            tails[0],
             remedy="All whole messages before it are in the table; the next run continues behind them.",
         )
+
+
+def _report_row(report: BatchReport) -> dict[str, object]:
+    lost = [f"{shard} {part.start}-{part.end}" for shard, part in report.batch.entry.lost.items()]
+    return {
+        "batch": report.batch.number,
+        "version": report.version,
+        "rows": report.rows,
+        "dead letters": report.dead,
+        "lost": ", ".join(f"{shard} {part.start}-{part.end}" for shard, part in report.batch.entry.lost.items())
+        or None,
+        "lag": sum(report.lag.values()),
+        "seconds": round(report.seconds, 2),
+    }
 
 
 def table_path(table: str) -> str:
@@ -289,12 +344,15 @@ def table_path(table: str) -> str:
 @click.option("--table", help="The Delta table whose ledger is compared.")
 @stream_options
 @reports_errors
-def lag(url: str, table: str | None, group: str, as_json: bool) -> None:
+def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: bool) -> None:
     """Per shard: where it starts and ends, where the group is, and how far behind.
+
+    "blocked" counts what an open transaction holds back behind the end.
 
     \b
     Example:
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
+      stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
     from spark_jobs.ingestion import Ingestion, check_source
     from spark_jobs.ledger import LedgerState
@@ -302,7 +360,7 @@ def lag(url: str, table: str | None, group: str, as_json: bool) -> None:
     ledger = LedgerState(-1)
     if table is not None:
         ledger = Ingestion(group=group, table=table_path(table)).ledger().read()
-    with open_batch_source(url) as opened:
+    with open_batch_source(url, client=client) as opened:
         extents, committed = opened.extents(), opened.committed(group)
     if table is None and committed is None:
         raise InvalidOptionError(
@@ -321,6 +379,7 @@ def lag(url: str, table: str | None, group: str, as_json: bool) -> None:
             "ledger": ledger.positions.get(shard),
             "end": extent.end,
             "lag": max(0, extent.end - known.get(shard, extent.start)),
+            "blocked": extent.blocked,
         }
         for shard, extent in extents.items()
     ]
@@ -332,7 +391,7 @@ def lag(url: str, table: str | None, group: str, as_json: bool) -> None:
 @click.option("--table", required=True, help="The Delta table.")
 @stream_options
 @reports_errors
-def verify(source: str, table: str, group: str, as_json: bool) -> None:
+def verify(source: str, table: str, group: str, client: ClientConfig, as_json: bool) -> None:
     """Compare the sequences in the stream with those in the table; exit code 1 unless each is there once.
 
     \b
@@ -343,7 +402,7 @@ def verify(source: str, table: str, group: str, as_json: bool) -> None:
     from spark_jobs.verify import verify as compare
 
     ingestion = Ingestion(group=group, table=table_path(table))
-    with open_batch_source(source) as opened, progress_bar() as progress:
+    with open_batch_source(source, client=client) as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, progress=lambda count: progress.advance(task, count))
     columns = ("first", "last", "messages", "rows", "dead", "filtered", "missing", "duplicated", "unknown", "lag")

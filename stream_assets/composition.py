@@ -28,7 +28,7 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
     """The lag sensor of a stream asset."""
     return build_lag_sensor(
         name=f"{stream.name}_lag",
-        source=str(stream.source),
+        source=stream.stream,
         ingestion=stream.ingestion,
         job=job,
         job_name=stream.job_name,

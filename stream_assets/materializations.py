@@ -33,6 +33,9 @@ def batch_metadata(
         "dagster/uri": dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
         "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(columns)),
     }
+    if report.batch.entry.lost:
+        lost = {str(shard): list(part) for shard, part in sorted(report.batch.entry.lost.items())}
+        metadata["stream/lost"] = dg.MetadataValue.json(lost)
     if total_rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(total_rows)
     return metadata

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+
+HEADERS_TYPE: pa.DataType = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
+"""Headers in order; a name may occur more than once, a value may be null."""
 
 MESSAGE_SCHEMA: pa.Schema = pa.schema(
     (
@@ -24,6 +27,7 @@ MESSAGE_SCHEMA: pa.Schema = pa.schema(
         pa.field("timestamp_ms", pa.int64()),
         pa.field("key", pa.binary()),
         pa.field("payload", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
         pa.field("error", pa.string()),
         pa.field("offset", pa.int64()),
     )
@@ -55,10 +59,17 @@ class Range(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What a shard holds now: ``start`` is its first sequence, ``end`` the next one to come."""
+    """What a shard holds now.
+
+    Args:
+        start: its first sequence.
+        end: the end of what can be read now: the next sequence to come.
+        blocked: sequences behind ``end`` that nobody may read yet, since a transaction over them is open (Kafka).
+    """
 
     start: int
     end: int
+    blocked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,10 @@ class BatchSource(Protocol):
         """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
         ...
 
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
+        ...
+
     def unreadable_tail(self) -> str | None:
         """What is wrong behind the last message, if nobody is mending it by writing on; ``None`` if all is well."""
         ...
@@ -154,21 +169,24 @@ class BatchSource(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-MessageRow = tuple[str, int, int | None, int | None, bytes | None, bytes | None, str | None, int | None]
+Headers = Iterable[tuple[str, "str | bytes | None"]]
+MessageRow = tuple[
+    str, int, "int | None", "int | None", "bytes | None", "bytes | None", "Headers | None", "str | None", "int | None"
+]
 """The values of one row of :data:`MESSAGE_SCHEMA`."""
 
 
 def message_row(message: Message) -> MessageRow:
     """A message as a row."""
-    shard = message.shard
-    return (shard.stream, shard.id, message.sequence, message.timestamp_ms, message.key, message.payload, None, None)
+    shard, place = message.shard, (message.sequence, message.timestamp_ms)
+    return (shard.stream, shard.id, *place, message.key, message.payload, message.headers or None, None, None)
 
 
 def dead_letter_row(letter: DeadLetter) -> MessageRow:
     """A dead letter as a row."""
     shard = letter.shard
     place = (shard.stream, shard.id, letter.sequence, letter.timestamp_ms)
-    return (*place, None, letter.payload, letter.error, letter.offset)
+    return (*place, None, letter.payload, None, letter.error, letter.offset)
 
 
 def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
@@ -186,5 +204,17 @@ def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
 
 
 def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:
-    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows), MESSAGE_SCHEMA)]
+    columns: list[Sequence[Any]] = list(zip(*rows))
+    arrays = [
+        headers_array(column) if field.name == "headers" else pa.array(column, field.type)
+        for column, field in zip(columns, MESSAGE_SCHEMA)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def headers_array(headers: Sequence[Headers | None]) -> pa.Array[Any]:
+    """Headers as a column of :data:`HEADERS_TYPE`; null where a message has none."""
+    if not any(headers):
+        return pa.array([None] * len(headers), HEADERS_TYPE)
+    listed = [[{"name": name, "value": value} for name, value in pairs] if pairs else None for pairs in headers]
+    return pa.array(listed, HEADERS_TYPE)

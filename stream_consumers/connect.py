@@ -2,27 +2,128 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from stream_consumers.batches import BatchSource
+from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer
-from stream_consumers.errors import InvalidUrlError
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.file_batches import FileBatchSource
 from stream_consumers.file_consumer import FileConsumer, log_dead_letter
 from stream_consumers.file_producer import FileProducer
+from stream_consumers.hosts import host_id
+from stream_consumers.kafka_batches import KafkaBatchSource
+from stream_consumers.kafka_consumer import KafkaConsumer
+from stream_consumers.kafka_membership import KafkaMembership
+from stream_consumers.kafka_producer import KafkaProducer
+from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
-from stream_consumers.options import AutoStreamReset, FileProducerOptions
+from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
 from stream_consumers.urls import StreamUrl
 
-PROTOCOLS = ("file", "memory")
+PROTOCOLS = ("file", "kafka", "memory")
 
 
-def _unknown(url: StreamUrl) -> InvalidUrlError:
-    return InvalidUrlError(
-        f"{url}: there is no backend for {url.protocol!r}", remedy=f"Use one of: {', '.join(PROTOCOLS)}."
-    )
+@dataclass(frozen=True)
+class StreamSource:
+    """Where batches come from, as a value: nothing is opened yet.
+
+    Args:
+        url: the stream URL.
+        mode: how the group shares and remembers.
+        client: configuration of the broker's client; shown nowhere.
+
+    Raises:
+        InvalidUrlError: unknown protocol, no stream.
+        InvalidOptionError: a mode that the backend does not have, or client options where there is no client.
+
+    Example:
+        >>> StreamSource(StreamUrl.parse("memory://shop/orders")).mode.value
+        'resumable'
+    """
+
+    url: StreamUrl
+    mode: ConsumerMode = ConsumerMode.RESUMABLE
+    client: ClientConfig = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.url.required_streams()
+        check_protocol(self.url)
+        if self.url.protocol == "kafka":
+            return
+        check_client(self.url, self.client)
+        if self.mode is not ConsumerMode.RESUMABLE:
+            raise InvalidOptionError(
+                f"mode {self.mode.value!r} is not available for {self.url.protocol}", remedy="Use mode 'resumable'."
+            )
+
+    def group(self, name: str | None) -> str:
+        """The group's name in the ledger, a default where there is one.
+
+        Raises:
+            InvalidOptionError: none given where one is needed, or one where there is none.
+        """
+        if self.mode is ConsumerMode.REAL_TIME:
+            if name is not None:
+                raise InvalidOptionError(
+                    f"mode real_time has no group, but group={name!r} is given",
+                    remedy="Leave the group out, or use mode resumable or load_balanced.",
+                )
+            return ConsumerMode.REAL_TIME.value
+        if name is None and self.mode is ConsumerMode.LOAD_BALANCED:
+            raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same group.")
+        return f"{host_id()}r" if name is None else name
+
+    def join(self, group: str) -> Membership:
+        """Become a member of the group (mode ``load_balanced``); close it when done.
+
+        Raises:
+            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+        """
+        return KafkaMembership(self.url, group, self.client)
+
+    def open(self, membership: Membership | None = None) -> BatchSource:
+        """The batch source; close it when done.
+
+        Args:
+            membership: commit as this member.
+
+        Raises:
+            StreamNotFoundError, FormatError: as the backend says.
+        """
+        if self.url.protocol == "file":
+            return FileBatchSource(self.url)
+        if self.url.protocol == "kafka":
+            return KafkaBatchSource(self.url, self.client, mode=self.mode, membership=membership)
+        return MemoryBatchSource(self.url)
 
 
-def open_batch_source(url: str | StreamUrl) -> BatchSource:
-    """The batch source of a URL; close it when done.
+def check_protocol(url: StreamUrl) -> None:
+    """Refuse a protocol without a backend.
+
+    Raises:
+        InvalidUrlError: naming those there are.
+    """
+    if url.protocol not in PROTOCOLS:
+        raise InvalidUrlError(
+            f"{url}: there is no backend for {url.protocol!r}", remedy=f"Use one of: {', '.join(PROTOCOLS)}."
+        )
+
+
+def check_client(url: StreamUrl, client: ClientConfig | None) -> None:
+    """Refuse client options where there is no client.
+
+    Raises:
+        InvalidOptionError: naming them.
+    """
+    if client:
+        raise InvalidOptionError(
+            f"{url.protocol} has no client to configure", remedy="Leave the client options out.", options=sorted(client)
+        )
+
+
+def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = None) -> BatchSource:
+    """The batch source of a URL, in ``resumable`` mode; close it when done.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
@@ -33,50 +134,76 @@ def open_batch_source(url: str | StreamUrl) -> BatchSource:
         ...     dict(source.extents())
         {}
     """
-    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
-    parsed.required_streams()
-    if parsed.protocol == "file":
-        return FileBatchSource(parsed)
-    if parsed.protocol == "memory":
-        return MemoryBatchSource(parsed)
-    raise _unknown(parsed)
+    return StreamSource(_parsed(url), client=client or {}).open()
 
 
 def create_consumer(
     url: str | StreamUrl,
     *,
+    mode: ConsumerMode = ConsumerMode.REAL_TIME,
+    group: str | None = None,
     reset: AutoStreamReset = AutoStreamReset.EARLIEST,
     live: bool = True,
+    client: ClientConfig | None = None,
     on_dead_letter: DeadLetterObserver = log_dead_letter,
 ) -> Consumer:
     """A consumer of the streams of a URL.
 
     Args:
         url: where to read.
-        reset: where to start.
+        mode: ``real_time`` has no group; ``resumable`` goes on where the group is, with all shards; ``load_balanced``
+            shares the shards with the group's other members.
+        group: the consumer group.
+        reset: where to start without a position.
         live: wait at the end; without it the stream ends there.
+        client: configuration of the broker's client.
         on_dead_letter: told of what cannot be used as a message.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
+        InvalidOptionError: a group or a mode that the backend does not have.
     """
-    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
+    parsed = _parsed(url)
+    check_protocol(parsed)
+    if parsed.protocol == "kafka":
+        return KafkaConsumer(parsed, mode=mode, group=group, reset=reset, live=live, client=client)
+    check_client(parsed, client)
+    if mode is not ConsumerMode.REAL_TIME or group is not None:
+        raise InvalidOptionError(
+            f"{parsed.protocol} has no groups to consume with", remedy="Leave out the group; use mode real_time."
+        )
     if parsed.protocol == "file":
         return FileConsumer(parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
-    if parsed.protocol == "memory":
-        return MemoryConsumer(parsed, reset=reset, live=live)
-    raise _unknown(parsed)
+    return MemoryConsumer(parsed, reset=reset, live=live)
 
 
-def create_producer(url: str | StreamUrl, *, file_options: FileProducerOptions | None = None) -> Producer:
+def create_producer(
+    url: str | StreamUrl,
+    *,
+    client: ClientConfig | None = None,
+    file_options: FileProducerOptions | None = None,
+    shards: int | None = None,
+) -> Producer:
     """A producer for the streams of a URL.
+
+    Args:
+        url: where to send.
+        client: configuration of the broker's client.
+        file_options: of a ``.ss`` file.
+        shards: a topic that is not there is created with so many partitions; without it that is an error.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
     """
-    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
+    parsed = _parsed(url)
+    check_protocol(parsed)
+    if parsed.protocol == "kafka":
+        return KafkaProducer(parsed, client, shards=shards)
+    check_client(parsed, client)
     if parsed.protocol == "file":
         return FileProducer(parsed, file_options)
-    if parsed.protocol == "memory":
-        return MemoryProducer(parsed)
-    raise _unknown(parsed)
+    return MemoryProducer(parsed)
+
+
+def _parsed(url: str | StreamUrl) -> StreamUrl:
+    return StreamUrl.parse(url) if isinstance(url, str) else url

@@ -149,5 +149,21 @@ class WriteError(StreamAssetsError, Transient):
     """Spark failed to write a batch; nothing of it is in the table."""
 
 
+class BrokerUnavailableError(StreamAssetsError, Transient):
+    """The broker does not answer."""
+
+
+class BrokerError(StreamAssetsError, Transient):
+    """The broker answered with an error."""
+
+
+class AccessDeniedError(StreamAssetsError, Terminal):
+    """The broker does not let us in, or not do that."""
+
+
+class GroupActiveError(StreamAssetsError, Transient):
+    """The group has live members that are not ours, so that its positions cannot be set from outside."""
+
+
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""

@@ -125,7 +125,7 @@ class FileSplit:
                     yield self._dead_letter(scanner, damage, item.shard)
                 if isinstance(item, Frame):
                     place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
-                    yield (*place, None, item.payload, None, None)
+                    yield (*place, None, item.payload, None, None, None)
                 else:
                     yield self._dead_letter(scanner, item, item.shard)
 
@@ -276,6 +276,10 @@ class FileBatchSource:
             )
             for cut, end in zip(starts, stops)
         ]
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """Nothing: what is missing in a file is damage, not retention."""
+        return {}
 
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""

@@ -138,6 +138,10 @@ class MemoryBatchSource:
         splits = [MemorySplit(tuple(chosen[i : i + share])) for i in range(0, max(1, len(chosen)), share)]
         return BatchPlan(ranges, splits, len(chosen))
 
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """Nothing in memory is ever removed."""
+        return {}
+
     def unreadable_tail(self) -> str | None:
         """Nothing in memory is ever unreadable."""
         return None

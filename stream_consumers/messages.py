@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -115,13 +115,40 @@ class Message:
         return header
 
 
-@dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a sent message ended up."""
+    """Where a sent message ended up.
 
-    shard: Shard
-    sequence: int
-    timestamp_ms: int
+    Args:
+        shard: the shard it was sent to.
+        sequence: its place in the shard; where a broker decides on it, what waits for the broker's answer.
+        timestamp_ms: the time it was sent with.
+
+    Example:
+        >>> Receipt(Shard("orders"), lambda: 7, 1_700_000_000_020).sequence
+        7
+    """
+
+    __slots__ = ("_sequence", "shard", "timestamp_ms")
+
+    def __init__(self, shard: Shard, sequence: int | Callable[[], int], timestamp_ms: int) -> None:
+        self.shard = shard
+        self.timestamp_ms = timestamp_ms
+        self._sequence = sequence
+
+    @property
+    def sequence(self) -> int:
+        """Its place in the shard; waits until it is known.
+
+        Raises:
+            StreamAssetsError: the message was not delivered; as the producer says.
+        """
+        if not isinstance(self._sequence, int):
+            self._sequence = self._sequence()
+        return self._sequence
+
+    def __repr__(self) -> str:
+        sequence = self._sequence if isinstance(self._sequence, int) else "on its way"
+        return f"Receipt({self.shard}, {sequence}, {self.timestamp_ms})"
 
 
 @dataclass(frozen=True, slots=True)

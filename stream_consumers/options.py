@@ -30,6 +30,17 @@ class AutoStreamReset(str, enum.Enum):
     LATEST = "latest"
 
 
+class DataLoss(str, enum.Enum):
+    """What to do when messages are gone from the stream before they were read.
+
+    ``error``: stop, and say what is gone. ``record``: go on behind it; the exact range goes into the ledger, the
+    metadata and the dead-letter table.
+    """
+
+    ERROR = "error"
+    RECORD = "record"
+
+
 def choice(kind: type[Choice], value: str, *, option: str) -> Choice:
     """The member of ``kind`` with this value.
 

@@ -20,7 +20,6 @@ GOOD = (
 )
 
 BAD = (
-    None,
     b"",
     b" \n ",
     b"null",

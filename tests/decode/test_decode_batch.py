@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.decode import Json, Raw, Text
 from spark_jobs.source import decode_batch
-from stream_consumers.batches import MESSAGE_SCHEMA
+from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from tests.decode.payloads import BAD, documents, payload
 
 STREAM = [
@@ -17,6 +17,7 @@ STREAM = [
     pa.field("_timestamp", pa.timestamp("us", "UTC")),
     pa.field("_key", pa.binary()),
     pa.field("_payload", pa.binary()),
+    pa.field("_headers", HEADERS_TYPE),
     pa.field("_error", pa.string()),
     pa.field("_offset", pa.int64()),
 ]

@@ -1,0 +1,207 @@
+"""Drains a source into a table, with one member for all shards or as one of several."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.ingest import IngestJob
+from spark_jobs.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
+from stream_consumers.membership import Membership
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+JOIN_SECONDS = 60.0
+PARALLEL_SHARDS = 4
+_TICK_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+def drain(
+    spark: SparkSession,
+    source: StreamSource,
+    ingestion: Ingestion,
+    *,
+    observer: Observer = ignore_steps,
+    max_batches: int | None = None,
+    on_tail: Callable[[str], None] = _log.warning,
+) -> Iterator[tuple[BatchReport, bool]]:
+    """Micro-batches up to the end that the source had at the beginning.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: what goes where.
+        observer: told of each step.
+        max_batches: stop after so many.
+        on_tail: told what is wrong behind the last message, if anything is.
+
+    Yields:
+        Each batch when it is in the table and committed, and whether it is the last one.
+
+    Raises:
+        StreamAssetsError: whatever stops it; what was yielded before is safe.
+    """
+    if source.mode is ConsumerMode.LOAD_BALANCED:
+        with source.join(ingestion.group) as membership:
+            shared = SharedDrain(spark, source, ingestion, membership, observer=observer, max_batches=max_batches)
+            yield from _with_last(shared.reports())
+        return
+    with source.open() as opened:
+        job = IngestJob(spark, opened, ingestion, observer=observer)
+        count = 0
+        batch = job.plan()
+        while batch is not None:
+            report = job.run(batch)
+            count += report is not None
+            try:
+                batch = None if count == max_batches else job.plan()
+            except Exception:
+                # The batch is in the table whatever comes next: tell of it first.
+                if report is not None:
+                    yield report, False
+                raise
+            if report is not None:
+                yield report, batch is None
+        tail = opened.unreadable_tail()
+        if tail:
+            on_tail(tail)
+
+
+def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:
+    previous: BatchReport | None = None
+    try:
+        for report in reports:
+            if previous is not None:
+                yield previous, False
+            previous = report
+    except Exception:
+        if previous is not None:
+            yield previous, False
+        raise
+    if previous is not None:
+        yield previous, True
+
+
+class SharedDrain:
+    """One member of a group that drains the shards it is given, several at a time, each on a number line of its own.
+
+    Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner on the number line of
+    the shard, and Delta picks one (protocol b10).
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: what goes where.
+        membership: says which shards are ours; the caller closes it.
+        observer: told of each step of each batch, from several threads.
+        max_batches: stop after so many, of all shards together.
+        parallel_shards: how many batches are written at the same time.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: StreamSource,
+        ingestion: Ingestion,
+        membership: Membership,
+        *,
+        observer: Observer = ignore_steps,
+        max_batches: int | None = None,
+        parallel_shards: int = PARALLEL_SHARDS,
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._ingestion = ingestion
+        self._membership = membership
+        self._ledger = ingestion.ledger()
+        self._observer = observer
+        self._left = max_batches
+        self._parallel = parallel_shards
+        self._done: set[Shard] = set()
+        self._found: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def reports(self) -> Iterator[BatchReport]:
+        """The batches, as they get written, until every shard of ours is drained.
+
+        Raises:
+            BrokerUnavailableError: the group did not answer.
+            StreamAssetsError: the first error of a shard; the others finish their batch.
+        """
+        if not self._membership.wait(JOIN_SECONDS):
+            raise BrokerUnavailableError(
+                f"group {self._ingestion.group!r} assigned nothing within {JOIN_SECONDS:g} s",
+                remedy="Check the brokers and the group's other members; nothing was lost, run again.",
+            )
+        with self._source.open(self._membership) as opened:
+            ends = {shard: extent.end for shard, extent in opened.extents().items()}
+        running: dict[Future[bool], Shard] = {}
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
+            try:
+                while running or not self._is_over(ends):
+                    for shard in sorted(self._membership.shards() - self._done - set(running.values())):
+                        running[pool.submit(self._drain_shard, shard)] = shard
+                    yield from self._take()
+                    for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
+                        shard = running.pop(future)
+                        self._done |= {shard} if future.result() else set()
+            except StreamAssetsError:
+                self._stop.set()
+                wait(running)
+                # What the others finished meanwhile is in the table: tell of it first.
+                yield from self._take()
+                raise
+            finally:
+                self._stop.set()
+        yield from self._take()
+
+    def _is_over(self, ends: Mapping[Shard, int]) -> bool:
+        """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
+        if self._membership.shards() - self._done:
+            return False
+        if self._left is not None and self._left <= 0:
+            return True
+        if set(ends) <= self._done:
+            return True
+        time.sleep(_TICK_SECONDS)
+        positions = self._ledger.read().positions
+        return all(positions.get(shard, 0) >= end for shard, end in ends.items())
+
+    def _take(self) -> Iterator[BatchReport]:
+        while not self._found.empty():
+            yield self._found.get()
+
+    def _drain_shard(self, shard: Shard) -> bool:
+        """Whether it was drained; ``False`` if somebody else has it now."""
+        with self._source.open(self._membership) as opened:
+            job = IngestJob(self._spark, opened, replace(self._ingestion, shard=shard), observer=self._observer)
+            while self._is_ours(shard):
+                batch = job.plan()
+                if batch is None or not self._start():
+                    return True
+                report = job.run(batch)
+                if report is not None:
+                    self._found.put(report)
+        return False
+
+    def _is_ours(self, shard: Shard) -> bool:
+        return not self._stop.is_set() and shard in self._membership.shards()
+
+    def _start(self) -> bool:
+        """Count a batch; ``False`` if there were enough."""
+        with self._lock:
+            if self._left is None:
+                return True
+            self._left -= 1
+            return self._left >= 0
