@@ -306,7 +306,8 @@ class IngestJob:
             identities={**(state.newest.identities if state.newest else {}), **self._identities},
             hint=hint,
             letters=self._settled,
-            sharing=self._ingestion.sharing.value,
+            sharing=state.sharing,
+            switch=self._ingestion.sharing.value if kind == "claim" else None,
             lost=lost or {},
         )
 

@@ -19,6 +19,12 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
 
 SWITCHING = "switching"
+# Whether there is one number line a member, or one a shard.
+_LINES = {
+    ConsumerMode.REAL_TIME.value: "member",
+    ConsumerMode.RESUMABLE.value: "member",
+    ConsumerMode.LOAD_BALANCED.value: "shard",
+}
 Transform = Callable[[DataFrame], DataFrame]
 
 
@@ -145,14 +151,15 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
     Raises:
         InvalidOptionError: with the mode of the group and the way to change it.
     """
-    is_balanced = ConsumerMode.LOAD_BALANCED.value
-    known = state.newest.sharing if state.newest else ingestion.sharing.value
-    if (known == is_balanced) != (ingestion.sharing.value == is_balanced) or known == SWITCHING:
-        raise InvalidOptionError(
-            f"group {ingestion.group!r} of {ingestion.table} is {known}, not {ingestion.sharing.value}",
-            remedy=f"Use mode {known!r}, or change the group's mode with: "
-            f"stream-assets switch --to {ingestion.sharing.value}.",
-        )
+    wanted = ingestion.sharing
+    if not state.sharing or (state.sharing in _LINES and _LINES[state.sharing] == _LINES[wanted.value]):
+        return
+    raise InvalidOptionError(
+        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {wanted.value}",
+        remedy=f"Change the group's mode with: stream-assets switch --to {wanted.value}; or use mode {state.sharing!r}."
+        if state.sharing != SWITCHING
+        else f"A switch was begun and not finished: run stream-assets switch --to {wanted.value}.",
+    )
 
 
 def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:

@@ -5,7 +5,7 @@ The fold (protocol §4) goes over the commits in log order:
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
     RESTORE to v   covered, redo := those of the fold at v ; owners and origins stay
-    claim, fence   origins and owners ; the transaction number only otherwise
+    claim, fence   origins, owners, how the group shares ; the transaction number only otherwise
 
 R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
 """
@@ -84,6 +84,7 @@ class LedgerState:
         newest: the newest entry of the group.
         last_number: the last transaction number of the member.
         letters: up to this version of the dead-letter table every stray was deleted; a RESTORE makes it -1.
+        sharing: how the group shares its shards; empty before the first claim.
     """
 
     version: int
@@ -91,6 +92,7 @@ class LedgerState:
     newest: Entry | None = None
     last_number: int = 0
     letters: int = -1
+    sharing: str = ""
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -149,7 +151,8 @@ class Ledger:
             return LedgerState(snapshot.version)
         is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
         letters = -1 if is_restored else newest.letters
-        return LedgerState(snapshot.version, self._state_at(snapshot.version), newest, number, letters)
+        state, sharing = self._state_at(snapshot.version), self._sharing(newest, snapshot.version)
+        return LedgerState(snapshot.version, state, newest, number, letters, sharing)
 
     def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
         """The commit (app, number) behind version ``after``; ``None`` if there is none.
@@ -241,6 +244,15 @@ class Ledger:
         if error is not None:
             raise error
         return state
+
+    def _sharing(self, newest: Entry, version: int) -> str:
+        """The first claim decides, then every switch; no RESTORE changes it, since number lines just go on."""
+        sharing = newest.sharing
+        for number in range(newest.base + 1, version + 1):
+            entry = self._need(number).entry
+            if entry is not None and entry.switch is not None and (entry.kind == "fence" or not sharing):
+                sharing = entry.switch
+        return sharing
 
     def _fold_to(self, version: int) -> _Fold:
         """The fold up to ``version``, starting from the state that the newest commit carries.

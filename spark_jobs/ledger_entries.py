@@ -73,8 +73,9 @@ class Entry:
         identities: what tells each stream from a recreated one.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
         letters: the version of the dead-letter table up to which every stray was deleted.
-        sharing: how the group shares its shards, a :class:`stream_consumers.options.ConsumerMode`; it tells which
-            number lines there are.
+        sharing: how the group shared its shards at ``base``, a :class:`stream_consumers.options.ConsumerMode`; it tells
+            which number lines there are. Empty before the first claim.
+        switch: for a claim or a fence, how the group shares from here on.
         lost: what was gone from the stream before it was read; covered all the same, as the user chose.
     """
 
@@ -96,7 +97,8 @@ class Entry:
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
     letters: int = -1
-    sharing: str = "resumable"
+    sharing: str = ""
+    switch: str | None = None
     lost: Mapping[Shard, Range] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -130,6 +132,7 @@ class Entry:
             "hint": self.hint,
             "letters": self.letters,
             "sharing": self.sharing,
+            "switch": self.switch,
             "lost": {str(shard): list(part) for shard, part in self.lost.items()},
         }
         return json.dumps(document, separators=(",", ":"))
@@ -169,6 +172,7 @@ class Entry:
                 hint=document["hint"],
                 letters=document["letters"],
                 sharing=document["sharing"],
+                switch=document["switch"],
                 lost={Shard.parse(s): Range(start, end) for s, (start, end) in document["lost"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):

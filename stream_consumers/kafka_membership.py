@@ -109,9 +109,10 @@ class KafkaMembership:
                 f"group {self._group!r} did not answer a commit within {COMMIT_SECONDS:g} s",
                 remedy="Check the brokers. What is in the table stays there once, and the next run sets the positions.",
             ) from error
-        for error in refused:
-            if error.code() not in LOST:
-                raise explain(error, what=f"committing for group {self._group!r}", reason=self._cluster.reason(error))
+        for refusal in refused:
+            if refusal.code() not in LOST:
+                what = f"committing for group {self._group!r}"
+                raise explain(refusal, what=what, reason=self._cluster.reason(refusal))
         if refused:
             _log.info("group %s refused a commit (%s): another member goes on", self._group, refused[0].name())
         return not refused

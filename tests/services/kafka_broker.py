@@ -6,13 +6,11 @@ Run it by hand with ``python -m tests.services.kafka_broker --port 9092`` (``mak
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,13 +127,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9092)
     port = parser.parse_args().port
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix=f"kafka-{os.getpid()}-{uuid.uuid4().hex[:4]}-") as folder:
-        with kafka_broker(Path(folder), port=port) as address:
-            print(f"Kafka {COORDINATE[2]} is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
-            try:
-                signal.pause()
-            except KeyboardInterrupt:
-                print("stopping", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kafka-") as folder, kafka_broker(Path(folder), port=port) as address:
+        print(f"Kafka {COORDINATE[2]} is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            print("stopping", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""One run in a process of its own, to be killed: ``python -m tests.spark.one_run URL TABLE RECORDS FAULT``."""
+"""One run in a process of its own, to be killed.
+
+``python -m tests.spark.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE]]]``
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_jobs.decode import Json
-from spark_jobs.ingest import IngestJob
+from spark_jobs.draining import drain
 from spark_jobs.ingestion import Batch, Ingestion, Step
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
-from stream_consumers.connect import open_batch_source
-from stream_consumers.options import Limits
+from stream_consumers.connect import StreamSource
+from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.urls import StreamUrl
 from tests.conftest import SHORT_LIVED
+
+# A member that stops is missed after a second.
+QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
 
 
 class GroupKillSwitch(KillSwitch):
@@ -25,14 +32,22 @@ class GroupKillSwitch(KillSwitch):
         os.killpg(os.getpgid(0), kill.signal)
 
 
-def main(url: str, table: str, records: str, fault: str) -> None:
+def main(
+    url: str,
+    table: str,
+    records: str,
+    fault: str,
+    group: str = "lakehouse",
+    mode: str = "resumable",
+    remote: str = "",
+) -> None:
     name, _, wanted = fault.partition("!")
-    group = wanted.startswith("group-")
+    is_for_all = wanted.startswith("group-")
     kill = Kill.parse(name) if name else None
     observer = None
     if kill is not None:
         kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
-        switch = GroupKillSwitch if group else KillSwitch
+        switch = GroupKillSwitch if is_for_all else KillSwitch
         observer = switch([kill], table=table, memory=Path(table).with_name("faults"))
 
     def watch(step: Step, batch: Batch | None) -> None:
@@ -40,18 +55,17 @@ def main(url: str, table: str, records: str, fault: str) -> None:
         if observer is not None:
             observer(step, batch)
 
+    source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), QUICK if url.startswith("kafka:") else {})
     ingestion = Ingestion(
-        group="lakehouse",
+        group=group,
         table=table,
         decoder=Json("id BIGINT, user STRING"),
         limits=Limits(max_records=int(records)),
+        sharing=source.mode,
     )
-    with open_batch_source(url) as source:
-        job = IngestJob(
-            create_session(SparkOptions(master="local[1]", config=SHORT_LIVED)), source, ingestion, observer=watch
-        )
-        while (batch := job.plan()) is not None:
-            job.run(batch)
+    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
+    for report, _ in drain(spark, source, ingestion, observer=watch):
+        print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)
 
 

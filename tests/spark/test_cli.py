@@ -45,7 +45,15 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     assert done.exit_code == 0, done.output
     assert [(r["rows"], r["lag"]) for r in json.loads(done.stdout)["rows"]] == [(60, 40), (40, 0)]
     after = json.loads(run("lag", url, "--group", "g", "--table", folder / "t", "--json").stdout)["rows"]
-    assert after[0] == {"shard": "orders/0", "start": 1, "committed": None, "ledger": 51, "end": 51, "lag": 0}
+    assert after[0] == {
+        "shard": "orders/0",
+        "start": 1,
+        "committed": None,
+        "ledger": 51,
+        "end": 51,
+        "lag": 0,
+        "blocked": 0,
+    }
     verified = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
     assert verified.exit_code == 0, verified.output
     assert [
@@ -176,7 +184,7 @@ def test_wrong_words_are_explained(words: tuple[str, ...], text: str) -> None:
     assert result.exit_code != 0 or words[0] == "lag"
 
 
-@pytest.mark.parametrize("command", ["produce", "peek", "ingest", "lag", "verify", "demo", "doctor"])
+@pytest.mark.parametrize("command", ["produce", "peek", "ingest", "lag", "verify", "switch", "demo", "doctor"])
 def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

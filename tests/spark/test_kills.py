@@ -24,9 +24,11 @@ MALFORMED = frozenset({10, 170, 399})
 
 
 @contextmanager
-def running(url: str, table: Path, fault: str = "", *, records: int = RECORDS) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    url: str, table: Path, fault: str = "", *more: str, records: int = RECORDS
+) -> Iterator[subprocess.Popen[bytes]]:
     """A run in a process group of its own; whatever is left of it is killed at the end."""
-    command = [sys.executable, "-m", "tests.spark.one_run", url, str(table), str(records), fault]
+    command = [sys.executable, "-m", "tests.spark.one_run", url, str(table), str(records), fault, *more]
     with table.with_name(f"run-{len(os.listdir(table.parent))}.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True

@@ -1,0 +1,107 @@
+"""Changes how a group shares its shards, which changes the number lines that its batches are written on.
+
+A batch that was planned on an old line could land next to one on a new line: the same messages twice. So the old lines
+are fenced, each by an empty commit that takes the next number of the line, before anybody plans on the new ones:
+
+    one line -> a line a shard    ONE commit fences the line and switches
+    a line a shard -> one line    1 "switching": nobody plans any more    2 every shard's line is fenced    3 the switch
+
+A switch that was killed on the way is run again. tests/ledger/test_sharing_model.py explores all interleavings.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.ingestion import SWITCHING, Ingestion
+from spark_jobs.ledger import LedgerState
+from spark_jobs.ledger_entries import Entry
+from spark_jobs.session import check_session
+from spark_jobs.sink import DeltaSink, explain, is_conflict
+from stream_consumers.batches import BatchSource
+from stream_consumers.errors import StreamNotFoundError, WriteError
+from stream_consumers.options import ConsumerMode
+
+MAX_RACES = 20
+
+
+def switch_sharing(spark: SparkSession, ingestion: Ingestion, *, to: ConsumerMode, source: BatchSource) -> bool:
+    """Change how the group shares its shards; stop its runs first, or they fail when they plan their next batch.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group and table.
+        to: the new mode.
+        source: the stream; the line of each of its shards is fenced, besides those that the ledger knows.
+
+    Returns:
+        Whether anything had to be changed.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing into the table.
+        WriteError: Spark failed; run it again.
+    """
+    member = replace(ingestion, shard=None)
+    state = member.ledger().read()
+    if state.newest is None:
+        raise StreamNotFoundError(
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}",
+            remedy="There is nothing to switch: its first run decides the mode.",
+        )
+    if state.sharing == to.value:
+        return False
+    if to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_LINE:
+        _fence(spark, member, switch=SWITCHING)
+        # Asked only now: nobody plans on a shard that appears later.
+        for shard in sorted({*source.extents(), *state.shards}):
+            _fence(spark, replace(ingestion, shard=shard), switch=None)
+    _fence(spark, member, switch=to.value)
+    return True
+
+
+_ONE_LINE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
+
+
+def _fence(spark: SparkSession, ingestion: Ingestion, *, switch: str | None) -> None:
+    """Take the next number of a line with an empty commit."""
+    ledger = ingestion.ledger()
+    rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
+    for _ in range(MAX_RACES):
+        state = ledger.read()
+        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch)
+        failure: Exception | None = None
+        try:
+            DeltaSink(ingestion.table).write(rows, entry)
+        except Exception as error:  # noqa: BLE001 - whether it landed is for the ledger to say
+            failure = error
+        commit = ledger.written(entry.number, after=entry.base)
+        if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid:
+            return
+        if commit is None and failure is not None and not is_conflict(failure):
+            raise explain(failure, table=ingestion.table) from failure
+    raise WriteError(
+        f"{ledger.app} was always faster than its fence in {ingestion.table}",
+        remedy="Stop the group's runs, then again.",
+    )
+
+
+def _entry(state: LedgerState, *, app: str, ingestion: Ingestion, switch: str | None) -> Entry:
+    newest = state.newest
+    return Entry(
+        kind="fence",
+        group=ingestion.group,
+        app=app,
+        number=state.last_number + 1,
+        by=ingestion.member,
+        bid=uuid.uuid4().hex,
+        base=state.version,
+        state=state.shards,
+        identities=newest.identities if newest else {},
+        hint=newest.hint if newest else None,
+        letters=state.letters,
+        sharing=state.sharing,
+        switch=switch,
+    )

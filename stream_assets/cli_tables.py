@@ -1,0 +1,236 @@
+"""The commands for streams and tables: ``ingest``, ``lag``, ``verify`` and ``switch``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from stream_assets.cli_options import (
+    MODES,
+    client_option,
+    err,
+    print_rows,
+    progress_bar,
+    reports_errors,
+    stream_options,
+    table_path,
+)
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.errors import InvalidOptionError, TruncatedTailError
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.urls import StreamUrl
+
+if TYPE_CHECKING:
+    from spark_jobs.decode import Decoder
+    from spark_jobs.ingestion import BatchReport
+
+
+@click.command()
+@click.option("--source", required=True, help="The stream URL.")
+@click.option("--table", required=True, help="The Delta table, a path or URI.")
+@click.option("--decode", type=click.Choice(["raw", "text", "json"]), default="raw", show_default=True)
+@click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'.")
+@click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True)
+@click.option("--start", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
+@click.option("--on-data-loss", type=click.Choice(["error", "record"]), default="error", show_default=True)
+@click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
+@click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
+@click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
+@click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master.")
+@stream_options
+@reports_errors
+def ingest(
+    source: str,
+    table: str,
+    decode: str,
+    schema: str | None,
+    mode: str,
+    start: str,
+    on_data_loss: str,
+    max_records: int | None,
+    max_bytes: int | None,
+    max_batches: int | None,
+    master: str,
+    remote: str | None,
+    group: str,
+    client: ClientConfig,
+    as_json: bool,
+) -> None:
+    """Write a stream into a Delta table up to its present end, each message once.
+
+    \b
+    Examples:
+      stream-assets ingest --source file://orders.ss/orders --table lake/orders \\
+          --decode json --schema 'id BIGINT, user STRING, amount DECIMAL(10,2)'
+      stream-assets ingest --source kafka://broker:9093/orders --table lake/orders --group lakehouse \\
+          -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN -X sasl.username=me \\
+          -X sasl.password=env:KAFKA_PASSWORD
+    """
+    from spark_jobs.decode import Json, Raw, Text
+    from spark_jobs.draining import drain
+    from spark_jobs.ingestion import Ingestion
+    from spark_jobs.session import SparkOptions, create_session
+
+    if (decode == "json") != (schema is not None):
+        raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
+    decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
+    defaults = Limits()
+    stream = StreamSource(StreamUrl.parse(source), choice(ConsumerMode, mode, option="--mode"), client)
+    ingestion = Ingestion(
+        group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
+        table=table_path(table),
+        decoder=Json(schema) if schema else decoders[decode],
+        sharing=stream.mode,
+        start=choice(AutoStreamReset, start, option="--start"),
+        on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
+        limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
+    )
+    reports: list[dict[str, object]] = []
+    tails: list[str] = []
+    with progress_bar() as progress:
+        # What is wrong with either of them is told before Spark starts.
+        ingestion.ledger().read()
+        with stream.open() as opened:
+            opened.identities()
+        task = progress.add_task("starting Spark", total=None)
+        spark = create_session(SparkOptions(master=master, remote=remote))
+        progress.update(task, description="reading")
+        done = 0
+        for report, _ in drain(spark, stream, ingestion, max_batches=max_batches, on_tail=tails.append):
+            done += sum(report.messages.values()) + report.dead
+            left = sum(report.lag.values())
+            progress.update(task, description=f"batch {report.batch.number}", completed=done, total=done + left)
+            reports.append(_report_row(report))
+        progress.update(task, description="done", completed=done, total=done)
+    print_rows(reports, as_json=as_json, title=f"{source} into {table}", empty="nothing to read: lag 0")
+    if tails:
+        raise TruncatedTailError(
+            tails[0],
+            remedy="All whole messages before it are in the table; the next run continues behind them.",
+        )
+
+
+def _report_row(report: BatchReport) -> dict[str, object]:
+    lost = [f"{shard} {part.start}-{part.end}" for shard, part in report.batch.entry.lost.items()]
+    return {
+        "batch": report.batch.number,
+        "version": report.version,
+        "rows": report.rows,
+        "dead letters": report.dead,
+        "lost": ", ".join(lost) or None,
+        "lag": sum(report.lag.values()),
+        "seconds": round(report.seconds, 2),
+    }
+
+
+@click.command()
+@click.argument("url")
+@click.option("--table", help="The Delta table whose ledger is compared.")
+@stream_options
+@reports_errors
+def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: bool) -> None:
+    """Per shard: where it starts and ends, where the group is, and how far behind.
+
+    "blocked" counts what an open transaction holds back behind the end.
+
+    \b
+    Example:
+      stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
+      stream-assets lag kafka://localhost:9092/orders --group lakehouse
+    """
+    from spark_jobs.ingestion import Ingestion, check_source
+    from spark_jobs.ledger import LedgerState
+
+    ledger = LedgerState(-1)
+    if table is not None:
+        ledger = Ingestion(group=group, table=table_path(table)).ledger().read()
+    with open_batch_source(url, client=client) as opened:
+        extents, committed = opened.extents(), opened.committed(group)
+    if table is None and committed is None:
+        raise InvalidOptionError(
+            f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
+        )
+    if table is not None and ledger.newest is None:
+        err.print(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow", markup=False)
+    elif ledger.newest is not None:
+        check_source(opened, group, ledger, extents)
+    known = ledger.positions if table is not None else committed or {}
+    rows = [
+        {
+            "shard": str(shard),
+            "start": extent.start,
+            "committed": (committed or {}).get(shard),
+            "ledger": ledger.positions.get(shard),
+            "end": extent.end,
+            "lag": max(0, extent.end - known.get(shard, extent.start)),
+            "blocked": extent.blocked,
+        }
+        for shard, extent in extents.items()
+    ]
+    print_rows(rows, as_json=as_json, title=f"{url}, group {group}", empty="the stream is empty: lag 0")
+
+
+@click.command()
+@click.option("--source", required=True, help="The stream URL.")
+@click.option("--table", required=True, help="The Delta table.")
+@stream_options
+@reports_errors
+def verify(source: str, table: str, group: str, client: ClientConfig, as_json: bool) -> None:
+    """Compare the sequences in the stream with those in the table; exit code 1 unless each is there once.
+
+    \b
+    Example:
+      stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
+    """
+    from spark_jobs.ingestion import Ingestion
+    from spark_jobs.verify import verify as compare
+
+    ingestion = Ingestion(group=group, table=table_path(table))
+    with open_batch_source(source, client=client) as opened, progress_bar() as progress:
+        task = progress.add_task("read", total=None)
+        verdicts = compare(opened, ingestion, progress=lambda count: progress.advance(task, count))
+    columns = ("first", "last", "messages", "rows", "dead", "filtered", "missing", "duplicated", "unknown", "lag")
+    rows = [{"shard": str(v.shard), **{name: getattr(v, name) for name in columns}} for v in verdicts]
+    renamed = [{("dead letters" if k == "dead" else k): value for k, value in row.items()} for row in rows]
+    print_rows(renamed, as_json=as_json, title=f"{source} and {table}", empty="the stream is empty")
+    for verdict in verdicts:
+        for what, sequences in verdict.examples.items():
+            err.print(f"{verdict.shard}: {what} {sequences} …", style="red", markup=False)
+    if not all(verdict.is_right for verdict in verdicts):
+        sys.exit(1)
+
+
+@click.command()
+@click.option("--source", required=True, help="The stream URL.")
+@click.option("--table", required=True, help="The Delta table.")
+@click.option("--to", required=True, type=click.Choice(MODES), help="The new mode.")
+@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
+@click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master.")
+@click.option("--group", required=True, help="The consumer group.")
+@client_option
+@reports_errors
+def switch(source: str, table: str, to: str, master: str, remote: str | None, group: str, client: ClientConfig) -> None:
+    """Change how a group shares its shards; stop its runs first. Run it again if it was interrupted.
+
+    \b
+    Example:
+      stream-assets switch --source kafka://localhost:9092/orders --table lake/orders \\
+          --group lakehouse --to load_balanced
+    """
+    from spark_jobs.ingestion import Ingestion
+    from spark_jobs.session import SparkOptions, create_session
+    from spark_jobs.sharing import switch_sharing
+
+    mode = choice(ConsumerMode, to, option="--to")
+    ingestion = Ingestion(group=group, table=table_path(table))
+    stream = StreamSource(StreamUrl.parse(source), mode, client)
+    with stream.open() as opened, progress_bar() as progress:
+        ingestion.ledger().read()
+        progress.add_task("switching", total=None)
+        spark = create_session(SparkOptions(master=master, remote=remote))
+        is_changed = switch_sharing(spark, ingestion, to=mode, source=opened)
+    click.echo(f"group {group} is {to} now" if is_changed else f"group {group} was {to} already")
