@@ -5,7 +5,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help setup demo dev kafka test check lint types tests format lock clean
+.PHONY: help setup demo dev bench kafka test check lint types tests format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
@@ -23,6 +23,9 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
+
+bench: setup ## 1,000,000 Kafka messages into Delta, next to just reading them
+	@$(BIN)/python -m benchmarks.kafka
 
 kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C
 	@$(BIN)/python -m tests.services.kafka_broker --port 9092

@@ -17,7 +17,7 @@ from stream_assets.config import StreamConfig
 from stream_assets.materializations import batch_metadata
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource
-from stream_consumers.errors import StreamAssetsError, Terminal
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
 from stream_consumers.urls import StreamUrl
 
@@ -243,6 +243,8 @@ def stream_asset(
     """
     chosen_mode = choice(ConsumerMode, mode, option="mode")
     stream = StreamSource(StreamUrl.parse(source), chosen_mode, client or {})
+    if members < 1:
+        raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
     ledger_group = stream.group(group)
     first = start or ("latest" if chosen_mode is ConsumerMode.REAL_TIME else "earliest")
     defaults = Limits()

@@ -13,6 +13,7 @@ from stream_consumers.file_consumer import FileConsumer, log_dead_letter
 from stream_consumers.file_producer import FileProducer
 from stream_consumers.hosts import host_id
 from stream_consumers.kafka_batches import KafkaBatchSource
+from stream_consumers.kafka_cluster import check_client_options
 from stream_consumers.kafka_consumer import KafkaConsumer
 from stream_consumers.kafka_membership import KafkaMembership
 from stream_consumers.kafka_producer import KafkaProducer
@@ -50,6 +51,7 @@ class StreamSource:
         self.url.required_streams()
         check_protocol(self.url)
         if self.url.protocol == "kafka":
+            check_client_options(self.client)
             return
         check_client(self.url, self.client)
         if self.mode is not ConsumerMode.RESUMABLE:

@@ -23,7 +23,7 @@ from confluent_kafka import (
 from confluent_kafka import admin as kafka_admin
 from confluent_kafka.admin import AdminClient
 
-from stream_consumers.client_config import ClientConfig, Scalar, resolve
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
     BrokerError,
@@ -71,6 +71,22 @@ _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _log = logging.getLogger(__name__)
 
 
+def check_client_options(client: ClientConfig) -> None:
+    """Refuse settings that this project decides; nothing is looked up.
+
+    Raises:
+        InvalidOptionError: naming the setting and the reason.
+    """
+    for name, reason in RESERVED.items():
+        if name in client:
+            raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    for name, fixed in FIXED.items():
+        if name in client and (isinstance(client[name], Deferred) or str(client[name]).lower() != str(fixed).lower()):
+            raise InvalidOptionError(
+                f"the client option {name!r} is refused: {_WHY_FIXED[name]}", remedy="Leave it out."
+            )
+
+
 def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
     """The settings of every client of this cluster, secrets looked up.
 
@@ -85,15 +101,8 @@ def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Sc
         >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
         'a:9092,b:1'
     """
+    check_client_options(client or {})
     given = resolve(client or {})
-    for name, reason in RESERVED.items():
-        if name in given:
-            raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
-    for name, fixed in FIXED.items():
-        if name in given and str(given[name]).lower() != str(fixed).lower():
-            raise InvalidOptionError(
-                f"the client option {name}={given[name]} is refused: {_WHY_FIXED[name]}", remedy="Leave it out."
-            )
     servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"
     # What the client has to say reaches the reader in our errors; its own log lines come on top only if asked for.
     return {"log_level": 2, **given, **FIXED, "bootstrap.servers": servers}

@@ -166,7 +166,7 @@ def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path
         (("ingest", "--sorce", "x"), "--source"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "xml"), "'raw', 'text', 'json'"),
         (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "json"), "belong together"),
-        (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use --mode resumable"),
+        (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
         (("ingest", "--source", "ftp://x/o", "--table", "t"), "there is no backend for 'ftp'"),
         (("peek", "orders.ss"), "has no protocol"),
         (("peek", "file://x.ss/o", "--start", "yesterday"), "there is no file"),

@@ -1,0 +1,65 @@
+"""Client options: secrets stay where they are until a client is made."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from stream_consumers.client_config import EnvironmentVariable, parse_client_option, resolve
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.urls import StreamUrl
+
+
+@pytest.mark.parametrize("secret", [EnvironmentVariable("KAFKA_PASSWORD"), dg.EnvVar("KAFKA_PASSWORD")])
+def test_secrets_are_looked_up_when_a_client_is_made(
+    secret: EnvironmentVariable | dg.EnvVar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"sasl.password": secret}
+    with pytest.raises(InvalidOptionError, match="KAFKA_PASSWORD, which is not set"):
+        resolve(options)
+    source = StreamSource(StreamUrl.parse("kafka://broker/orders"), client=options)
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    assert resolve(options) == {"sasl.password": "hunter2"}
+    assert "hunter2" not in repr(source)
+
+
+def test_what_cannot_be_sent_to_executors_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="'error_cb' is a builtin_function_or_method"):
+        resolve({"error_cb": print})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("text", ["", "=x", "sasl.password"])
+def test_an_option_needs_a_name_and_a_value(text: str) -> None:
+    with pytest.raises(InvalidOptionError):
+        parse_client_option(text)
+
+
+def test_an_option_may_hold_an_equals_sign() -> None:
+    assert parse_client_option("sasl.password=a=b") == ("sasl.password", "a=b")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable.auto.commit", "true"),
+        ("enable.auto.commit", True),
+        ("auto.offset.reset", "earliest"),
+        ("auto.offset.reset", EnvironmentVariable("RESET")),
+        ("group.id", "mine"),
+        ("bootstrap.servers", "elsewhere"),
+        ("enable.partition.eof", False),
+    ],
+)
+def test_what_exactly_once_stands_on_cannot_be_set(name: str, value: str | bool | EnvironmentVariable) -> None:
+    with pytest.raises(InvalidOptionError, match=name):
+        StreamSource(StreamUrl.parse("kafka://broker/orders"), client={name: value})
+
+
+def test_what_is_set_anyway_may_be_said() -> None:
+    StreamSource(StreamUrl.parse("kafka://b/o"), client={"enable.auto.commit": "false", "auto.offset.reset": "error"})
+
+
+def test_options_without_a_client_are_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="file has no client"):
+        StreamSource(StreamUrl.parse("file://x.ss/o"), client={"x": 1})
