@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -87,9 +88,12 @@ def print_rows(
     if not rows:
         console.print(empty)
         return
-    table = Table(title=title, title_justify="left")
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    table = Table()
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
     for row in rows:
         table.add_row(*("–" if value is None else str(value) for value in row.values()))
-    console.print(table)
+    # Numbers are never cut, however narrow the terminal or the file is.
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)

@@ -30,7 +30,8 @@ from stream_consumers.batches import (
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
-from stream_consumers.kafka_cluster import KafkaCluster, explain
+from stream_consumers.kafka_cluster import KafkaCluster
+from stream_consumers.kafka_errors import explain
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits

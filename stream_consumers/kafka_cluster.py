@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
@@ -25,20 +24,19 @@ from confluent_kafka.admin import AdminClient
 
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
 from stream_consumers.errors import (
-    AccessDeniedError,
-    BrokerError,
-    BrokerUnavailableError,
     GroupActiveError,
     InvalidOptionError,
     StreamAssetsError,
-    StreamNotFoundError,
 )
+from stream_consumers.kafka_errors import ConnectionReasons, explain, is_about_connection, is_passing
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
+K = TypeVar("K")
 T = TypeVar("T")
 DEFAULT_PORT = 9092
 REQUEST_SECONDS = 10.0
+RETRY_SECONDS = 0.1
 # What this project decides, and why nobody else may.
 RESERVED = {
     "bootstrap.servers": "the URL says which servers",
@@ -50,22 +48,6 @@ _WHY_FIXED = {
     "enable.auto.commit": "it would commit what is not in the table yet",
     "auto.offset.reset": "it would skip or repeat messages without a word; use start or reset",
 }
-_DENIED = {
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-}
-_SILENT = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TIMED_OUT,
-    KafkaError._RESOLVE,
-    KafkaError.REQUEST_TIMED_OUT,
-}
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 # The client's type hints do not export it.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
 _log = logging.getLogger(__name__)
@@ -127,45 +109,6 @@ def isolation(settings: Mapping[str, Scalar]) -> IsolationLevel:
     if level not in levels:
         raise InvalidOptionError(f"isolation.level={level!r} is unknown", remedy=f"Use one of: {', '.join(levels)}.")
     return levels[level]
-
-
-def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsError:
-    """A Kafka error in our words.
-
-    Args:
-        error: as the client reported it.
-        what: what failed, naming the servers.
-        reason: what the client said of its connection, which tells more than "timed out".
-    """
-    said = f"{what}: {reason or error.str()}"
-    code = error.code()
-    if code in _DENIED or "authentication" in reason.lower():
-        return AccessDeniedError(said, remedy="Check security.protocol, the sasl.* options and the broker's ACLs.")
-    if code in _MISSING:
-        return StreamNotFoundError(said, remedy="Create the topic, or check its name and the ACLs.")
-    if code in _SILENT:
-        return BrokerUnavailableError(
-            said, remedy="Check the address and that the broker runs; nothing was lost, run again."
-        )
-    if code == KafkaError.UNKNOWN_MEMBER_ID:
-        return GroupActiveError(said, remedy="Stop the group's other members; the next run sets its positions.")
-    return BrokerError(said, remedy="Nothing was lost; run again.", code=error.name())
-
-
-class ConnectionReasons:
-    """Remembers what a client says about its connections; give it as ``error_cb``."""
-
-    def __init__(self) -> None:
-        self._said: deque[str] = deque(maxlen=4)
-
-    def __call__(self, error: KafkaError) -> None:
-        """Called by the client."""
-        _log.debug("kafka client: %s", error.str())
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._said.append(error.str())
-
-    def __str__(self) -> str:
-        return self._said[-1] if self._said else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +176,9 @@ class KafkaCluster:
             StreamNotFoundError: one of them is not there.
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
-        futures = self._admin.describe_topics(TopicCollection(list(streams)), request_timeout=REQUEST_SECONDS)
-        found = {}
-        for stream, future in futures.items():
-            described = self._wait(future, f"topic {stream!r}")
-            found[stream] = Topic(stream, str(described.topic_id), len(described.partitions))
-        return found
+        names = TopicCollection(list(streams))
+        found = self._ask(lambda: self._admin.describe_topics(names, request_timeout=REQUEST_SECONDS), "topic")
+        return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in found.items()}
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """The first offset that the brokers keep, of each shard."""
@@ -258,11 +198,11 @@ class KafkaCluster:
         if not asked:
             return {}
         level = self.isolation if level is None else level
-        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECONDS)
-        return {
-            Shard(place.topic, place.partition): int(self._wait(future, f"{place.topic}/{place.partition}").offset)
-            for place, future in futures.items()
-        }
+        found = self._ask(
+            lambda: self._admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECONDS),
+            "offsets of",
+        )
+        return {Shard(place.topic, place.partition): int(answer.offset) for place, answer in found.items()}
 
     def committed(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """What the group has committed of these shards; those without are left out (0 is not nothing)."""
@@ -270,12 +210,16 @@ class KafkaCluster:
         if not asked:
             return {}
         request = [ConsumerGroupTopicPartitions(group, asked)]
-        future = self._admin.list_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)[group]
+        answer = self._ask(
+            lambda: self._admin.list_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS),
+            "positions of group",
+        )[group]
         found = {}
-        for place in self._wait(future, f"group {group!r}").topic_partitions:
+        for place in answer.topic_partitions:
             if place.error is not None:
                 raise self._explain(place.error, f"the position of group {group!r}")
-            if place.offset > OFFSET_INVALID and place.offset >= 0:
+            # None is told by a negative number; 0 is an offset.
+            if place.offset >= 0:
                 found[Shard(place.topic, place.partition)] = int(place.offset)
         return found
 
@@ -320,11 +264,20 @@ class KafkaCluster:
             for member in described.members
         ]
 
-    def _wait(self, future: Future[T], what: str) -> T:
-        try:
-            return self._result(future)
-        except KafkaException as error:
-            raise self._explain(error.args[0], what) from error
+    def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
+        """The answers to a request; it is repeated while a leader or coordinator is being found."""
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            answers = {}
+            try:
+                for name, future in request().items():
+                    answers[name] = self._result(future)
+            except KafkaException as error:
+                if not is_passing(error.args[0]) or time.monotonic() > deadline:
+                    raise self._explain(error.args[0], f"{what} {_name(name)}") from error
+                time.sleep(RETRY_SECONDS)
+            else:
+                return answers
 
     def _result(self, future: Future[T]) -> T:
         return future.result(REQUEST_SECONDS + 5)
@@ -335,7 +288,11 @@ class KafkaCluster:
 
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""
-        return str(self._reasons) if error.code() in _SILENT else ""
+        return str(self._reasons) if is_about_connection(error) else ""
+
+
+def _name(asked: object) -> str:
+    return f"{asked.topic}/{asked.partition}" if isinstance(asked, TopicPartition) else repr(asked)
 
 
 def _assigned(member: Any) -> Sequence[TopicPartition]:

@@ -18,25 +18,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
-from stream_consumers.kafka_cluster import KafkaCluster, explain
+from stream_consumers.kafka_cluster import KafkaCluster
+from stream_consumers.kafka_errors import explain, is_lost
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
 POLL_SECONDS = 0.02
 COMMIT_SECONDS = 60.0
 _log = logging.getLogger(__name__)
-# The answers to a commit of a member that has lost what it commits.
-LOST = {
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.FENCED_INSTANCE_ID,
-    KafkaError.FENCED_MEMBER_EPOCH,
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError._ASSIGNMENT_LOST,
-    KafkaError._FENCED,
-    KafkaError._MAX_POLL_EXCEEDED,
-}
 # What concerns reading, which a member does not do.
 _ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
 
@@ -110,7 +99,7 @@ class KafkaMembership:
                 remedy="Check the brokers. What is in the table stays there once, and the next run sets the positions.",
             ) from error
         for refusal in refused:
-            if refusal.code() not in LOST:
+            if not is_lost(refusal):
                 what = f"committing for group {self._group!r}"
                 raise explain(refusal, what=what, reason=self._cluster.reason(refusal))
         if refused:

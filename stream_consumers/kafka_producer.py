@@ -21,7 +21,8 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka_cluster import REQUEST_SECONDS, KafkaCluster, Topic, explain
+from stream_consumers.kafka_cluster import REQUEST_SECONDS, KafkaCluster, Topic
+from stream_consumers.kafka_errors import explain
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.urls import StreamUrl
 

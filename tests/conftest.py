@@ -16,6 +16,7 @@ from spark_jobs.session import SparkOptions, create_session
 from stream_consumers.connect import create_producer
 from stream_consumers.messages import Shard
 from stream_consumers.ss_scanner import Frame, FrameScanner
+from tests.services.kafka_broker import kafka_broker
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
@@ -36,6 +37,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The one Kafka broker of a test run, as host:port; ``TEST_KAFKA_BROKER`` names another one."""
+    given = os.environ.get("TEST_KAFKA_BROKER")
+    if given:
+        yield given
+        return
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as address:
+        yield address
 
 
 def write_stream(path: Path, count: int, *, shards: int = 2, malformed: frozenset[int] = frozenset()) -> str:

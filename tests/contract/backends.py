@@ -12,8 +12,10 @@ from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import FileProducerOptions
 from stream_consumers.urls import StreamUrl
+from tests.services.topics import create_topic, delete_topics
 
 STREAMS = ("orders", "clicks")
+SHARDS = 3
 _numbers = itertools.count()
 
 
@@ -24,30 +26,44 @@ class Backend:
     Args:
         name: shown in the test ids.
         create: make an empty place for :data:`STREAMS`, each with the shards 0..2; returns its URL without streams.
+            It gets a folder, and the address of the service.
         remove: remove it again.
+        service: the fixture with the address of the server that it needs.
     """
 
     name: str
-    create: Callable[[Path], str]
+    create: Callable[[Path, str], str]
     remove: Callable[[str], None]
+    service: str | None = None
 
     def __str__(self) -> str:
         return self.name
 
 
-def _create_file(folder: Path) -> str:
+def _create_file(folder: Path, address: str) -> str:
     url = f"file://{folder}/stream-{next(_numbers)}.ss/"
     create_producer(f"{url}orders", file_options=FileProducerOptions(beacon_interval=1024)).close()
     return url
 
 
+def _create_topics(folder: Path, address: str) -> str:
+    for name in STREAMS:
+        create_topic(address, SHARDS, name=name)
+    return f"kafka://{address}/"
+
+
+def _remove_topics(url: str) -> None:
+    delete_topics(StreamUrl.parse(url).nodes[0], STREAMS)
+
+
 BACKENDS = (
     Backend(
         "memory",
-        create=lambda folder: f"memory://contract-{next(_numbers)}/",
+        create=lambda folder, address: f"memory://contract-{next(_numbers)}/",
         remove=lambda url: forget_memory_broker(StreamUrl.parse(url)),
     ),
     Backend("file", create=_create_file, remove=lambda url: None),
+    Backend("kafka", create=_create_topics, remove=_remove_topics, service="kafka"),
 )
 
 

@@ -14,6 +14,7 @@ from tests.contract.backends import BACKENDS, Backend, Stream
 def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stream]:
     """An empty stream of each backend."""
     backend: Backend = request.param
-    location = backend.create(tmp_path)
+    address = request.getfixturevalue(backend.service) if backend.service else ""
+    location = backend.create(tmp_path, address)
     yield Stream(location)
     backend.remove(location)

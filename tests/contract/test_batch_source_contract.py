@@ -119,6 +119,7 @@ def test_rows_carry_the_message(stream: Stream) -> None:
         "timestamp_ms": 77,
         "key": None,
         "payload": b"\xff{}",
+        "headers": None,
         "error": None,
         "offset": None,
     }
@@ -151,8 +152,17 @@ def test_plans_stay_within_the_gaps(stream: Stream) -> None:
         assert read(plan) == in_ranges(receipts, gaps)
 
 
+def test_nothing_of_a_whole_stream_is_lost(stream: Stream) -> None:
+    stream.send(in_turn(30, shards=3))
+    with open_batch_source(stream.url()) as source:
+        extents = source.extents()
+        gaps = {shard: Range(extent.start, extent.end) for shard, extent in extents.items()}
+        assert source.lost(gaps) == {}
+        assert source.lost({Shard("orders", 99): Range(0, 5)}) == {}
+
+
 def test_gaps_of_shards_that_are_not_there_are_left_out(stream: Stream) -> None:
-    receipts = stream.send(in_turn(3))
+    receipts = stream.send(in_turn(3, shards=3))
     with open_batch_source(stream.url()) as source:
         gaps = gaps_of(source.extents())
         plan = source.plan({**gaps, Shard("orders", 99): Range(0, 5)}, limits=WIDE, parallelism=1)

@@ -333,7 +333,7 @@ def test_unassigned_shards_are_left_out(stream: Stream) -> None:
 
 
 def test_assignments_that_cannot_be(stream: Stream) -> None:
-    stream.send(in_turn(4, shards=2))
+    stream.send(in_turn(6, shards=3))
     with replay(stream) as consumer:
         with pytest.raises(NotSubscribedError, match="clicks/0"):
             consumer.assign(Shard("clicks"))
@@ -342,8 +342,9 @@ def test_assignments_that_cannot_be(stream: Stream) -> None:
         consumer.unassign(Shard("orders", 0))
         with pytest.raises(NotSubscribedError, match="orders/0"):
             consumer.unassign(Shard("orders", 0))
+        consumer.unassign(Shard("orders", 1))
         with pytest.raises(NotSubscribedError, match="last"):
-            consumer.unassign(Shard("orders", 1))
+            consumer.unassign(Shard("orders", 2))
 
 
 def test_out_of_bounds_looks_at_the_assigned_shards_only(stream: Stream) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Sequence
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.polling import until
 
 Identity = tuple[str, int, int]
 
@@ -18,6 +21,14 @@ def create_topic(address: str, partitions: int, *, name: str | None = None, **co
     client = admin(address)
     client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(10)
     return name
+
+
+def delete_topics(address: str, names: Sequence[str]) -> None:
+    """Delete topics, and wait until they are gone."""
+    client = admin(address)
+    for future in client.delete_topics(list(names)).values():
+        future.result(10)
+    until(lambda: not set(names) & set(client.list_topics(timeout=10).topics), what="the topics being gone")
 
 
 def admin(address: str) -> AdminClient:

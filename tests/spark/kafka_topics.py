@@ -144,10 +144,16 @@ class Broker:
     def commit(self, name: str, count: int, *, first: int = 0) -> None:
         """A transaction that is committed: so many messages, and a marker behind them."""
         self.begin(name, count, first=first).commit_transaction(SECONDS)
+        self.settle(name)
 
     def abort(self, name: str, count: int) -> None:
         """A transaction that is aborted: so many messages that do not count, and a marker behind them."""
         self.begin(name, count).abort_transaction(SECONDS)
+        self.settle(name)
+
+    def settle(self, name: str) -> None:
+        """Wait for the markers of transactions that have ended: they are written a little later."""
+        until(lambda: self.end(name) == self.end(name, committed=False), what=f"the markers in {name}")
 
     def end(self, name: str, *, partition: int = 0, committed: bool = True) -> int:
         """The end of a partition for readers of what is committed, or for all."""
@@ -159,8 +165,10 @@ class Broker:
     def messages(self, name: str, *, level: str = "read_committed") -> set[Identity]:
         """What a plain consumer finds in a topic."""
         partitions = self._admin.list_topics(name, timeout=SECONDS).topics[name].partitions
-        settings = {"group.id": "reader", "enable.partition.eof": True, "enable.auto.commit": False}
-        consumer = Consumer(self._settings(**settings, **{"isolation.level": level, "auto.offset.reset": "earliest"}))
+        settings: dict[str, Any] = {"group.id": "reader", "enable.partition.eof": True, "enable.auto.commit": False}
+        # The end is told by a fetch that waited in vain: let it not wait long.
+        settings |= {"isolation.level": level, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10}
+        consumer = Consumer(self._settings(**settings))
         consumer.assign([TopicPartition(name, number, 0) for number in partitions])
         found: set[Identity] = set()
         left = set(partitions)
@@ -220,7 +228,8 @@ class Broker:
 
     def secure_address(self) -> str | None:
         """The listener that asks for a password, if there is one."""
-        resource = ConfigResource(ResourceType.BROKER, "1")
+        broker = next(iter(self._admin.list_topics(timeout=SECONDS).brokers))
+        resource = ConfigResource(ResourceType.BROKER, str(broker))
         found = self._admin.describe_configs([resource])[resource].result(SECONDS)
         listeners = str(found["advertised.listeners"].value).split(",")
         return next((text.removeprefix("SECURE://") for text in listeners if text.startswith("SECURE://")), None)
@@ -360,6 +369,18 @@ class Once:
             self._action()
 
 
+class FailOnce:
+    """Raises an error at the first call, and does nothing at the next ones."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Exception | None = error
+
+    def __call__(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
 class CrashError(Exception):
     """Raised by a test in place of a crash."""
 
@@ -367,3 +388,8 @@ class CrashError(Exception):
 def crash() -> None:
     """End the run here."""
     raise CrashError
+
+
+def pipeline(spark: SparkSession, broker: Broker, folder: Path, topic: str, **options: Any) -> Pipeline:
+    """From this topic into the table ``t`` of a folder."""
+    return Pipeline.of(spark, f"kafka://{broker.address}/{topic}", folder / "t", **options)

@@ -1,0 +1,112 @@
+"""Kafka's errors in our words."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from confluent_kafka import KafkaError
+
+from stream_consumers.errors import (
+    AccessDeniedError,
+    BrokerError,
+    BrokerUnavailableError,
+    GroupActiveError,
+    StreamAssetsError,
+    StreamNotFoundError,
+)
+
+_DENIED = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_SILENT = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+}
+# Right after a topic was made, or while a leader moves.
+_PASSING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+# The answers to a commit of a member that has lost what it commits.
+_LOST = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError._ASSIGNMENT_LOST,
+    KafkaError._FENCED,
+    KafkaError._MAX_POLL_EXCEEDED,
+}
+_log = logging.getLogger(__name__)
+
+
+def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsError:
+    """A Kafka error in our words.
+
+    Args:
+        error: as the client reported it.
+        what: what failed, naming the servers.
+        reason: what the client said of its connection, which tells more than "timed out".
+    """
+    said = f"{what}: {reason or error.str()}"
+    code = error.code()
+    if code in _DENIED or "authentication" in reason.lower():
+        return AccessDeniedError(said, remedy="Check security.protocol, the sasl.* options and the broker's ACLs.")
+    if code in _MISSING:
+        return StreamNotFoundError(said, remedy="Create the topic, or check its name and the ACLs.")
+    if code in _SILENT:
+        return BrokerUnavailableError(
+            said, remedy="Check the address and that the broker runs; nothing was lost, run again."
+        )
+    if code == KafkaError.UNKNOWN_MEMBER_ID:
+        return GroupActiveError(said, remedy="Stop the group's other members; the next run sets its positions.")
+    return BrokerError(said, remedy="Nothing was lost; run again.", code=error.name())
+
+
+def is_lost(error: KafkaError) -> bool:
+    """Whether a commit was refused because the member has lost what it commits."""
+    return error.code() in _LOST
+
+
+class ConnectionReasons:
+    """Remembers what a client says about its connections; give it as ``error_cb``."""
+
+    def __init__(self) -> None:
+        self._said: deque[str] = deque(maxlen=4)
+
+    def __call__(self, error: KafkaError) -> None:
+        """Called by the client."""
+        _log.debug("kafka client: %s", error.str())
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._said.append(error.str())
+
+    def __str__(self) -> str:
+        return self._said[-1] if self._said else ""
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Whether it is gone as soon as a leader or coordinator was found."""
+    return error.code() in _PASSING
+
+
+def is_about_connection(error: KafkaError) -> bool:
+    """Whether what the client says of its connections tells more than the error."""
+    return error.code() in _SILENT

@@ -1,0 +1,49 @@
+"""Redis entry ids as sequences: ``ms-sub`` is ``ms << 16 | sub`` (SeaStreamer's rule)."""
+
+from __future__ import annotations
+
+from stream_consumers.errors import FormatError
+
+SUB_BITS = 16
+MAX_SUB = (1 << SUB_BITS) - 1
+MAX_MS = (1 << 47) - 1
+"""The last millisecond whose sequences are signed 64-bit numbers; in the year 6429."""
+
+
+def to_sequence(entry_id: bytes | str) -> int:
+    """The sequence of an entry id.
+
+    Raises:
+        FormatError: it is no id, or one that has no sequence (more than 65536 entries in a millisecond).
+
+    Example:
+        >>> to_sequence("1795219782548-1")
+        117651523669065729
+    """
+    text = entry_id.decode("ascii", "replace") if isinstance(entry_id, bytes) else entry_id
+    parts = text.split("-")
+    is_number = len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts)
+    if not is_number:
+        raise FormatError(f"{text!r} is not a Redis entry id", remedy="Ids are written as milliseconds-number.")
+    milliseconds, sub = int(parts[0]), int(parts[1])
+    if sub > MAX_SUB or milliseconds > MAX_MS:
+        raise FormatError(
+            f"the entry id {text} has no sequence: it goes up to {MAX_MS} and {MAX_SUB}",
+            remedy="Let Redis make the ids (XADD key * …), or spread the producer over shards.",
+        )
+    return milliseconds << SUB_BITS | sub
+
+
+def to_id(sequence: int) -> str:
+    """The entry id of a sequence.
+
+    Example:
+        >>> to_id(117651523669065729)
+        '1795219782548-1'
+    """
+    return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
+
+
+def to_timestamp_ms(sequence: int) -> int:
+    """When the entry was added, unix milliseconds."""
+    return sequence >> SUB_BITS
