@@ -34,9 +34,12 @@ WANTED = pa.schema(
 )
 
 
+HEADERS = [{"name": "trace", "value": b"1"}, {"name": "trace", "value": None}]
+
+
 def messages(rows):
     """Rows of (sequence, payload, error of the stream)."""
-    columns = zip(*(("s", 0, number, 20, b"key", data, error, 7) for number, data, error in rows))
+    columns = zip(*(("s", 0, number, 20, b"key", data, HEADERS, error, 7) for number, data, error in rows))
     arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA)]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
@@ -76,7 +79,7 @@ def test_many_rows_with_every_bad_payload_between_good_ones():
     assert [row["_error"] is None for row in found] == [i % 3 != 1 for i in range(5000)]
 
 
-@pytest.mark.parametrize("decoder", [Json(""), Text("id"), Raw("id")])
+@pytest.mark.parametrize("decoder", [Json(""), Text("id"), Raw("id", key=None, headers=None)])
 def test_only_rows_that_the_stream_could_not_read(decoder):
     kind = {Json: pa.int64(), Text: pa.string(), Raw: pa.binary()}[type(decoder)]
     found = decode([(None, b"\xff", "torn"), (3, b"{}", "bad checksum")], decoder, pa.schema([("id", kind)]))
@@ -94,11 +97,24 @@ def test_a_dead_letter_has_no_values():
 
 def test_tombstones():
     rows = [(0, None, None), (1, b"x", None)]
-    for decoder, kind in ((Text("v"), pa.string()), (Raw("v"), pa.binary())):
+    for decoder, kind in ((Text("v"), pa.string()), (Raw("v", key=None, headers=None), pa.binary())):
         found = decode(rows, decoder, pa.schema([("v", kind)]))
         assert [row["_error"] for row in found] == [None, None]
         assert found[0]["v"] is None
-    assert decode(rows)[0]["_error"] == "not a JSON object"
+    (row,) = decode(rows[:1], Json(""), pa.schema([pa.field("v", pa.int64())]))
+    assert (row["v"], row["_error"], row["_sequence"]) == (None, None, 0)
+    assert decode(rows)[0]["_error"] == "field 'id' is missing, but it is NOT NULL"
+
+
+def test_key_and_headers_are_columns_where_they_are_asked_for():
+    wanted = pa.schema([("v", pa.binary())])
+    schema = pa.schema([*wanted, ("k", pa.binary()), ("h", HEADERS_TYPE), *STREAM])
+    batch = decode_batch(messages([(0, b"x", None), (1, b"y", "torn")]), Raw("v", key="k", headers="h"), wanted, schema)
+    good, dead = batch.to_pylist()
+    assert (good["v"], good["k"], good["h"]) == (b"x", b"key", HEADERS)
+    assert (good["_key"], good["_headers"]) == (None, None)
+    assert (dead["v"], dead["k"], dead["h"]) == (None, None, None)
+    assert (dead["_payload"], dead["_key"], dead["_headers"]) == (b"y", b"key", HEADERS)
 
 
 def test_stream_columns():

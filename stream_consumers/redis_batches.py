@@ -1,0 +1,317 @@
+"""Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
+
+Redis does not tell how many entries an id range holds, so the server walks it (a script, no payload crosses the
+network), and the plan knows which entries it covers: a slice that yields fewer was trimmed meanwhile, and that is told.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stream_consumers.batches import BatchPlan, Extent, MessageRow, Range, Resume, record_batches
+from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.errors import DataLossError
+from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
+from stream_consumers.redis_ids import to_id, to_sequence, to_timestamp_ms
+from stream_consumers.redis_server import RedisServer, StreamFacts
+from stream_consumers.shares import fair_shares
+from stream_consumers.urls import StreamUrl
+
+WALK_ENTRIES = 4096
+PAGE_BYTES = 4 * 1024 * 1024
+MAX_PAGE = 5000
+# How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (-1: one entry is always taken).
+_WALK = """
+local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
+for _, entry in ipairs(entries) do
+  local size = 0
+  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1} end
+  bytes, count, last = bytes + size, count + 1, entry[1]
+end
+return {count, bytes, last, 0}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a range with the entries that it held when it was planned."""
+
+    shard: Shard
+    key: str
+    part: Range
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSplit:
+    """Slices of some streams, read by one executor.
+
+    Args:
+        url: of the server.
+        client: configuration of the client, secrets looked up; never shown.
+        slices: what to read.
+        page: entries a request, so that a page is some megabytes.
+    """
+
+    url: StreamUrl
+    client: Mapping[str, Scalar] = field(repr=False)
+    slices: tuple[Slice, ...]
+    page: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        return record_batches(self._rows())
+
+    def _rows(self) -> Iterator[MessageRow]:
+        server = RedisServer(self.url, self.client)
+        try:
+            for piece in self.slices:
+                yield from self._slice_rows(server, piece)
+        finally:
+            server.close()
+
+    def _slice_rows(self, server: RedisServer, piece: Slice) -> Iterator[MessageRow]:
+        start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
+        count = 0
+        while True:
+            with server.explained(f"reading {piece.shard}"):
+                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
+            for entry_id, fields in page:
+                count += 1
+                yield entry_row(piece.shard, entry_id, fields, server.message_field)
+            if len(page) < self.page:
+                break
+            start = f"({page[-1][0].decode()}"
+        if count < piece.count:
+            raise DataLossError(
+                f"{piece.count - count} entries of {piece.shard} were trimmed or deleted before they were read",
+                remedy="Run again to see what is gone; keep more entries (MAXLEN, MINID), or ingest more often.",
+                planned=piece.count,
+                read=count,
+            )
+
+
+def entry_row(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> MessageRow:
+    """An entry as a row: the message field is the payload, every other field a header.
+
+    An entry without the field, or with it twice, is a dead letter: it is covered like any other one, and its fields are
+    kept as headers.
+    """
+    sequence = to_sequence(entry_id)
+    place = (shard.stream, shard.id, sequence, to_timestamp_ms(sequence))
+    pairs = list(zip(fields[::2], fields[1::2]))
+    payloads = [value for name, value in pairs if name == message_field]
+    others = [(name, value) for name, value in pairs if name != message_field or len(payloads) != 1]
+    headers = [(name.decode("utf-8", "backslashreplace"), value) for name, value in others] or None
+    if len(payloads) == 1:
+        return (*place, None, payloads[0], headers, None, None)
+    text = message_field.decode("utf-8", "backslashreplace")
+    error = f"the entry has no field {text!r}" if not payloads else f"the field {text!r} occurs {len(payloads)} times"
+    original = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()
+    return (*place, None, original, headers, error, None)
+
+
+class _Walk:
+    """Walks an id range of one shard on the server and notes what it holds."""
+
+    def __init__(self, server: RedisServer, shard: Shard, gap: Range) -> None:
+        self.shard = shard
+        self.gap = gap
+        self.slices: list[Slice] = []
+        self.count = 0
+        self.bytes = 0
+        self.at = gap.start
+        self._server = server
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the gap was walked to its end."""
+        return self.at >= self.gap.end
+
+    def go(self, records: int, room: int, *, take_one: bool) -> bool:
+        """Walk over at most so many entries and bytes; whether bytes stopped it."""
+        script = self._server.connection.register_script(_WALK)
+        key = self._server.key(self.shard)
+        left = records
+        while left > 0 and not self.is_done:
+            asked = min(left, WALK_ENTRIES)
+            with self._server.explained(f"measuring {self.shard}"):
+                words = [to_id(self.at), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
+                count, size, last, is_full = script(keys=[key], args=words)
+            stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.at)
+            if count or stop > self.at:
+                self.slices.append(Slice(self.shard, key, Range(self.at, stop), count))
+            self.at, self.count, self.bytes = stop, self.count + count, self.bytes + size
+            left, room = left - count, room - size
+            if is_full:
+                return True
+        return False
+
+
+class RedisBatchSource:
+    """Redis Streams as a batch source, by position.
+
+    Args:
+        url: ``redis://host:6379/orders``; a stream is the key ``orders``, or its shards ``orders:0``, ``orders:1``, ….
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+
+    Raises:
+        InvalidUrlError, InvalidOptionError: credentials in the URL, an option that this project decides.
+    """
+
+    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+        self._url = url
+        self._streams = url.required_streams()
+        self.server = RedisServer(url, client)
+        self._extents: dict[Shard, Extent] = {}
+        self._facts: dict[Shard, StreamFacts] = {}
+        # Per shard a position, and how many entries were ever added before it.
+        self._added_before: dict[Shard, tuple[int, int]] = {}
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """Redis has none: a recreated stream is told by an end below the position."""
+        return {stream: "redis" for stream in sorted(self._streams)}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`."""
+        found = {shard: self.server.facts(shard) for shard in self.server.shards()}
+        self._facts = {shard: facts for shard, facts in found.items() if facts is not None}
+        self._extents = {
+            shard: Extent(facts.end if facts.first is None else facts.first, facts.end)
+            for shard, facts in self._facts.items()
+        }
+        self._remember(resume)
+        return self._extents
+
+    def _remember(self, resume: Resume | None) -> None:
+        """How many entries were added before the position, if an earlier batch wrote it down for this position."""
+        listed = (resume.hint or {}).get("added_before") if resume else None
+        for name, noted in listed.items() if isinstance(listed, Mapping) else ():
+            shard = Shard.parse(str(name))
+            if resume and resume.positions.get(shard) == noted[0]:
+                self._added_before[shard] = (int(noted[0]), int(noted[1]))
+        for shard, facts in self._facts.items():
+            if facts.added is not None and shard not in (resume.positions if resume else {}):
+                # Never read: what is gone by now was never ours.
+                start = self._extents[shard].start
+                self._added_before.setdefault(shard, (start, facts.added - facts.length))
+
+    @property
+    def is_exact(self) -> bool:
+        """Always: the server knows its ends."""
+        return True
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """What was trimmed before it was read: entries that were added behind the position and are not there any more.
+
+        Redis 7 counts the entries ever added; before it, nothing can be told.
+        """
+        lost = {}
+        for shard, gap in gaps.items():
+            facts, noted = self._facts.get(shard), self._added_before.get(shard)
+            if facts is None or facts.added is None or noted is None or noted[0] != gap.start:
+                continue
+            first = facts.end if facts.first is None else facts.first
+            if first >= gap.start and facts.added - noted[1] > facts.length:
+                lost[shard] = Range(gap.start, min(max(first, gap.start + 1), gap.end))
+        return lost
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
+        clamped = {
+            shard: gap.clamp(Range(gap.start, self._extents[shard].end))
+            for shard, gap in gaps.items()
+            if shard in self._extents
+        }
+        walks = {s: _Walk(self.server, s, gap) for s, gap in sorted(clamped.items()) if gap.start < gap.end}
+        if not walks:
+            return None
+        self._walk(walks, limits)
+        ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items() if walk.at > walk.gap.start}
+        records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
+        page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, size // max(1, records))))
+        slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
+        return BatchPlan(ranges, self._splits(slices, page, parallelism), records, self._hint(walks))
+
+    def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
+        turn = sum(walk.gap.start for walk in walks.values())
+        while True:
+            left = limits.max_records - sum(walk.count for walk in walks.values())
+            room = limits.max_bytes - sum(walk.bytes for walk in walks.values())
+            open_walks = {shard: self._facts[shard].length for shard, walk in walks.items() if not walk.is_done}
+            shares = fair_shares({s: max(1, length) for s, length in open_walks.items()}, left, turn=turn)
+            if not shares:
+                return
+            for shard, share in shares.items():
+                is_first = not any(walk.count for walk in walks.values())
+                before = walks[shard].bytes
+                if walks[shard].go(share, room, take_one=is_first):
+                    return
+                room -= walks[shard].bytes - before
+
+    def _hint(self, walks: Mapping[Shard, _Walk]) -> Mapping[str, object]:
+        """How many entries were added before the new positions."""
+        for shard, walk in walks.items():
+            facts, noted = self._facts[shard], self._added_before.get(shard)
+            if facts.added is None:
+                continue
+            if walk.at == facts.end:
+                self._added_before[shard] = (walk.at, facts.added)
+            elif noted is not None and noted[0] == walk.gap.start and shard not in self.lost({shard: walk.gap}):
+                self._added_before[shard] = (walk.at, noted[1] + walk.count)
+        return {"added_before": {str(s): list(noted) for s, noted in sorted(self._added_before.items())}}
+
+    def _splits(self, slices: list[Slice], page: int, parallelism: int) -> list[RedisSplit]:
+        share = max(1, math.ceil(sum(piece.count for piece in slices) / parallelism))
+        groups: list[list[Slice]] = [[]]
+        held = 0
+        for piece in slices:
+            if held >= share and len(groups) < parallelism:
+                groups.append([])
+                held = 0
+            groups[-1].append(piece)
+            held += piece.count
+        return [RedisSplit(self._url, self.server.client_options, tuple(group), page) for group in groups if group]
+
+    def unreadable_tail(self) -> str | None:
+        """Nothing in Redis is ever half written."""
+        return None
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """Behind the group's last-delivered-id, per shard."""
+        found = {shard: self.server.committed(group, shard) for shard in self._extents or self.extents()}
+        return {shard: position for shard, position in found.items() if position is not None}
+
+    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+        """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
+        for shard, position in sorted(positions.items()):
+            if shard not in self._extents:
+                continue
+            noted = self._added_before.get(shard)
+            entries_read = noted[1] if noted and noted[0] == position else None
+            self.server.set_position(group, shard, position, entries_read=entries_read)
+            for ids in self.server.pending_below(group, shard, position):
+                self.server.acknowledge(group, shard, ids)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.server.close()
+
+    def __enter__(self) -> RedisBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
