@@ -20,9 +20,14 @@ from stream_consumers.kafka_producer import KafkaProducer
 from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
+from stream_consumers.redis_batches import RedisBatchSource
+from stream_consumers.redis_consumer import RedisConsumer
+from stream_consumers.redis_producer import RedisProducer
+from stream_consumers.redis_server import check_redis_options, check_redis_url
 from stream_consumers.urls import StreamUrl
 
-PROTOCOLS = ("file", "kafka", "memory")
+PROTOCOLS = ("file", "kafka", "memory", "redis", "rediss")
+_REDIS = ("redis", "rediss")
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,11 @@ class StreamSource:
         if self.url.protocol == "kafka":
             check_client_options(self.client)
             return
-        check_client(self.url, self.client)
+        if self.url.protocol in _REDIS:
+            check_redis_url(self.url)
+            check_redis_options(self.client)
+        else:
+            check_client(self.url, self.client)
         if self.mode is not ConsumerMode.RESUMABLE:
             raise InvalidOptionError(
                 f"mode {self.mode.value!r} is not available for {self.url.protocol}", remedy="Use mode 'resumable'."
@@ -97,6 +106,8 @@ class StreamSource:
             return FileBatchSource(self.url)
         if self.url.protocol == "kafka":
             return KafkaBatchSource(self.url, self.client, mode=self.mode, membership=membership)
+        if self.url.protocol in _REDIS:
+            return RedisBatchSource(self.url, self.client)
         return MemoryBatchSource(self.url)
 
 
@@ -169,11 +180,14 @@ def create_consumer(
     check_protocol(parsed)
     if parsed.protocol == "kafka":
         return KafkaConsumer(parsed, mode=mode, group=group, reset=reset, live=live, client=client)
-    check_client(parsed, client)
+    if parsed.protocol not in _REDIS:
+        check_client(parsed, client)
     if mode is not ConsumerMode.REAL_TIME or group is not None:
         raise InvalidOptionError(
             f"{parsed.protocol} has no groups to consume with", remedy="Leave out the group; use mode real_time."
         )
+    if parsed.protocol in _REDIS:
+        return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
     if parsed.protocol == "file":
         return FileConsumer(parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
     return MemoryConsumer(parsed, reset=reset, live=live)
@@ -201,6 +215,8 @@ def create_producer(
     check_protocol(parsed)
     if parsed.protocol == "kafka":
         return KafkaProducer(parsed, client, shards=shards)
+    if parsed.protocol in _REDIS:
+        return RedisProducer(parsed, client, shards=shards)
     check_client(parsed, client)
     if parsed.protocol == "file":
         return FileProducer(parsed, file_options)

@@ -6,19 +6,28 @@ network), and the plan knows which entries it covers: a slice that yields fewer 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stream_consumers.batches import BatchPlan, Extent, MessageRow, Range, Resume, record_batches
+from stream_consumers.batches import (
+    BatchPlan,
+    Extent,
+    MessageRow,
+    Range,
+    Resume,
+    dead_letter_row,
+    message_row,
+    record_batches,
+)
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
-from stream_consumers.messages import Shard
+from stream_consumers.messages import Message, Shard
 from stream_consumers.options import Limits
-from stream_consumers.redis_ids import to_id, to_sequence, to_timestamp_ms
+from stream_consumers.redis_entries import read_entry
+from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.redis_server import RedisServer, StreamFacts
 from stream_consumers.shares import fair_shares
 from stream_consumers.urls import StreamUrl
@@ -86,7 +95,8 @@ class RedisSplit:
                 page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
             for entry_id, fields in page:
                 count += 1
-                yield entry_row(piece.shard, entry_id, fields, server.message_field)
+                found = read_entry(piece.shard, entry_id, fields, server.message_field)
+                yield message_row(found) if isinstance(found, Message) else dead_letter_row(found)
             if len(page) < self.page:
                 break
             start = f"({page[-1][0].decode()}"
@@ -97,26 +107,6 @@ class RedisSplit:
                 planned=piece.count,
                 read=count,
             )
-
-
-def entry_row(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> MessageRow:
-    """An entry as a row: the message field is the payload, every other field a header.
-
-    An entry without the field, or with it twice, is a dead letter: it is covered like any other one, and its fields are
-    kept as headers.
-    """
-    sequence = to_sequence(entry_id)
-    place = (shard.stream, shard.id, sequence, to_timestamp_ms(sequence))
-    pairs = list(zip(fields[::2], fields[1::2]))
-    payloads = [value for name, value in pairs if name == message_field]
-    others = [(name, value) for name, value in pairs if name != message_field or len(payloads) != 1]
-    headers = [(name.decode("utf-8", "backslashreplace"), value) for name, value in others] or None
-    if len(payloads) == 1:
-        return (*place, None, payloads[0], headers, None, None)
-    text = message_field.decode("utf-8", "backslashreplace")
-    error = f"the entry has no field {text!r}" if not payloads else f"the field {text!r} occurs {len(payloads)} times"
-    original = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()
-    return (*place, None, original, headers, error, None)
 
 
 class _Walk:

@@ -125,23 +125,26 @@ class RedisServer:
 
     def shards(self) -> list[Shard]:
         """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone."""
-        found: dict[Shard, str] = {}
+        self._keys = {}
         for stream in self.url.required_streams():
-            numbered = {}
-            with self.explained(f"looking for the shards of {stream!r}"):
-                for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE):
-                    tail = key.decode("utf-8", "replace").removeprefix(f"{stream}:")
-                    if tail.isascii() and tail.isdigit() and str(int(tail)) == tail:
-                        numbered[Shard(stream, int(tail))] = f"{stream}:{tail}"
-            found |= numbered or {Shard(stream, 0): stream}
-        self._keys = found
-        return sorted(found)
+            self._look_up(stream)
+        return sorted(self._keys)
 
     def key(self, shard: Shard) -> str:
         """The key of a shard."""
-        if shard not in self._keys:
-            self.shards()
-        return self._keys.get(shard, f"{shard.stream}:{shard.id}")
+        if not any(known.stream == shard.stream for known in self._keys):
+            self._look_up(shard.stream)
+        is_numbered = shard.id or any(known.stream == shard.stream and ":" in key for known, key in self._keys.items())
+        return self._keys.get(shard, f"{shard.stream}:{shard.id}" if is_numbered else shard.stream)
+
+    def _look_up(self, stream: str) -> None:
+        numbered = {}
+        with self.explained(f"looking for the shards of {stream!r}"):
+            for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE):
+                tail = key.decode("utf-8", "replace").removeprefix(f"{stream}:")
+                if tail.isascii() and tail.isdigit() and str(int(tail)) == tail:
+                    numbered[Shard(stream, int(tail))] = f"{stream}:{tail}"
+        self._keys |= numbered or {Shard(stream, 0): stream}
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""
@@ -154,7 +157,7 @@ class RedisServer:
         first = info.get("first-entry")
         return StreamFacts(
             first=to_sequence(first[0]) if first else None,
-            end=to_sequence(info["last-generated-id"]) + 1,
+            end=_behind(info["last-generated-id"]),
             length=int(info["length"]),
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
@@ -170,7 +173,7 @@ class RedisServer:
                 raise
         for found in groups:
             if _text(found["name"]) == group:
-                return to_sequence(found["last-delivered-id"]) + 1
+                return _behind(found["last-delivered-id"])
         return None
 
     def set_position(self, group: str, shard: Shard, position: int, *, entries_read: int | None) -> None:
@@ -267,6 +270,12 @@ def _address(node: str) -> tuple[str, int]:
     if not colon or not port.isdigit():
         return node.strip("[]"), DEFAULT_PORT
     return host.strip("[]"), int(port)
+
+
+def _behind(entry_id: bytes | str) -> int:
+    """The next sequence; 0 where there was no entry yet (0-0 is never one)."""
+    sequence = to_sequence(entry_id)
+    return sequence + 1 if sequence else 0
 
 
 def _as_it_is(reply: Any, **options: Any) -> Any:

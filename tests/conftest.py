@@ -17,6 +17,7 @@ from stream_consumers.connect import create_producer
 from stream_consumers.messages import Shard
 from stream_consumers.ss_scanner import Frame, FrameScanner
 from tests.services.kafka_broker import kafka_broker
+from tests.services.redis_server import redis_server
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
@@ -47,6 +48,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield given
         return
     with kafka_broker(tmp_path_factory.mktemp("kafka")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The one Redis server of a test run, as host:port; ``TEST_REDIS_URL`` names another one (redis://host:port)."""
+    given = os.environ.get("TEST_REDIS_URL")
+    if given:
+        yield given.removeprefix("redis://").rstrip("/")
+        return
+    with redis_server(tmp_path_factory.mktemp("redis")) as address:
         yield address
 
 

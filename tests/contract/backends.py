@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
 from stream_consumers.connect import create_producer
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Receipt, Shard
@@ -56,6 +58,22 @@ def _remove_topics(url: str) -> None:
     delete_topics(StreamUrl.parse(url).nodes[0], STREAMS)
 
 
+def _create_keys(folder: Path, address: str) -> str:
+    host, _, port = address.partition(":")
+    with redis.Redis(host, int(port)) as client:
+        for name in STREAMS:
+            for number in range(SHARDS):
+                client.xgroup_create(f"{name}:{number}", "maker", mkstream=True)
+                client.xgroup_destroy(f"{name}:{number}", "maker")
+    return f"redis://{address}/"
+
+
+def _remove_keys(url: str) -> None:
+    host, _, port = StreamUrl.parse(url).nodes[0].partition(":")
+    with redis.Redis(host, int(port)) as client:
+        client.flushdb()
+
+
 BACKENDS = (
     Backend(
         "memory",
@@ -64,6 +82,7 @@ BACKENDS = (
     ),
     Backend("file", create=_create_file, remove=lambda url: None),
     Backend("kafka", create=_create_topics, remove=_remove_topics, service="kafka"),
+    Backend("redis", create=_create_keys, remove=_remove_keys, service="redis_address"),
 )
 
 

@@ -1,0 +1,192 @@
+"""Redis Streams, message by message, without a group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import DeadLetterObserver, Edge
+from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis_entries import read_entry
+from stream_consumers.redis_ids import SUB_BITS, to_id
+from stream_consumers.redis_server import RedisServer
+from stream_consumers.urls import StreamUrl
+
+PAGE = 100
+BLOCK_SECONDS = 0.1
+SHARDS_SECONDS = 5.0
+REPLY_SECONDS = 15.0
+
+
+class RedisConsumer:
+    """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
+
+    Ids grow with time, so that a seek is a range request, and a shard that has no message at the moment yet simply goes
+    on with the first one that comes.
+
+    Args:
+        url: ``redis://host:6379/orders``.
+        reset: where to start.
+        live: wait at the end; without it the stream ends there.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        on_dead_letter: told of entries that cannot be used as a message.
+
+    Raises:
+        BrokerUnavailableError, AccessDeniedError: as the server says.
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        client: ClientConfig | None = None,
+        on_dead_letter: DeadLetterObserver,
+    ) -> None:
+        self._url, self._live, self._on_dead_letter = url, live, on_dead_letter
+        self._streams = url.required_streams()
+        self._server = RedisServer(url, client)
+        self._reading = self._server.new_connection(REPLY_SECONDS)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._only: frozenset[Shard] | None = None
+        self._buffer: deque[Message | DeadLetter] = deque()
+        self._known = frozenset(self._server.shards())
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next: dict[Shard, int] = (
+            dict.fromkeys(self._known, 0) if reset is AutoStreamReset.EARLIEST else self._ends(self._known)
+        )
+
+    def __enter__(self) -> RedisConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                message = self.next()
+            except StreamEndedError:
+                return
+            if message is not None:
+                yield message
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = BLOCK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            with self._lock:
+                if self._closed.is_set():
+                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+                if not self._buffer:
+                    self._read(min(left, BLOCK_SECONDS) if self._live else 0.0)
+                    if not self._buffer and not self._live:
+                        raise StreamEndedError(
+                            "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
+                        )
+                while self._buffer:
+                    item = self._buffer.popleft()
+                    if isinstance(item, Message):
+                        return item
+                    self._on_dead_letter(item)
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        self._move(to_milliseconds(moment) << SUB_BITS, f"at or after {moment.isoformat()}")
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        if not isinstance(to, Edge):
+            self._move(to, f"from sequence {to} on")
+            return
+        with self._lock:
+            shards = frozenset(self._selected())
+            self._go_to(self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0))
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        if shard.stream not in self._streams:
+            raise NotSubscribedError(
+                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
+            )
+        with self._lock:
+            self._only = (self._only or frozenset()) | {shard}
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._lock:
+            selected = frozenset(self._selected())
+            if shard not in selected:
+                raise NotSubscribedError(
+                    f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(selected)))}."
+                )
+            if len(selected) == 1:
+                raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
+            self._only = selected - {shard}
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            self._reading.close()
+            self._server.close()
+
+    def _read(self, seconds: float) -> None:
+        """Fill the buffer with a page; waits for one entry at most so long."""
+        self._meet_new_shards()
+        if not self._next:
+            return
+        keys = {self._server.key(shard): shard for shard in sorted(self._next)}
+        places = [to_id(self._next[shard] - 1) if self._next[shard] > 0 else "0-0" for shard in keys.values()]
+        # 0 would mean for ever.
+        block = ["BLOCK", max(1, round(seconds * 1000))] if seconds else []
+        with self._server.explained("reading"):
+            reply = self._reading.execute_command("XREAD", *block, "COUNT", PAGE, "STREAMS", *keys, *places)
+        for key, entries in reply.items() if isinstance(reply, Mapping) else reply or ():
+            shard = keys[key.decode()]
+            for entry_id, fields in entries:
+                item = read_entry(shard, entry_id, fields, self._server.message_field)
+                self._next[shard] = (item.sequence or 0) + 1
+                self._buffer.append(item)
+
+    def _meet_new_shards(self) -> None:
+        if not self._live or self._only is not None or time.monotonic() < self._look_again:
+            return
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        found = frozenset(self._server.shards())
+        for shard in found - self._known:
+            self._next[shard] = 0
+        for shard in self._known - found:
+            self._next.pop(shard, None)
+        self._known = found
+
+    def _selected(self) -> list[Shard]:
+        return sorted(self._known if self._only is None else self._only & self._known)
+
+    def _ends(self, shards: frozenset[Shard]) -> dict[Shard, int]:
+        facts = {shard: self._server.facts(shard) for shard in shards}
+        return {shard: found.end if found else 0 for shard, found in facts.items()}
+
+    def _move(self, sequence: int, place: str) -> None:
+        with self._lock:
+            shards = self._selected()
+            if not any(end > sequence for end in self._ends(frozenset(shards)).values()):
+                raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+            self._go_to(dict.fromkeys(shards, max(0, sequence)))
+
+    def _go_to(self, positions: dict[Shard, int]) -> None:
+        self._buffer.clear()
+        self._next = positions

@@ -1,0 +1,172 @@
+"""A producer for Redis Streams: XADD, many in a round trip."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import BrokerError, InvalidOptionError, ProducerEndedError, StreamAssetsError
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.redis_ids import MAX_SUB, to_sequence
+from stream_consumers.redis_server import RedisServer
+from stream_consumers.urls import StreamUrl
+
+PIPELINE = 512
+# Ids grow: a message from before the last one gets the last one's millisecond, and the one after it when that is full.
+_ADD = """
+local function add(ms) return redis.pcall('XADD', KEYS[1], ms .. '-*', unpack(ARGV, 3)) end
+local function last_id()
+  local info = redis.pcall('XINFO', 'STREAM', KEYS[1])
+  for place = 1, #info, 2 do if info[place] == 'last-generated-id' then return info[place + 1] end end
+  return '0-0'
+end
+local ms, sub = string.match(last_id(), '(%d+)-(%d+)')
+if tonumber(ms) < tonumber(ARGV[1]) then return add(ARGV[1]) end
+if tonumber(sub) >= tonumber(ARGV[2]) then ms = string.format('%.0f', tonumber(ms) + 1) end
+return add(ms)
+"""
+
+
+class RedisProducer:
+    """A producer of Redis Streams; see :class:`stream_consumers.consumer.Producer`.
+
+    Messages are sent many in a round trip, at the latest at :meth:`flush` or when a receipt is asked for its sequence.
+    An entry has the field ``msg`` (the client option ``message_field``); a header is a field of its own. Its id is made
+    of ``timestamp_ms``, or of the last id's where that is later: ids only grow.
+
+    Args:
+        url: ``redis://host:6379/orders``; ``send`` uses its first stream by default.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        shards: of a stream that is not there yet: with more than one, shard n is the key ``stream:n``; with one it is
+            the key ``stream`` itself.
+
+    Raises:
+        BrokerUnavailableError, AccessDeniedError: as the server says.
+    """
+
+    def __init__(self, url: StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
+        self._url = url
+        self._stream = url.required_streams()[0]
+        self._is_numbered = shards is not None and shards > 1
+        self._server = RedisServer(url, client)
+        self._server.shards()
+        self._script: Any = self._server.connection.register_script(_ADD)
+        self._lock = threading.RLock()
+        self._waiting: list[tuple[str, list[Any], _Place]] = []
+        self._failed: StreamAssetsError | None = None
+        self._ended = False
+
+    def __enter__(self) -> RedisProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self,
+        payload: bytes,
+        *,
+        stream: str | None = None,
+        shard: int = 0,
+        timestamp_ms: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`.
+
+        Raises:
+            InvalidOptionError: a header with the name of the message field.
+        """
+        field = self._server.message_field
+        if any(name.encode() == field for name, _ in headers):
+            raise InvalidOptionError(
+                f"a header named {field.decode()!r} would be a second message", remedy="Give the header another name."
+            )
+        target = Shard(stream or self._stream, shard)
+        moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        place = _Place(self)
+        words: list[Any] = [moment, MAX_SUB, field, payload]
+        for name, value in headers:
+            words += [name, value]
+        with self._lock:
+            if self._ended:
+                raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
+            self._raise_failure()
+            self._waiting.append((self._key(target), words, place))
+            if len(self._waiting) >= PIPELINE:
+                self._send_waiting()
+        return Receipt(target, place.sequence, moment)
+
+    def flush(self) -> None:
+        """Send what waits.
+
+        Raises:
+            StreamAssetsError: messages were not added; what had no answer may have been.
+        """
+        with self._lock:
+            self._send_waiting()
+            self._raise_failure()
+
+    def close(self) -> None:
+        """Flush and end."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            try:
+                self.flush()
+            finally:
+                self._server.close()
+
+    def _key(self, shard: Shard) -> str:
+        return f"{shard.stream}:{shard.id}" if self._is_numbered else self._server.key(shard)
+
+    def _send_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        try:
+            with self._server.explained(f"sending {len(waiting)} messages"):
+                pipeline = self._server.connection.pipeline(transaction=False)
+                for key, words, _ in waiting:
+                    self._script(keys=[key], args=words, client=pipeline)
+                answers = pipeline.execute(raise_on_error=False)
+        except StreamAssetsError as error:
+            self._failed = error
+            for *_, place in waiting:
+                place.error = error
+            return
+        for (key, _, place), answer in zip(waiting, answers):
+            if isinstance(answer, bytes):
+                place.found = to_sequence(answer)
+            else:
+                place.error = self._failed = BrokerError(
+                    f"a message to {key} of {self._url} was refused: {answer}", remedy="Send it again."
+                )
+
+    def _raise_failure(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+
+class _Place:
+    """Where one message ended up, once that is known."""
+
+    __slots__ = ("_producer", "error", "found")
+
+    def __init__(self, producer: RedisProducer) -> None:
+        self._producer = producer
+        self.found: int | None = None
+        self.error: StreamAssetsError | None = None
+
+    def sequence(self) -> int:
+        """Sends what waits if need be."""
+        if self.found is None and self.error is None:
+            self._producer.flush()
+        if self.found is None:
+            assert self.error is not None
+            raise self.error
+        return self.found
