@@ -22,6 +22,7 @@ from stream_consumers.options import ConsumerMode
 
 JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
+STANDBY_SECONDS = 600.0
 _TICK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class SharedDrain:
         self._left = max_batches
         self._parallel = parallel_shards
         self._done: set[Shard] = set()
+        self._seen: Mapping[Shard, int] = {}
+        self._moved_at = time.monotonic()
         self._found: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -176,7 +179,18 @@ class SharedDrain:
             return True
         time.sleep(_TICK_SECONDS)
         positions = self._ledger.read().positions
-        return all(positions.get(shard, 0) >= end for shard, end in ends.items())
+        if positions != self._seen:
+            self._seen, self._moved_at = positions, time.monotonic()
+        behind = [shard for shard, end in sorted(ends.items()) if positions.get(shard, 0) < end]
+        if behind and time.monotonic() - self._moved_at > STANDBY_SECONDS:
+            _log.warning(
+                "the members of group %s that have %s wrote nothing for %g s; this one leaves",
+                self._ingestion.group,
+                ", ".join(map(str, behind)),
+                STANDBY_SECONDS,
+            )
+            return True
+        return not behind
 
     def _take(self) -> Iterator[BatchReport]:
         while not self._found.empty():

@@ -163,8 +163,8 @@ class RedisBatchSource:
         self.server = RedisServer(url, client)
         self._extents: dict[Shard, Extent] = {}
         self._facts: dict[Shard, StreamFacts] = {}
-        # Per shard a position, and how many entries were ever added before it.
-        self._added_before: dict[Shard, tuple[int, int]] = {}
+        # Per shard, how many entries were ever added before a position, for the positions where that is known.
+        self._added_before: dict[Shard, dict[int, int]] = {}
 
     @property
     def url(self) -> StreamUrl:
@@ -192,12 +192,14 @@ class RedisBatchSource:
         for name, noted in listed.items() if isinstance(listed, Mapping) else ():
             shard = Shard.parse(str(name))
             if resume and resume.positions.get(shard) == noted[0]:
-                self._added_before[shard] = (int(noted[0]), int(noted[1]))
+                self._note(shard, int(noted[0]), int(noted[1]))
         for shard, facts in self._facts.items():
             if facts.added is not None and shard not in (resume.positions if resume else {}):
                 # Never read: what is gone by now was never ours.
-                start = self._extents[shard].start
-                self._added_before.setdefault(shard, (start, facts.added - facts.length))
+                self._note(shard, self._extents[shard].start, facts.added - facts.length)
+
+    def _note(self, shard: Shard, position: int, added: int) -> None:
+        self._added_before.setdefault(shard, {})[position] = added
 
     @property
     def is_exact(self) -> bool:
@@ -211,11 +213,11 @@ class RedisBatchSource:
         """
         lost = {}
         for shard, gap in gaps.items():
-            facts, noted = self._facts.get(shard), self._added_before.get(shard)
-            if facts is None or facts.added is None or noted is None or noted[0] != gap.start:
+            facts, before = self._facts.get(shard), self._added_before.get(shard, {}).get(gap.start)
+            if facts is None or facts.added is None or before is None:
                 continue
             first = facts.end if facts.first is None else facts.first
-            if first >= gap.start and facts.added - noted[1] > facts.length:
+            if first >= gap.start and facts.added - before > facts.length:
                 lost[shard] = Range(gap.start, min(max(first, gap.start + 1), gap.end))
         return lost
 
@@ -254,15 +256,19 @@ class RedisBatchSource:
 
     def _hint(self, walks: Mapping[Shard, _Walk]) -> Mapping[str, object]:
         """How many entries were added before the new positions."""
-        for shard, walk in walks.items():
-            facts, noted = self._facts[shard], self._added_before.get(shard)
+        hint: dict[str, list[int]] = {}
+        for shard, walk in sorted(walks.items()):
+            facts, before = self._facts[shard], self._added_before.get(shard, {}).get(walk.gap.start)
             if facts.added is None:
                 continue
             if walk.at == facts.end:
-                self._added_before[shard] = (walk.at, facts.added)
-            elif noted is not None and noted[0] == walk.gap.start and shard not in self.lost({shard: walk.gap}):
-                self._added_before[shard] = (walk.at, noted[1] + walk.count)
-        return {"added_before": {str(s): list(noted) for s, noted in sorted(self._added_before.items())}}
+                hint[str(shard)] = [walk.at, facts.added]
+            elif before is not None and shard not in self.lost({shard: walk.gap}):
+                hint[str(shard)] = [walk.at, before + walk.count]
+        for name, (position, added) in hint.items():
+            self._note(Shard.parse(name), position, added)
+        still = {str(s): [p, known[p]] for s, known in self._added_before.items() if s not in walks for p in known}
+        return {"added_before": {**still, **hint}}
 
     def _splits(self, slices: list[Slice], page: int, parallelism: int) -> list[RedisSplit]:
         share = max(1, math.ceil(sum(piece.count for piece in slices) / parallelism))
@@ -290,8 +296,7 @@ class RedisBatchSource:
         for shard, position in sorted(positions.items()):
             if shard not in self._extents:
                 continue
-            noted = self._added_before.get(shard)
-            entries_read = noted[1] if noted and noted[0] == position else None
+            entries_read = self._added_before.get(shard, {}).get(position)
             self.server.set_position(group, shard, position, entries_read=entries_read)
             for ids in self.server.pending_below(group, shard, position):
                 self.server.acknowledge(group, shard, ids)

@@ -6,6 +6,7 @@ code under test.
 
 from __future__ import annotations
 
+import ctypes
 import time
 import uuid
 from collections import Counter
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
@@ -130,6 +132,24 @@ class Broker:
         for payload in payloads:
             producer.produce(name, payload, key, partition, headers=list(headers))
         assert producer.flush(SECONDS) == 0
+
+    def send_with_header_name(self, name: str, header: bytes) -> None:
+        """A message with any bytes for the name of a header, as clients in other languages send them."""
+        library = ctypes.CDLL(str(next(Path(confluent_kafka.__file__).parents[1].glob("*.libs/librdkafka*"))))
+        for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
+            getattr(library, function).restype = ctypes.c_void_p
+        why = ctypes.create_string_buffer(512)
+        config = ctypes.c_void_p(library.rd_kafka_conf_new())
+        library.rd_kafka_conf_set(config, b"bootstrap.servers", self.address.encode(), why, 512)
+        producer = ctypes.c_void_p(library.rd_kafka_new(0, config, why, 512))
+        headers = ctypes.c_void_p(library.rd_kafka_headers_new(ctypes.c_size_t(1)))
+        library.rd_kafka_header_add(headers, header, ctypes.c_ssize_t(len(header)), b"v", ctypes.c_ssize_t(1))
+        # Pairs of a tag and its values: topic, partition, payload, key, headers, the end.
+        words = [1, name.encode(), 3, 0, 4, order(7), ctypes.c_size_t(len(order(7)))]
+        words += [5, b"key", ctypes.c_size_t(3), 10, headers, 0]
+        assert library.rd_kafka_producev(producer, *words) == 0
+        assert library.rd_kafka_flush(producer, int(SECONDS * 1000)) == 0
+        library.rd_kafka_destroy(producer)
 
     def begin(self, name: str, count: int, *, first: int = 0) -> Producer:
         """An open transaction with some messages in it; whoever asked for it commits or aborts it."""

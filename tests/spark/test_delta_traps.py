@@ -20,7 +20,7 @@ from spark_jobs.ingestion import Step
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.sink import DeltaSink, is_conflict
 from stream_consumers.batches import Range
-from stream_consumers.errors import LedgerTruncatedError, WriteError
+from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -119,6 +119,14 @@ def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
     assert stream.committed(what) == 6
 
 
+def clean_log(table: str) -> None:
+    """Somebody else commits, much later Delta removes the commits from before the newest checkpoint."""
+    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
+    DeltaTable(table).create_checkpoint()
+    for commit in sorted(Path(table, "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+
+
 def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
     spark: SparkSession, stream: Stream, folder: Path
 ) -> None:
@@ -126,9 +134,7 @@ def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
     what = pipeline(spark, stream, folder)
     what.drain()
     before = what.rows()
-    DeltaTable(what.table).create_checkpoint()
-    for commit in Path(what.table, "_delta_log").glob("*.json"):
-        commit.unlink()
+    clean_log(what.table)
     stream.send(*orders(3))
     with pytest.raises(LedgerTruncatedError, match="wrote 2 batches, none is readable"):
         what.drain()
@@ -136,6 +142,18 @@ def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
         measure(what.source, what.ingestion)
     assert what.rows() == before
     assert stream.committed(what) == 4
+
+
+def test_d02_a_new_group_does_not_write_again_what_a_lost_ledger_no_longer_tells_of(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    with pytest.raises(StreamAssetsError):
+        what.having(group="another").drain()
+    assert_each_once(what.rows(), stream.messages())
 
 
 def test_d03_dead_letters_that_are_written_before_a_failure_count_once_after_the_replay(

@@ -14,6 +14,7 @@ from sensors.lag import measure
 from spark_jobs.ingestion import Batch, Step
 from stream_consumers.batches import Extent, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, TransformError
+from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.options import AutoStreamReset, DataLoss
 from tests.polling import until
 from tests.spark.kafka_topics import MALFORMED, Broker, Once, Pipeline, assert_each_once, orders, pipeline, shard
@@ -307,6 +308,22 @@ def test_k07_a_topic_recreated_during_a_run_is_another_one(
         what.drain(swap)
     assert swap.is_done
     assert_each_once(what.rows(), {(topic, 0, number) for number in range(4)})
+
+
+def test_k07_a_position_beyond_the_end_is_an_error_whatever_the_topic_says_it_is(
+    spark: SparkSession, broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an unclean election: the same topic, but its last messages are gone."""
+    topic = broker.create()
+    broker.send(topic, orders(8))
+    what = pipeline(spark, broker, folder, topic, on_data_loss=DataLoss.RECORD)
+    what.drain()
+    monkeypatch.setattr(KafkaCluster, "ends", lambda self, shards, level=None: {shard(topic): 5})
+    with pytest.raises(SourceRecreatedError, match=r"ends before the position .*position=8, end=5"):
+        what.drain()
+    with pytest.raises(SourceRecreatedError, match="ends before the position"):
+        measure(what.source, what.ingestion)
+    assert broker.committed(what.group, topic) == {0: 8}
 
 
 def test_k08_partitions_added_between_runs_and_after_the_plan_are_read_from_their_beginning(
