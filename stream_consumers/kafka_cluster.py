@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -145,7 +146,8 @@ class KafkaCluster:
 
     @cached_property
     def _admin(self) -> AdminClient:
-        return AdminClient(self.own_settings(), logger=_log)
+        with _options_explained():
+            return AdminClient(self.own_settings(), logger=_log)
 
     def own_settings(self) -> dict[str, Any]:
         """The settings without those that only consumers know, for an admin client or a producer."""
@@ -289,6 +291,17 @@ class KafkaCluster:
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""
         return str(self._reasons) if is_about_connection(error) else ""
+
+
+@contextmanager
+def _options_explained() -> Iterator[None]:
+    """What the client says of its options when it is made."""
+    try:
+        yield
+    except KafkaException as error:
+        raise InvalidOptionError(
+            f"the Kafka client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
+        ) from error
 
 
 def _name(asked: object) -> str:
