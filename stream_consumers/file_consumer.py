@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from stream_consumers.consumer import DeadLetterObserver, Edge
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError
+from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.ss_format import EOS_PAYLOAD, HEADER_SIZE
@@ -27,7 +28,7 @@ def log_dead_letter(letter: DeadLetter) -> None:
     _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
 
 
-class FileConsumer:
+class FileConsumer(MessageIterator):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
@@ -62,7 +63,7 @@ class FileConsumer:
         self._streams = frozenset(url.required_streams())
         self._live = live
         self._on_dead_letter = on_dead_letter
-        self._only: set[Shard] | None = None
+        self._assignment = Assignment(self._streams)
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._skip: Callable[[Frame], bool] | None = None
@@ -72,21 +73,6 @@ class FileConsumer:
         self._ended = self._is_behind_eos = False
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
-
-    def __enter__(self) -> FileConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            try:
-                message = self.next()
-            except StreamEndedError:
-                return
-            if message is not None:
-                yield message
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
@@ -135,24 +121,13 @@ class FileConsumer:
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        if shard.stream not in self._streams:
-            raise NotSubscribedError(
-                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
-            )
         with self._lock:
-            self._only = (self._only or set()) | {shard}
+            self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._lock:
-            assigned = self._assigned()
-            if shard not in assigned:
-                raise NotSubscribedError(
-                    f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
-                )
-            if len(assigned) == 1:
-                raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
-            self._only = assigned - {shard}
+            self._assignment.unassign(shard, self._assigned())
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -183,7 +158,7 @@ class FileConsumer:
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
-        if not self._is_subscribed(shard):
+        if shard not in self._assignment:
             return False
         if self._skip is not None and shard not in self._passed:
             if self._skip(frame):
@@ -191,11 +166,8 @@ class FileConsumer:
             self._passed.add(shard)
         return True
 
-    def _is_subscribed(self, shard: Shard) -> bool:
-        return shard.stream in self._streams and (self._only is None or shard in self._only)
-
     def _report(self, damage: Damage) -> None:
-        if damage.shard is not None and not self._is_subscribed(damage.shard):
+        if damage.shard is not None and damage.shard not in self._assignment:
             return
         shard = damage.shard or Shard(min(self._streams))
         payload = self._scanner.read_bytes(damage)
@@ -205,8 +177,8 @@ class FileConsumer:
 
     def _assigned(self) -> set[Shard]:
         """The assigned shards; without an explicit assignment all that the file has."""
-        if self._only is not None:
-            return set(self._only)
+        if self._assignment.chosen is not None:
+            return set(self._assignment.chosen)
         with FrameScanner(self._path) as scanner:
             return {item.shard for item in scanner if item.shard is not None and item.shard.stream in self._streams}
 
@@ -216,9 +188,7 @@ class FileConsumer:
             start = self._frame_start(beacons.offset(first))
             with FrameScanner(self._path, start=start) as scanner:
                 if not any(
-                    isinstance(item, Frame) and item.shard.stream in self._streams and not skip(item)
-                    for item in scanner
-                    if self._only is None or item.shard in self._only
+                    isinstance(item, Frame) and item.shard in self._assignment and not skip(item) for item in scanner
                 ):
                     raise OutOfBoundsError(
                         f"{self._path} has no message {place}", remedy="Rewind to the end to wait for newer ones."
@@ -227,8 +197,8 @@ class FileConsumer:
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard]:
         """The shards to look for: the assigned ones, or those that the beacons name."""
-        if self._only is not None:
-            return self._only
+        if self._assignment.chosen is not None:
+            return set(self._assignment.chosen)
         read = map(beacons.read, range(1, beacons.count + 1))
         named = {marker.shard for beacon in read if beacon for marker in beacon.markers}
         return {shard for shard in named if shard.stream in self._streams}

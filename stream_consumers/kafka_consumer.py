@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -16,11 +16,11 @@ from stream_consumers.errors import (
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
-    NotSubscribedError,
     OutOfBoundsError,
     StreamEndedError,
 )
 from stream_consumers.hosts import host_id
+from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain, is_lost
 from stream_consumers.messages import Message, Shard, to_milliseconds
@@ -34,7 +34,7 @@ FETCH_WAIT_MS = 50
 Positions = Mapping[Shard, int]
 
 
-class KafkaConsumer:
+class KafkaConsumer(MessageIterator):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
     Nothing is committed unless :meth:`commit` is called.
@@ -70,7 +70,7 @@ class KafkaConsumer:
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._known = self._all_shards()
-        self._only: frozenset[Shard] | None = None
+        self._assignment = Assignment(self._streams)
         self._given: frozenset[Shard] = frozenset()
         self._ended: set[Shard] = set()
         self._unreached: set[Shard] = set()
@@ -88,21 +88,6 @@ class KafkaConsumer:
 
     def __repr__(self) -> str:
         return f"KafkaConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={self._group!r})"
-
-    def __enter__(self) -> KafkaConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            try:
-                message = self.next()
-            except StreamEndedError:
-                return
-            if message is not None:
-                yield message
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
@@ -156,12 +141,8 @@ class KafkaConsumer:
             InvalidOptionError: in mode ``load_balanced``, where the group assigns.
         """
         self._check_own_assignment()
-        if shard.stream not in self._streams:
-            raise NotSubscribedError(
-                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
-            )
         with self._lock:
-            self._only = (self._only or frozenset()) | {shard}
+            self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`.
@@ -171,14 +152,7 @@ class KafkaConsumer:
         """
         self._check_own_assignment()
         with self._lock:
-            selected = frozenset(self._selected())
-            if shard not in selected:
-                raise NotSubscribedError(
-                    f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(selected)))}."
-                )
-            if len(selected) == 1:
-                raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
-            self._only = selected - {shard}
+            self._assignment.unassign(shard, self._known)
 
     def commit(self, positions: Positions) -> None:
         """Tell the group how far these shards are.
@@ -256,7 +230,7 @@ class KafkaConsumer:
 
     def _meet_new_shards(self) -> None:
         """Partitions that were added to a topic; the group protocol finds them by itself."""
-        is_due = self._live and self._only is None and time.monotonic() > self._look_again
+        is_due = self._live and self._assignment.chosen is None and time.monotonic() > self._look_again
         if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
             return
         self._look_again = time.monotonic() + METADATA_SECONDS
@@ -270,7 +244,7 @@ class KafkaConsumer:
         """The shards that the next seek or rewind is about."""
         if self._mode is ConsumerMode.LOAD_BALANCED:
             return sorted(self._given)
-        return sorted(self._known if self._only is None else self._only & self._known)
+        return self._assignment.of(self._known)
 
     def _first(self, shards: frozenset[Shard]) -> Positions:
         """Where reading begins: at the group's position, else as ``reset`` says."""

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches
 from stream_consumers.consumer import Edge
-from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
+from stream_consumers.errors import OutOfBoundsError, ProducerEndedError, StreamEndedError
+from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.messages import Message, Receipt, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, Limits
 from stream_consumers.urls import StreamUrl
@@ -170,36 +171,20 @@ class MemoryBatchSource:
         self.close()
 
 
-class MemoryConsumer:
+class MemoryConsumer(MessageIterator):
     """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`."""
 
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
         self._broker = memory_broker(url)
-        self._streams = frozenset(url.required_streams())
         self._live = live
         self._closed = False
-        self._only: set[Shard] | None = None
+        self._assignment = Assignment(url.required_streams())
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
-
-    def __enter__(self) -> MemoryConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            try:
-                message = self.next()
-            except StreamEndedError:
-                return
-            if message is not None:
-                yield message
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
@@ -240,23 +225,12 @@ class MemoryConsumer:
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        if shard.stream not in self._streams:
-            raise NotSubscribedError(
-                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
-            )
-        self._only = (self._only or set()) | {shard}
+        self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._broker.changed:
-            assigned = set(self._shards())
-        if shard not in assigned:
-            raise NotSubscribedError(
-                f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
-            )
-        if len(assigned) == 1:
-            raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
-        self._only = assigned - {shard}
+            self._assignment.unassign(shard, self._broker.messages)
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -265,8 +239,7 @@ class MemoryConsumer:
             self._broker.changed.notify_all()
 
     def _shards(self) -> list[Shard]:
-        known = [shard for shard in sorted(self._broker.messages) if shard.stream in self._streams]
-        return known if self._only is None else [shard for shard in known if shard in self._only]
+        return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
         for shard in sorted(self._shards(), key=lambda s: self._turn.index(s) if s in self._turn else -1):

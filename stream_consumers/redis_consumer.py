@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge
-from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError
+from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis_entries import read_entry
@@ -24,7 +25,7 @@ SHARDS_SECONDS = 5.0
 REPLY_SECONDS = 15.0
 
 
-class RedisConsumer:
+class RedisConsumer(MessageIterator):
     """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Ids grow with time, so that a seek is a range request, and a shard that has no message at the moment yet simply goes
@@ -51,33 +52,17 @@ class RedisConsumer:
         on_dead_letter: DeadLetterObserver,
     ) -> None:
         self._url, self._live, self._on_dead_letter = url, live, on_dead_letter
-        self._streams = url.required_streams()
         self._server = RedisServer(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._only: frozenset[Shard] | None = None
+        self._assignment = Assignment(url.required_streams())
         self._buffer: deque[Message | DeadLetter] = deque()
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
         self._next: dict[Shard, int] = (
             dict.fromkeys(self._known, 0) if reset is AutoStreamReset.EARLIEST else self._ends(self._known)
         )
-
-    def __enter__(self) -> RedisConsumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            try:
-                message = self.next()
-            except StreamEndedError:
-                return
-            if message is not None:
-                yield message
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
@@ -116,24 +101,13 @@ class RedisConsumer:
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        if shard.stream not in self._streams:
-            raise NotSubscribedError(
-                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
-            )
         with self._lock:
-            self._only = (self._only or frozenset()) | {shard}
+            self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._lock:
-            selected = frozenset(self._selected())
-            if shard not in selected:
-                raise NotSubscribedError(
-                    f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(selected)))}."
-                )
-            if len(selected) == 1:
-                raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
-            self._only = selected - {shard}
+            self._assignment.unassign(shard, self._known)
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -163,7 +137,7 @@ class RedisConsumer:
                 self._buffer.append(item)
 
     def _meet_new_shards(self) -> None:
-        if not self._live or self._only is not None or time.monotonic() < self._look_again:
+        if not self._live or self._assignment.chosen is not None or time.monotonic() < self._look_again:
             return
         self._look_again = time.monotonic() + SHARDS_SECONDS
         found = frozenset(self._server.shards())
@@ -174,7 +148,7 @@ class RedisConsumer:
         self._known = found
 
     def _selected(self) -> list[Shard]:
-        return sorted(self._known if self._only is None else self._only & self._known)
+        return self._assignment.of(self._known)
 
     def _ends(self, shards: frozenset[Shard]) -> dict[Shard, int]:
         facts = {shard: self._server.facts(shard) for shard in shards}

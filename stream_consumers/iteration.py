@@ -1,0 +1,94 @@
+"""What every consumer does alike with its messages and its shards."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from stream_consumers.errors import NotSubscribedError, StreamEndedError
+from stream_consumers.messages import Message, Shard
+
+Self = TypeVar("Self", bound="MessageIterator")
+
+
+class MessageIterator(ABC):
+    """Iterates by :meth:`next` until the stream ends; a context manager that closes."""
+
+    @abstractmethod
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                message = self.next()
+            except StreamEndedError:
+                return
+            if message is not None:
+                yield message
+
+
+class Assignment:
+    """The shards that a consumer was told to read: all that there are, until one is assigned or unassigned.
+
+    Args:
+        streams: those that the consumer is for.
+
+    Example:
+        >>> assignment = Assignment(["orders"])
+        >>> assignment.unassign(Shard("orders", 1), [Shard("orders", 0), Shard("orders", 1)])
+        >>> assignment.of([Shard("orders", 0), Shard("orders", 1), Shard("clicks")])
+        [Shard(stream='orders', id=0)]
+    """
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        self._streams = frozenset(streams)
+        self._only: frozenset[Shard] | None = None
+
+    @property
+    def chosen(self) -> frozenset[Shard] | None:
+        """The shards that were chosen; ``None`` if none were, so that new ones are read, too."""
+        return self._only
+
+    def __contains__(self, shard: object) -> bool:
+        is_subscribed = isinstance(shard, Shard) and shard.stream in self._streams
+        return is_subscribed and (self._only is None or shard in self._only)
+
+    def of(self, shards: Iterable[Shard]) -> list[Shard]:
+        """Those of ``shards`` that are to be read, in order."""
+        return sorted(shard for shard in shards if shard in self)
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        if shard.stream not in self._streams:
+            raise NotSubscribedError(
+                f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
+            )
+        self._only = (self._only or frozenset()) | {shard}
+
+    def unassign(self, shard: Shard, shards: Iterable[Shard]) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`.
+
+        Args:
+            shard: which one.
+            shards: all that there are.
+        """
+        assigned = frozenset(self.of(shards)) if self._only is None else self._only
+        if shard not in assigned:
+            raise NotSubscribedError(
+                f"{shard} is not assigned", remedy=f"Assigned are: {', '.join(map(str, sorted(assigned)))}."
+            )
+        if len(assigned) == 1:
+            raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
+        self._only = assigned - {shard}
