@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -67,6 +67,16 @@ class TableSnapshot:
     def last_number(self, app: str) -> int:
         """The last transaction version of ``app``; 0 if there is none."""
         return self._table.transaction_version(app) or 0
+
+    def may_hold(self, streams: Iterable[str]) -> bool:
+        """Whether there may be rows of one of these streams, as the statistics of the files tell."""
+        for file in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
+            least, most = file.get("min._stream"), file.get("max._stream")
+            if file.get("num_records") == 0:
+                continue
+            if least is None or most is None or any(least <= stream <= most for stream in streams):
+                return True
+        return False
 
     @property
     def column_types(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.ingest import IngestJob
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from stream_consumers.connect import StreamSource
-from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
+from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError, StreamAssetsError
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
@@ -52,6 +52,11 @@ def drain(
     Raises:
         StreamAssetsError: whatever stops it; what was yielded before is safe.
     """
+    if source.mode is not ingestion.sharing:
+        raise InvalidOptionError(
+            f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
+            remedy="Give both the same mode.",
+        )
     if source.mode is ConsumerMode.LOAD_BALANCED:
         with source.join(ingestion.group) as membership:
             shared = SharedDrain(spark, source, ingestion, membership, observer=observer, max_batches=max_batches)

@@ -176,15 +176,27 @@ class Ledger:
         return None
 
     def other_group(self, streams: frozenset[str]) -> str | None:
-        """A group other than this one that has written one of these streams into the table."""
+        """A group other than this one that has written one of these streams into the table.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
+        """
         snapshot = self.log.snapshot()
+        is_cleaned = False
         for version in range(snapshot.version if snapshot else -1, -1, -1):
             commit = self.log.commit(version)
+            is_cleaned |= commit is None
             entry = commit.entry if commit else None
             if entry is None or entry.group == self.group:
                 continue
             if streams & {shard.stream for shard in (*entry.state, *entry.ranges, *entry.origin)}:
                 return entry.group
+        if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
+            raise LedgerTruncatedError(
+                f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
+                remedy="Use the group that wrote them, or another table: a row is known by stream, shard and sequence.",
+                group=self.group,
+            )
         return None
 
     def newest_first(self) -> Iterator[Commit]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from stream_consumers.batches import BatchSource
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.file_batches import FileBatchSource
-from stream_consumers.file_consumer import FileConsumer, log_dead_letter
+from stream_consumers.file_consumer import FileConsumer
 from stream_consumers.file_producer import FileProducer
 from stream_consumers.hosts import host_id
 from stream_consumers.kafka_batches import KafkaBatchSource
@@ -179,7 +179,15 @@ def create_consumer(
     parsed = _parsed(url)
     check_protocol(parsed)
     if parsed.protocol == "kafka":
-        return KafkaConsumer(parsed, mode=mode, group=group, reset=reset, live=live, client=client)
+        return KafkaConsumer(
+            parsed,
+            mode=mode,
+            group=group,
+            reset=reset,
+            live=live,
+            client=client,
+            on_dead_letter=on_dead_letter,
+        )
     if parsed.protocol not in _REDIS:
         check_client(parsed, client)
     if mode is not ConsumerMode.REAL_TIME or group is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Protocol
@@ -18,6 +19,12 @@ class Edge(enum.Enum):
 
 
 DeadLetterObserver = Callable[[DeadLetter], None]
+_log = logging.getLogger(__name__)
+
+
+def log_dead_letter(letter: DeadLetter) -> None:
+    """The default observer: one warning a dead letter, without its bytes."""
+    _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
 
 
 class Consumer(Protocol):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stream_consumers.consumer import DeadLetterObserver, Edge
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError
 from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
@@ -20,12 +19,6 @@ from stream_consumers.ss_search import BeaconSearch
 from stream_consumers.urls import StreamUrl
 
 LONGEST_WAIT_SECONDS = 1.024
-_log = logging.getLogger(__name__)
-
-
-def log_dead_letter(letter: DeadLetter) -> None:
-    """The default observer: one warning a dead letter, without its bytes."""
-    _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
 
 
 class FileConsumer(MessageIterator):

@@ -32,6 +32,7 @@ from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain
+from stream_consumers.kafka_headers import read_headers
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
@@ -185,6 +186,7 @@ def _cut(
 
 
 def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
+    headers, errors = _headers(messages)
     columns: list[pa.Array[Any]] = [
         pa.array([m.topic() for m in messages], pa.string()),
         pa.array([m.partition() for m in messages], pa.int64()),
@@ -192,12 +194,27 @@ def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
         pa.array([m.timestamp()[1] for m in messages], pa.int64()),
         pa.array([m.key() for m in messages], pa.binary()),
         pa.array([m.value() for m in messages], pa.binary()),
-        # The client's type hints say a dict, too; what is read is always a list of pairs.
-        headers_array(cast("list[Headers | None]", [m.headers() for m in messages])),
-        pa.nulls(len(messages), pa.string()),
+        headers_array(headers),
+        pa.array(errors, pa.string()),
         pa.nulls(len(messages), pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[str | None]]:
+    """The headers of each message, and what is wrong with them."""
+    try:
+        # The client's type hints say a dict, too; what is read is always a list of pairs.
+        return cast("list[Headers | None]", [m.headers() for m in messages]), [None] * len(messages)
+    except UnicodeDecodeError:
+        pass
+    headers: list[Headers | None] = []
+    errors: list[str | None] = []
+    for message in messages:
+        found, error = read_headers(message)
+        headers.append(found)
+        errors.append(error)
+    return headers, errors
 
 
 class KafkaBatchSource:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Edge
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.errors import (
     DataLossError,
     GroupActiveError,
@@ -23,7 +23,8 @@ from stream_consumers.hosts import host_id
 from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain, is_lost
-from stream_consumers.messages import Message, Shard, to_milliseconds
+from stream_consumers.kafka_headers import read_headers
+from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.urls import StreamUrl
 
@@ -47,6 +48,7 @@ class KafkaConsumer(MessageIterator):
         reset: where to start without a position; resolved to offsets at once.
         live: wait at the end; without it the stream ends there.
         client: any configuration of librdkafka.
+        on_dead_letter: told of messages that cannot be used (a header whose name is not UTF-8).
 
     Raises:
         InvalidOptionError: a group where there is none, or none where one is needed.
@@ -62,7 +64,9 @@ class KafkaConsumer(MessageIterator):
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         live: bool = True,
         client: ClientConfig | None = None,
+        on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        self._on_dead_letter = on_dead_letter
         self._group = _group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
         self._streams = url.required_streams()
@@ -205,6 +209,9 @@ class KafkaConsumer(MessageIterator):
             return None
         message = _message(shard, found)
         self._ended.discard(shard)
+        if isinstance(message, DeadLetter):
+            self._on_dead_letter(message)
+            return None
         if shard in self._unreached and not self._is_reached(message):
             return None
         self._unreached.discard(shard)
@@ -315,14 +322,9 @@ def _places(positions: Positions) -> list[TopicPartition]:
     return [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
 
 
-def _message(shard: Shard, found: KafkaMessage) -> Message:
-    headers = found.headers() or ()
-    pairs = headers.items() if isinstance(headers, dict) else headers
-    return Message(
-        shard,
-        found.offset() or 0,
-        found.timestamp()[1],
-        found.value(),
-        found.key(),
-        tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs),
-    )
+def _message(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:
+    headers, error = read_headers(found)
+    offset, timestamp = found.offset() or 0, found.timestamp()[1]
+    if error is not None:
+        return DeadLetter(shard, offset, timestamp, found.value() or b"", error)
+    return Message(shard, offset, timestamp, found.value(), found.key(), headers)

@@ -248,6 +248,20 @@ def assert_lost(what: Pipeline, topic: str, start: int, end: int) -> None:
     assert letters.where(f.col("_sequence").isNull() & f.col("error").contains(reason)).count() == 1
 
 
+def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing_wrong(
+    spark: SparkSession, broker: Broker, folder: Path
+) -> None:
+    topic = broker.create()
+    broker.send(topic, [MALFORMED, *orders(9)])
+    what = pipeline(spark, broker, folder, topic)
+    what.drain()
+    written = broker.messages(topic)
+    broker.remove_before(topic, 6)
+    assert what.drain() == []
+    assert_each_once(what.rows() + what.letters(), written)
+    assert [(v.missing, v.duplicated, v.unknown, v.is_right) for v in what.verify()] == [(0, 0, 0, True)]
+
+
 # Where the next plan finds the messages gone, and where the read does.
 @pytest.mark.parametrize("step", [Step.PLANNED, Step.COMMITTED])
 @pytest.mark.parametrize("policy", [DataLoss.ERROR, DataLoss.RECORD])

@@ -1,0 +1,17 @@
+"""Headers of Kafka messages."""
+
+from __future__ import annotations
+
+from confluent_kafka import Message as KafkaMessage
+
+HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
+
+
+def read_headers(message: KafkaMessage) -> tuple[HeaderPairs, str | None]:
+    """The headers in order, and why they cannot be read (the client knows names that are UTF-8 only)."""
+    try:
+        found = message.headers() or ()
+    except UnicodeDecodeError as error:
+        return (), f"a header's name is not UTF-8: {error.reason} at byte {error.start}"
+    pairs = found.items() if isinstance(found, dict) else found
+    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs), None
