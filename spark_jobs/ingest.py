@@ -64,6 +64,14 @@ MAX_RACES = 20
 _log = logging.getLogger(__name__)
 
 
+class OutdatedError(Exception):
+    """What was known of the stream when its end was frozen is not true any more."""
+
+    def __init__(self, reason: DataLossError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class IngestJob:
     """Drains a source into a table, up to the end it had when the job began.
 
@@ -123,7 +131,11 @@ class IngestJob:
                 continue
             self._check_columns(state)
             self._reconcile(state)
-            batch = self._plan(state, self._own(extents))
+            try:
+                batch = self._plan(state, self._own(extents))
+            except OutdatedError as outdated:
+                self._look_again(outdated.reason)
+                continue
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
                 self._settle(state)
@@ -144,10 +156,7 @@ class IngestJob:
             try:
                 messages, dead = self._read(frame)
             except DataLossError as error:
-                # The stream is not what it was when the batch was planned; the next plan says what is missing.
-                _log.warning("batch %d is planned again: %s", batch.number, error)
-                self._extents = None
-                self._raced()
+                self._look_again(error)
                 return None
             self._check_identity()
             self._observer(Step.READ, batch)
@@ -278,7 +287,10 @@ class IngestJob:
             )
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
-        return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
+        try:
+            return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
+        except DataLossError as error:
+            raise OutdatedError(error) from error
 
     def _entry(
         self,
@@ -388,6 +400,18 @@ class IngestJob:
             raise explain(failure, table=self._ingestion.table) from failure
         _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return None
+
+    def _look_again(self, reason: DataLossError) -> None:
+        """The stream is not what it was when its end was frozen; the next plan says what is missing.
+
+        Raises:
+            DataLossError: it was planned again so often that something else is wrong.
+        """
+        _log.warning("%s is planned again: %s", self._ledger.app, reason)
+        self._extents = None
+        self._races += 1
+        if self._races >= MAX_RACES:
+            raise reason
 
     def _raced(self) -> None:
         self._races += 1

@@ -36,6 +36,9 @@ def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) 
 
     Rows with ``_error`` are dead letters; only they carry ``_payload``.
     """
+    if not splits:
+        # Everything planned is gone from the stream; Spark would ask for a partition all the same.
+        return spark.createDataFrame([], source_schema(decoder))
     with _registering:
         spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)

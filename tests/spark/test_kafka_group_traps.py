@@ -205,7 +205,7 @@ def test_k13_a_header_whose_name_is_no_text_makes_a_dead_letter_of_its_message_o
 def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, broker: Broker, folder: Path) -> None:
     """RESTORE is the rewind that there is so far; a rewind by run config comes in a later issue."""
     topic = broker.create()
-    broker.send(topic, orders(12))
+    broker.send(topic, orders(8))
     what = pipeline(spark, broker, folder, topic, records=4)
     what.drain()
     DeltaTable(what.table).restore(1)
@@ -217,9 +217,9 @@ def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, bro
             seen.append(broker.committed(what.group, topic)[0])
 
     reports = what.drain(watch)
-    assert seen == [4, 8], "the broker follows the ledger back, and forth again"
-    assert [report.rows for report in reports] == [4, 4]
-    assert broker.committed(what.group, topic) == {0: 12}
+    assert seen == [4], "the broker follows the ledger back"
+    assert [report.rows for report in reports] == [4]
+    assert broker.committed(what.group, topic) == {0: 8}
     assert_each_once(what.rows(), broker.messages(topic))
 
 
