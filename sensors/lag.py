@@ -124,6 +124,8 @@ def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float
     """
     state = ingestion.ledger().read()
     with source.open() as opened:
+        if state.newest is None:
+            ingestion.ledger().check_first(opened.extents())
         resume = Resume(state.positions, state.newest.hint) if state.newest else None
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
         if opened.is_exact:
@@ -166,7 +168,8 @@ def build_lag_sensor(
         now = time.time()
         cursor = LagCursor.parse(context.cursor)
         found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
-        number = found.state.last_number
+        # Grows with every batch, on whatever number line it was written.
+        number = sum(found.state.positions.values())
         # What a run has written since was not waited for.
         since = cursor.waiting_since if number == cursor.number else None
         waiting_since = None if not found.total else since or now

@@ -58,7 +58,7 @@ class DeadLetterTable:
     """
 
     path: str
-    storage_options: Mapping[str, str] = field(default_factory=dict)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def log(self) -> DeltaLog:
         """Its Delta log."""

@@ -166,12 +166,15 @@ class SharedDrain:
                         self._done |= {shard} if future.result() else set()
             except StreamAssetsError:
                 self._stop.set()
+                for future in running:
+                    future.cancel()
                 wait(running)
                 # What the others finished meanwhile is in the table: tell of it first.
                 yield from self._take()
                 raise
             finally:
                 self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
         yield from self._take()
 
     def _is_over(self, ends: Mapping[Shard, int]) -> bool:
@@ -203,6 +206,8 @@ class SharedDrain:
 
     def _drain_shard(self, shard: Shard) -> bool:
         """Whether it was drained; ``False`` if somebody else has it now."""
+        if not self._is_ours(shard):
+            return False
         with self._source.open(self._membership) as opened:
             job = IngestJob(self._spark, opened, replace(self._ingestion, shard=shard), observer=self._observer)
             while self._is_ours(shard):

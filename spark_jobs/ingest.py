@@ -221,6 +221,7 @@ class IngestJob:
 
     def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         """The first commit of a group: empty, with the resolved origin (I9)."""
+        self._ledger.check_first(extents)
         self._check_other_groups()
         latest = self._ingestion.start is AutoStreamReset.LATEST
         origin = {shard: extent.end if latest else extent.start for shard, extent in extents.items()}
@@ -252,7 +253,12 @@ class IngestJob:
             plan = self._plan_ranges(redo)
             mode, origin = "replace", {}
         else:
-            new = {shard: extent.start for shard, extent in extents.items() if position_of(state, shard) is None}
+            known = {shard.stream for shard in state.shards}
+            new = {
+                shard: self._source.first(shard) if shard.stream in known else extent.start
+                for shard, extent in extents.items()
+                if position_of(state, shard) is None
+            }
             covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
@@ -329,7 +335,8 @@ class IngestJob:
         positions = self._own(state.positions)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
             self._source.commit(self._ingestion.group, positions)
-        if not self._checked:
+        # The first time, and after a RESTORE: it may have removed batches that dead letters were counted with.
+        if not self._checked or state.letters < 0:
             self._checked = True
             self._settle(state)
 

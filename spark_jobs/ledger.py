@@ -12,7 +12,7 @@ R is the range of the commit, and it is late if a RESTORE lies between the versi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_jobs.delta_log import Commit, DeltaLog
@@ -174,6 +174,31 @@ class Ledger:
             if commit.transactions.get(app or self.app) == number:
                 return commit
         return None
+
+    def check_first(self, shards: Iterable[Shard]) -> None:
+        """Refuse a first commit of a group that has written before, on whatever number line.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned, so that what it wrote is not known.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return
+        try:
+            if self._newest(snapshot.version) is not None:
+                return
+        except LedgerTruncatedError:
+            pass
+        lines: list[str | Shard] = ["main", *sorted(shards)]
+        for line in lines:
+            app = app_id(self.group, line)
+            number = snapshot.last_number(app)
+            if number:
+                raise LedgerTruncatedError(
+                    f"the log of {self.log.path} was cleaned: {app} wrote {number} batches, none is readable",
+                    remedy="Say where to start with a new group name and table, or restore the log files.",
+                    version=snapshot.version,
+                )
 
     def other_group(self, streams: frozenset[str]) -> str | None:
         """A group other than this one that has written one of these streams into the table.

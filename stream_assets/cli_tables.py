@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 @click.option("--decode", type=click.Choice(["raw", "text", "json"]), default="raw", show_default=True)
 @click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'.")
 @click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True)
-@click.option("--start", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True)
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    help="Where a group without a position starts: earliest by default, latest in mode real_time.",
+)
 @click.option("--on-data-loss", type=click.Choice(["error", "record"]), default="error", show_default=True)
 @click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
@@ -49,7 +53,7 @@ def ingest(
     decode: str,
     schema: str | None,
     mode: str,
-    start: str,
+    start: str | None,
     on_data_loss: str,
     max_records: int | None,
     max_bytes: int | None,
@@ -80,12 +84,13 @@ def ingest(
     decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
     defaults = Limits()
     stream = StreamSource(StreamUrl.parse(source), choice(ConsumerMode, mode, option="--mode"), client)
+    first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = Ingestion(
         group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         table=table_path(table),
         decoder=Json(schema) if schema else decoders[decode],
         sharing=stream.mode,
-        start=choice(AutoStreamReset, start, option="--start"),
+        start=choice(AutoStreamReset, start or first, option="--start"),
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
     )

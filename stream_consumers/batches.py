@@ -144,6 +144,10 @@ class BatchSource(Protocol):
         """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
         ...
 
+    def first(self, shard: Shard) -> int:
+        """Where a shard begins that appeared after its stream was read for the first time."""
+        ...
+
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
         ...

@@ -87,7 +87,7 @@ def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InvalidOptionError(
-            f"a client option without a value: {name!r}", remedy="Write NAME=VALUE or NAME=env:VARIABLE."
+            "a client option without a name or a value", remedy="Write NAME=VALUE or NAME=env:VARIABLE."
         )
     if value.startswith("env:"):
         return name, EnvironmentVariable(value.removeprefix("env:"))

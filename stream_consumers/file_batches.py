@@ -277,6 +277,10 @@ class FileBatchSource:
             for cut, end in zip(starts, stops)
         ]
 
+    def first(self, shard: Shard) -> int:
+        """What is there first; nothing is known of what may have been before."""
+        return self._extents[shard].start
+
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """Nothing: what is missing in a file is damage, not retention."""
         return {}

@@ -258,8 +258,9 @@ class KafkaBatchSource:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""
         shards = self._shards()
         starts = self.cluster.starts(shards)
-        ends = self.cluster.ends(shards)
+        # In this order: what arrives in between must not look blocked.
         highs = self.cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
+        ends = self.cluster.ends(shards)
         self._extents = {
             shard: Extent(starts[shard], ends[shard], max(0, highs[shard] - ends[shard])) for shard in shards
         }
@@ -273,6 +274,10 @@ class KafkaBatchSource:
     def is_exact(self) -> bool:
         """Always: brokers know their ends."""
         return True
+
+    def first(self, shard: Shard) -> int:
+        """Offset 0: a partition that is new has had nothing before it, so that what is gone by now is a loss."""
+        return 0
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """What lies before the first offset that the brokers still have."""
@@ -312,8 +317,12 @@ class KafkaBatchSource:
         return ranges if guess <= SAFE_PART * max_bytes else self._measured(ranges, max_bytes)
 
     def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:
-        """The bytes of the ranges, from the first messages of each."""
-        samples = {shard: part.clamp(Range(0, part.start + SAMPLE_MESSAGES)) for shard, part in ranges.items()}
+        """The bytes of the ranges, from the first and the last messages of each, whichever are larger."""
+        heads = {shard: part.clamp(Range(0, part.start + SAMPLE_MESSAGES)) for shard, part in ranges.items()}
+        tails = {shard: part.clamp(Range(part.end - SAMPLE_MESSAGES, part.end)) for shard, part in ranges.items()}
+        return max(self._scaled(ranges, heads), self._scaled(ranges, tails) if tails != heads else 0.0)
+
+    def _scaled(self, ranges: Mapping[Shard, Range], samples: Mapping[Shard, Range]) -> float:
         sizes = dict.fromkeys(ranges, 0)
         with RangeReader(self.cluster, samples, STALL_SECONDS) as reader:
             for message in chain.from_iterable(reader):

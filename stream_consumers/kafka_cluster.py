@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from confluent_kafka.admin import AdminClient
 
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
 from stream_consumers.errors import (
+    BrokerUnavailableError,
     GroupActiveError,
     InvalidOptionError,
     StreamAssetsError,
@@ -269,11 +271,17 @@ class KafkaCluster:
     def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
         """The answers to a request; it is repeated while a leader or coordinator is being found."""
         deadline = time.monotonic() + REQUEST_SECONDS
+        name: object = ""
         while True:
             answers = {}
             try:
                 for name, future in request().items():
                     answers[name] = self._result(future)
+            except FutureTimeoutError as error:
+                raise BrokerUnavailableError(
+                    f"{what} {_name(name)} at {self.settings['bootstrap.servers']}: no answer",
+                    remedy="Check the brokers; nothing was lost, run again.",
+                ) from error
             except KafkaException as error:
                 if not is_passing(error.args[0]) or time.monotonic() > deadline:
                     raise self._explain(error.args[0], f"{what} {_name(name)}") from error

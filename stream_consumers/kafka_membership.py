@@ -25,6 +25,7 @@ from stream_consumers.urls import StreamUrl
 
 POLL_SECONDS = 0.02
 COMMIT_SECONDS = 60.0
+LEAVE_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 # What concerns reading, which a member does not do.
 _ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
@@ -110,7 +111,11 @@ class KafkaMembership:
         """See :meth:`stream_consumers.membership.Membership.close`."""
         if not self._closing.is_set():
             self._closing.set()
-            self._thread.join()
+            self._thread.join(LEAVE_SECONDS)
+            if self._thread.is_alive():
+                # It waits for a broker that does not answer; the group misses this member by its session timeout.
+                _log.warning("group %s: the broker does not answer; left without saying so", self._group)
+                return
             self._answer_requests()
             self._consumer.close()
 
@@ -155,7 +160,7 @@ class KafkaMembership:
 
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # The client assigns them when this returns; they are paused right after.
-        self._to_pause = list(partitions)
+        self._to_pause += partitions
         with self._changed:
             self._assignments += 1
             self._shards |= _shards(partitions)

@@ -139,6 +139,10 @@ class MemoryBatchSource:
         splits = [MemorySplit(tuple(chosen[i : i + share])) for i in range(0, max(1, len(chosen)), share)]
         return BatchPlan(ranges, splits, len(chosen))
 
+    def first(self, shard: Shard) -> int:
+        """What is there first; nothing is known of what may have been before."""
+        return self._extents[shard].start
+
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """Nothing in memory is ever removed."""
         return {}

@@ -206,6 +206,10 @@ class RedisBatchSource:
         """Always: the server knows its ends."""
         return True
 
+    def first(self, shard: Shard) -> int:
+        """What is there first; nothing is known of what may have been before."""
+        return self._extents[shard].start
+
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """What was trimmed before it was read: entries that were added behind the position and are not there any more.
 
