@@ -162,6 +162,7 @@ class KafkaCluster:
         """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
         settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
         # The client wants a group even where it has none; without a subscription or a commit nobody hears of it.
+        settings["group.id"] = group or "stream-assets-no-group"
         with _options_explained():
             return Consumer({**_CONSUMER_DEFAULTS, **self.settings, **settings, "error_cb": self._reasons}, logger=_log)
 
