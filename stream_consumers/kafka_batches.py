@@ -32,7 +32,7 @@ from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain
-from stream_consumers.kafka_headers import read_headers
+from stream_consumers.kafka_headers import NOT_UTF8, UNREADABLE
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
@@ -202,18 +202,16 @@ def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
 
 
 def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[str | None]]:
-    """The headers of each message, and what is wrong with them."""
-    try:
-        # The client's type hints say a dict, too; what is read is always a list of pairs.
-        return cast("list[Headers | None]", [m.headers() for m in messages]), [None] * len(messages)
-    except UnicodeDecodeError:
-        pass
+    """The headers of each message, and what is wrong with them; each is asked once only (see kafka_headers)."""
     headers: list[Headers | None] = []
-    errors: list[str | None] = []
-    for message in messages:
-        found, error = read_headers(message)
-        headers.append(found)
-        errors.append(error)
+    errors: list[str | None] = [None] * len(messages)
+    for index, message in enumerate(messages):
+        try:
+            # The client's type hints say a dict, too; what is read is always a list of pairs.
+            headers.append(cast("Headers | None", message.headers()))
+        except UNREADABLE:
+            headers.append(None)
+            errors[index] = NOT_UTF8
     return headers, errors
 
 
