@@ -32,7 +32,7 @@ from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain
-from stream_consumers.kafka_headers import NOT_UTF8, UNREADABLE
+from stream_consumers.kafka_headers import NOT_UTF8, UNREADABLE, ask_headers
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
@@ -208,7 +208,7 @@ def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[s
     for index, message in enumerate(messages):
         try:
             # The client's type hints say a dict, too; what is read is always a list of pairs.
-            headers.append(cast("Headers | None", message.headers()))
+            headers.append(cast("Headers | None", ask_headers(message)))
         except UNREADABLE:
             headers.append(None)
             errors[index] = NOT_UTF8

@@ -191,15 +191,18 @@ def test_k13_a_tombstone_is_a_row_of_nulls_or_a_dead_letter_with_its_key(
 def test_k13_a_header_whose_name_is_no_text_makes_a_dead_letter_of_its_message_only(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
+    """Of many, since the client raises too late to be caught where the interpreter has optimised the call."""
     topic = broker.create()
-    broker.send(topic, orders(2))
-    broker.send_with_header_name(topic, b"\xff\xfe")
-    broker.send(topic, orders(2, first=2))
+    for number in range(40):
+        broker.send(topic, orders(3))
+        broker.send_with_header_name(topic, b"\xff\xfe%d" % number)
     what = pipeline(spark, broker, folder, topic, decoder=Raw())
     what.drain()
-    assert_each_once(what.letters(), [(topic, 0, 2)])
-    assert records(f"{what.table}_dead_letters", "key", "payload") == [{"key": b"key", "payload": b'{"id": 7}'}]
-    assert_each_once(what.rows() + what.letters(), broker.messages(topic))
+    messages = broker.messages(topic)
+    assert_each_once(what.letters(), {(topic, 0, offset) for _, _, offset in messages if offset % 4 == 3})
+    assert_each_once(what.rows() + what.letters(), messages)
+    found = records(f"{what.table}_dead_letters", "key", "payload")
+    assert found == [{"key": b"key", "payload": b'{"id": 7}'}] * 40
 
 
 def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, broker: Broker, folder: Path) -> None:
