@@ -120,7 +120,7 @@ def ingest(
 
 
 def _report_row(report: BatchReport) -> dict[str, object]:
-    lost = [f"{shard} {part.start}-{part.end}" for shard, part in report.batch.entry.lost.items()]
+    lost = [f"{shard} {part.start}-{part.end}" for shard, parts in report.batch.entry.lost.items() for part in parts]
     return {
         "batch": report.batch.number,
         "version": report.version,

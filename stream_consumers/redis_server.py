@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
+from stream_consumers.claims import ClaimPolicy
 from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -27,6 +28,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.redis_ids import to_id, to_sequence
+from stream_consumers.redis_scripts import SET_POSITION
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
@@ -35,7 +37,10 @@ REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 ACK_CHUNK = 1000
 PAGE = 1000
-_OWN = {"message_field", "cluster"}
+CLAIMED_MARK = "stream-assets:claimed"
+"""The consumer name that marks a group whose entries are claimed one by one."""
+_POLICY = ("min_idle_seconds", "max_deliveries")
+_OWN = {"message_field", "cluster", *_POLICY}
 RESERVED = {
     "host": "the URL says which server",
     "port": "the URL says which port",
@@ -54,15 +59,34 @@ class StreamFacts:
 
     Args:
         first: the first sequence that is there; ``None`` if the stream is empty.
+        last: the last one that is there.
         end: the sequence behind the last one ever added.
         length: entries that are there.
         added: entries ever added; ``None`` before Redis 7.
     """
 
     first: int | None
+    last: int | None
     end: int
     length: int
     added: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What XINFO GROUPS says of one group.
+
+    Args:
+        position: the sequence behind the last one that was delivered.
+        delivered: the id of that one.
+        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
+        pending: entries that somebody was given and has not acknowledged.
+    """
+
+    position: int
+    delivered: bytes
+    read: int | None
+    pending: int
 
 
 class RedisServer:
@@ -71,7 +95,8 @@ class RedisServer:
     Args:
         url: ``redis://host:6379/orders``, ``rediss://`` for TLS.
         client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
-            ``message_field`` (``msg``) and ``cluster`` (false).
+            ``message_field`` (``msg``), ``cluster`` (false), and the fields of
+            :class:`stream_consumers.claims.ClaimPolicy`.
 
     Raises:
         InvalidUrlError: credentials in the URL, or several nodes without ``cluster``.
@@ -154,16 +179,17 @@ class RedisServer:
         except StreamNotFoundError:
             return None
         info = {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
-        first = info.get("first-entry")
+        first, last = info.get("first-entry"), info.get("last-entry")
         return StreamFacts(
             first=to_sequence(first[0]) if first else None,
+            last=to_sequence(last[0]) if last else None,
             end=_behind(info["last-generated-id"]),
             length=int(info["length"]),
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
 
-    def committed(self, group: str, shard: Shard) -> int | None:
-        """The next sequence of a group; ``None`` if the stream has no such group."""
+    def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
+        """What is known of a group; ``None`` if the stream, or its group, is not there."""
         with self.explained(f"asking for the groups of {shard}"):
             try:
                 groups = self.connection.xinfo_groups(self.key(shard))
@@ -173,21 +199,68 @@ class RedisServer:
                 raise
         for found in groups:
             if _text(found["name"]) == group:
-                return _behind(found["last-delivered-id"])
+                read, delivered = found.get("entries-read"), found["last-delivered-id"]
+                pending, counted = int(found["pending"]), None if read is None else int(read)
+                return GroupFacts(_behind(delivered), delivered, counted, pending)
         return None
 
-    def set_position(self, group: str, shard: Shard, position: int, *, entries_read: int | None) -> None:
-        """Let the group go on at ``position``; the group is made if it is not there."""
+    def create_group(self, group: str, shard: Shard, *, at_end: bool, facts: StreamFacts | None) -> None:
+        """Make a group (and its stream) unless it is there.
+
+        Args:
+            group: its name.
+            shard: where.
+            at_end: start behind what is there; Redis remembers the place, so that nothing later is missed.
+            facts: of the stream; ``None`` if it is not there.
+        """
+        # So that Redis 7 counts what is read, and what was never ours does not count as lost.
+        added = 0 if facts is None else facts.added
+        counted = [] if added is None else ["ENTRIESREAD", added - (0 if at_end or facts is None else facts.length)]
+        with self.explained(f"creating group {group!r} of {shard}"):
+            try:
+                self.connection.execute_command(
+                    "XGROUP CREATE", self.key(shard), group, "$" if at_end else "0", "MKSTREAM", *counted
+                )
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def mark_claimed(self, group: str, shard: Shard) -> None:
+        """Mark a group as one whose entries are claimed: no position is set any more."""
+        with self.explained(f"marking group {group!r} of {shard}"):
+            self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK)
+
+    def unmark_claimed(self, group: str, shard: Shard) -> None:
+        """Take the mark away."""
+        with self.explained(f"the mark of group {group!r} of {shard}"):
+            self.connection.execute_command("XGROUP DELCONSUMER", self.key(shard), group, CLAIMED_MARK)
+
+    def set_position(
+        self, group: str, shard: Shard, position: int, *, entries_read: int | None, mark: bool = False
+    ) -> bool:
+        """Let the group go on at ``position``, unless its entries are claimed; the group is made if it is not there.
+
+        Args:
+            group: its name.
+            shard: where.
+            position: the next sequence.
+            entries_read: how many entries were added before it, if that is known.
+            mark: mark it, in the same step, as one whose entries are claimed from here on.
+
+        Returns:
+            Whether it was set.
+        """
         last = to_id(position - 1) if position > 0 else "0-0"
-        count = [] if entries_read is None else ["ENTRIESREAD", entries_read]
-        key = self.key(shard)
+        key, count = self.key(shard), "" if entries_read is None else str(entries_read)
+        script: Any = self.connection.register_script(SET_POSITION)
         with self.explained(f"the position of group {group!r} in {shard}"):
             try:
-                self.connection.execute_command("XGROUP SETID", key, group, last, *count)
+                return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
             except redis.ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise
-                self.connection.execute_command("XGROUP CREATE", key, group, last, *count)
+                self.connection.execute_command("XGROUP CREATE", key, group, last)
+            return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
 
     def pending_below(self, group: str, shard: Shard, position: int) -> Iterator[list[bytes]]:
         """The ids below ``position`` that somebody was given and never acknowledged, in pages."""
@@ -215,6 +288,15 @@ class RedisServer:
             for begin in range(0, len(ids), ACK_CHUNK):
                 done += int(self.connection.xack(self.key(shard), group, *ids[begin : begin + ACK_CHUNK]))
         return done
+
+    def identities(self) -> Mapping[str, str]:
+        """Redis has none: a recreated stream is told by an end below the position."""
+        return {stream: "redis" for stream in sorted(self.url.required_streams())}
+
+    @property
+    def claim_policy(self) -> ClaimPolicy:
+        """When entries of others are taken over; from the client options."""
+        return claim_policy(self.client_options)
 
     def close(self) -> None:
         """Close the connection."""
@@ -244,6 +326,25 @@ def check_redis_options(client: ClientConfig) -> None:
     for name, reason in RESERVED.items():
         if name in client:
             raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    claim_policy(client)
+
+
+def claim_policy(client: ClientConfig) -> ClaimPolicy:
+    """The policy that is among the client options.
+
+    Raises:
+        InvalidOptionError: a value that is no number, or makes no sense.
+    """
+    given = {name: str(client[name]) for name in _POLICY if name in client}
+    try:
+        kinds: dict[str, Any] = {"min_idle_seconds": float, "max_deliveries": int}
+        numbers = {name: kinds[name](text) for name, text in given.items()}
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"{', '.join(f'{name}={text}' for name, text in given.items())}: not a number",
+            remedy="Write it like min_idle_seconds=30 or max_deliveries=5.",
+        ) from error
+    return ClaimPolicy(**numbers)
 
 
 def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
