@@ -135,6 +135,7 @@ class ClaimJob:
             if opened.held is not None:
                 for shard, ids in self._claims.missing(opened.held.ids).items():
                     self._losses.add(shard, ids)
+            self._release(opened)
             opened.writer.look_again(outdated)
             return None
         except BaseException:
@@ -301,6 +302,8 @@ class ClaimJob:
             is_full, gone = self._claims.take_over(held, shard, name, entries, idle=needs_idle, error=error)
             if gone:
                 self._losses.add(shard, gone)
+            if not needs_idle:
+                self._claims.forget(shard, name)
             if is_full:
                 return True
         return held.count >= held.records

@@ -132,7 +132,7 @@ class IngestJob:
             written.messages,
             written.commit.output_rows or 0,
             written.entry.dead,
-            lag(state, self._own(self._extents or {})),
+            lag(self._source, state, self._own(self._extents or {})),
             time.monotonic() - began,
         )
 

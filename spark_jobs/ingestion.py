@@ -140,13 +140,13 @@ class Ingestion:
         return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
 
 
-def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Per shard, the sequences between the position and the end; an upper bound of the messages to come."""
-    result: dict[Shard, int] = {}
+def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the messages between the position and the end; an upper bound where sequences have holes."""
+    gaps = {}
     for shard, extent in extents.items():
         position = position_of(state, shard)
-        result[shard] = max(0, extent.end - (extent.start if position is None else position))
-    return result
+        gaps[shard] = Range(extent.start if position is None else position, extent.end)
+    return source.count(gaps)
 
 
 def position_of(state: LedgerState, shard: Shard) -> int | None:

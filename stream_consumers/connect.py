@@ -99,7 +99,12 @@ class StreamSource:
     @property
     def is_claimed(self) -> bool:
         """Whether members share by claiming entries one by one, not whole shards."""
-        return self.url.protocol in _REDIS and self.mode is ConsumerMode.LOAD_BALANCED
+        return self.may_be_claimed and self.mode is ConsumerMode.LOAD_BALANCED
+
+    @property
+    def may_be_claimed(self) -> bool:
+        """Whether the backend has groups whose entries are claimed."""
+        return self.url.protocol in _REDIS
 
     def claims(self, group: str) -> RedisClaims:
         """The group, where entries are claimed; close it when done.

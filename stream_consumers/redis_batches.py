@@ -331,6 +331,21 @@ class RedisBatchSource:
         still = {str(s): [p, known[p]] for s, known in self._added_before.items() if s not in walks for p in known}
         return {"added_before": {**still, **hint}}
 
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
+        counted = {}
+        for shard, gap in gaps.items():
+            facts = self._facts.get(shard)
+            if facts is None or gap.start >= gap.end:
+                counted[shard] = 0
+                continue
+            before = self._added_before.get(shard, {}).get(gap.start)
+            if gap.end >= facts.end and facts.added is not None and before is not None:
+                counted[shard] = max(0, min(facts.length, facts.added - before))
+            else:
+                counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
+        return counted
+
     def unreadable_tail(self) -> str | None:
         """Nothing in Redis is ever half written."""
         return None

@@ -20,7 +20,7 @@ from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis_batches import Slice, split_slices
 from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.redis_scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
-from stream_consumers.redis_server import GroupFacts, RedisServer, StreamFacts
+from stream_consumers.redis_server import CLAIMED_MARK, GroupFacts, RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 PAGE = 1000
@@ -96,6 +96,29 @@ class RedisClaims:
         found = {shard: self.server.facts(shard) for shard in self.shards}
         return {shard: facts for shard, facts in found.items() if facts is not None}
 
+    def check(self, known: Iterable[Shard]) -> None:
+        """Refuse a group or a stream that is not what the ledger remembers.
+
+        Args:
+            known: the shards that the ledger knows; others are left alone.
+
+        Raises:
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+        """
+        for shard in sorted(set(known)):
+            if shard.stream not in self.url.required_streams():
+                continue
+            facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
+            if facts is None or group is None:
+                raise self._lost_group(shard, facts)
+            if group.position > facts.end:
+                raise SourceRecreatedError(
+                    f"{shard} of {self.url} ends before the position of group {self.group!r}: it was made anew",
+                    remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
+                    position=group.position,
+                    end=facts.end,
+                )
+
     def prepare(self, start: AutoStreamReset, known: Iterable[Shard] = ()) -> Mapping[Shard, int]:
         """Make the group where it is not there yet, and mark it as one whose entries are claimed.
 
@@ -109,22 +132,17 @@ class RedisClaims:
         Raises:
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
         """
-        positions = {}
         known = frozenset(known)
-        for shard in {*self.shards, *(s for s in known if s.stream in self.url.required_streams())}:
-            facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
-            if group is None and shard in known:
-                raise self._lost_group(shard, facts)
-            if group is None:
-                is_latest = start is AutoStreamReset.LATEST
-                self.server.create_group(self.group, shard, at_end=is_latest, facts=facts)
-                group = self.server.group_facts(self.group, shard)
-                facts = self.server.facts(shard)
-            assert facts is not None
-            assert group is not None
-            self._check_ids(shard, facts, group)
+        self.check(known)
+        positions = {}
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is None:
+                is_latest = start is AutoStreamReset.LATEST and not known
+                self.server.create_group(self.group, shard, at_end=is_latest, facts=self.server.facts(shard))
+            self.check([shard])
             self.server.mark_claimed(self.group, shard)
-            positions[shard] = group.position
+            facts = self.server.group_facts(self.group, shard)
+            positions[shard] = facts.position if facts else 0
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
@@ -136,22 +154,40 @@ class RedisClaims:
             end=facts.end if facts else None,
         )
 
-    def _check_ids(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> None:
-        if group.position > facts.end:
-            raise SourceRecreatedError(
-                f"{shard} of {self.url} ends before the position of group {self.group!r}: it was made anew",
-                remedy="Redis would deliver nothing of it, without a word. Ingest it with a new group name and table.",
-                position=group.position,
-                end=facts.end,
-            )
-
     def backlog(self) -> Mapping[Shard, Backlog]:
         """What is before the group in each shard; all entries where there is no group yet."""
         found = {}
         for shard, facts in self._facts().items():
             group = self.server.group_facts(self.group, shard)
-            found[shard] = Backlog(facts.length, 0) if group is None else Backlog(_unread(facts, group), group.pending)
+            if group is None:
+                found[shard] = Backlog(facts.length, 0)
+            else:
+                found[shard] = Backlog(self._unread(shard, facts, group), group.pending)
         return found
+
+    def _unread(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> int:
+        """Entries behind the group: Redis' own lag counts what was trimmed, and is nil where it does not know."""
+        if facts.last is None or facts.last < group.position:
+            return 0
+        if facts.first is not None and facts.first >= group.position:
+            return facts.length
+        if facts.added is not None and group.read is not None:
+            return max(0, min(facts.length, facts.added - group.read))
+        return self.server.count(shard, group.position, facts.end, length=facts.length)
+
+    def is_marked(self) -> bool:
+        """Whether the group's entries are claimed, as far as the server knows."""
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is not None:
+                with self.server.explained(f"the names of group {self.group!r}"):
+                    listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+                return any(consumer["name"].decode("utf-8", "replace") == CLAIMED_MARK for consumer in listed)
+        return False
+
+    def position(self, shard: Shard) -> int:
+        """Behind the last entry of a shard that was given to somebody."""
+        group = self.server.group_facts(self.group, shard)
+        return group.position if group else 0
 
     def is_drained(self) -> bool:
         """Whether every entry up to the ends at the beginning was given to somebody and acknowledged."""
@@ -366,14 +402,3 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _unread(facts: StreamFacts, group: GroupFacts) -> int:
-    """Entries behind the group: Redis' own lag counts what was trimmed, and is nil where it does not know."""
-    if facts.last is None or facts.last < group.position:
-        return 0
-    if facts.first is not None and facts.first >= group.position:
-        return facts.length
-    if facts.added is None or group.read is None:
-        return facts.length
-    return max(0, min(facts.length, facts.added - group.read))

@@ -5,6 +5,12 @@ Each is for one key, so that they work on a cluster, too.
 
 from __future__ import annotations
 
+COUNT = """
+-- How many of at most ARGV[3] entries there are from ARGV[1] to ARGV[2], and the id of the last one.
+local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+return {#entries, #entries > 0 and entries[#entries][1]}
+"""
+
 CLAIM_NEW = """
 -- Give at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], one whatever its size)
 -- to the name ARGV[2] of group ARGV[1]. Nothing is given while entries that were trimmed unread are not accounted for.
@@ -69,12 +75,17 @@ return {full, bytes, moved, gone}
 
 TOUCH = """
 -- The heartbeat: what the name ARGV[2] still holds, from ARGV[3] on, is idle no more; one page. Returns the next place.
+-- Entries that were trimmed are left alone: XCLAIM would drop them, and with them what tells that they are lost.
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
 local command = {'XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0}
-for _, held in ipairs(page) do command[#command + 1] = held[1] end
-command[#command + 1] = 'JUSTID'
-redis.call(unpack(command))
+for _, held in ipairs(page) do
+  if #redis.call('XRANGE', KEYS[1], held[1], held[1]) > 0 then command[#command + 1] = held[1] end
+end
+if #command > 5 then
+  command[#command + 1] = 'JUSTID'
+  redis.call(unpack(command))
+end
 return '(' .. page[#page][1]
 """
 
@@ -83,8 +94,10 @@ RELEASE = """
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
 for _, held in ipairs(page) do
-  redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, held[1], 'IDLE', ARGV[5], 'RETRYCOUNT', math.max(0, held[4] - 1),
-    'JUSTID')
+  if #redis.call('XRANGE', KEYS[1], held[1], held[1]) > 0 then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, held[1], 'IDLE', ARGV[5], 'RETRYCOUNT',
+      math.max(0, held[4] - 1), 'JUSTID')
+  end
 end
 return '(' .. page[#page][1]
 """

@@ -28,7 +28,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.redis_ids import to_id, to_sequence
-from stream_consumers.redis_scripts import SET_POSITION
+from stream_consumers.redis_scripts import COUNT, SET_POSITION
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
@@ -37,6 +37,8 @@ REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 ACK_CHUNK = 1000
 PAGE = 1000
+COUNT_PAGE = 5000
+COUNT_PAGES = 400
 CLAIMED_MARK = "stream-assets:claimed"
 """The consumer name that marks a group whose entries are claimed one by one."""
 _POLICY = ("min_idle_seconds", "max_deliveries")
@@ -187,6 +189,27 @@ class RedisServer:
             length=int(info["length"]),
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
+
+    def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
+        """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
+
+        Args:
+            shard: where.
+            start: the first sequence.
+            end: the sequence behind the last one.
+            length: entries in the stream; the answer if counting takes too long.
+        """
+        script: Any = self.connection.register_script(COUNT)
+        found: int = 0
+        place = to_id(start)
+        for _ in range(COUNT_PAGES):
+            with self.explained(f"counting entries of {shard}"):
+                count, last = script(keys=[self.key(shard)], args=[place, to_id(end - 1), COUNT_PAGE])
+            found += count
+            if count < COUNT_PAGE:
+                return found
+            place = f"({last.decode()}"
+        return length
 
     def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
         """What is known of a group; ``None`` if the stream, or its group, is not there."""
