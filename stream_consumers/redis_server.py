@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ RESERVED = {
     "ssl": "the protocol rediss:// says so",
     "decode_responses": "payloads are bytes",
 }
-_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "AUTH ")
+_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
+CLUSTER_WAIT_SECONDS = 0.01
 _log = logging.getLogger(__name__)
 RawEntry = tuple[bytes, "list[bytes] | None"]
 """An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
@@ -134,13 +136,10 @@ class RedisServer:
         nodes = [_address(node) for node in self.url.nodes]
         if self.is_cluster:
             node: Any = ClusterNode
-            made: Any = RedisCluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
+            made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
         else:
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
-        for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
-            # The client's own reading makes a dict of an entry, which loses names that occur twice.
-            made.set_response_callback(command, _as_it_is)
-        return made
+        return _reply_as_it_is(made)
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
@@ -210,6 +209,36 @@ class RedisServer:
                 return found
             place = f"({last.decode()}"
         return length
+
+    def read(
+        self, connection: Any, command: Sequence[object], places: Mapping[str, str], *, seconds: float
+    ) -> list[tuple[bytes, list[RawEntry]]]:
+        """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
+
+        Args:
+            connection: of :meth:`new_connection`, so that waiting holds nothing else back.
+            command: the words before STREAMS, without BLOCK.
+            places: per key, the id to read behind.
+            seconds: how long to wait for one entry; 0 does not wait.
+
+        Returns:
+            Per key with entries, these.
+        """
+        deadline = time.monotonic() + seconds
+        name, *words = command
+        while True:
+            # BLOCK 0 would mean for ever.
+            block = ["BLOCK", max(1, round(seconds * 1000))] if seconds and not self.is_cluster else []
+            reads = [{key: place} for key, place in places.items()] if self.is_cluster else [places]
+            found: list[tuple[bytes, list[RawEntry]]] = []
+            for read in reads:
+                with self.explained("reading"):
+                    reply = connection.execute_command(name, *words, *block, "STREAMS", *read, *read.values())
+                found += list(reply.items() if isinstance(reply, Mapping) else reply or ())
+            left = deadline - time.monotonic()
+            if found or not self.is_cluster or left <= 0:
+                return found
+            time.sleep(min(left, CLUSTER_WAIT_SECONDS))
 
     def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
         """What is known of a group; ``None`` if the stream, or its group, is not there."""
@@ -400,6 +429,21 @@ def _behind(entry_id: bytes | str) -> int:
     """The next sequence; 0 where there was no entry yet (0-0 is never one)."""
     sequence = to_sequence(entry_id)
     return sequence + 1 if sequence else 0
+
+
+class _Cluster(RedisCluster):
+    """A cluster whose nodes, those that join later as well, reply as :func:`_reply_as_it_is` says."""
+
+    def get_redis_connection(self, node: Any) -> Any:
+        """The client of one node."""
+        return _reply_as_it_is(super().get_redis_connection(node))
+
+
+def _reply_as_it_is(client: Any) -> Any:
+    """The client's own reading makes a dict of an entry, which loses names that occur twice."""
+    for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
+        client.set_response_callback(command, _as_it_is)
+    return client
 
 
 def _as_it_is(reply: Any, **options: Any) -> Any:
