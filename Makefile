@@ -42,7 +42,7 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 tests: setup ## pytest
-	$(BIN)/pytest $(ARGS)
+	tools/tests $(ARGS)
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
 from tests.services.redis_server import redis_server
 from tests.spark.redis_streams import Stream
-from tests.spark.test_kills import logs, running
+from tests.spark.test_kills import kill_in_turn
 
 pytestmark = pytest.mark.spark
 
@@ -143,11 +142,10 @@ def test_a_password_that_is_wrong(spark: SparkSession, folder: Path) -> None:
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("fault", ["planned@3", "mid-write@3", "rows written@3", "verified@3"])
-def test_a_killed_run_is_continued_by_the_next(spark: SparkSession, server: str, stream: Stream, fault: str) -> None:
+def test_runs_that_are_killed_at_any_step_are_continued(spark: SparkSession, server: str, stream: Stream) -> None:
     stream.add(400)
-    with running(stream.url, stream.table, fault, stream.group, "resumable", server) as process:
-        assert process.wait(180) == -signal.SIGKILL, logs(stream.table)
+    faults = ["planned", "mid-write", "rows written", "verified"]
+    kill_in_turn(stream.url, stream.table, faults, stream.group, "resumable", server)
+    assert 0 < len(stream.rows()) < 400, "each was killed on the way"
     stream.drain(spark)
-    assert stream.rows() == stream.there()
-    assert [(lag, pending) for _, lag, pending in stream.groups()] == [(0, 0), (0, 0)]
+    stream.assert_each_once()

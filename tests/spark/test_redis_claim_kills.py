@@ -47,7 +47,7 @@ def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entr
 ) -> None:
     words = ("mid-write@2!group-SIGSTOP", stream.group, "load_balanced", "", "sleeper")
     with running(stream.url, stream.table, *words, records=150) as zombie:
-        until(lambda: list(stream.table.parent.glob("faults-sleeper/fault-*")), seconds=180, what="the stop")
+        until(lambda: list(stream.table.parent.glob("faults-*/fault-*")), seconds=180, what="the stop")
         until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
         stream.drain(spark, stream.ingestion(member="other"))
         stream.assert_each_once()
