@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sensors.lag import MEMBER_TAG
+from tests.conftest import ROOT
 from tests.dagster.test_assets import declare, execute, materializations, skip_message, tick
 from tests.spark.redis_streams import Stream
 
@@ -50,3 +52,9 @@ def test_members_claim_entries_under_names_of_their_own(
     made.table = folder / "t"
     made.assert_each_once()
     assert "no lag" in skip_message(tick(stream, instance))
+
+
+def test_the_example_loads() -> None:
+    stream = runpy.run_path(str(ROOT / "examples" / "redis" / "definitions.py"))["orders"]
+    assert stream.ingestion.claims
+    assert stream.stream.is_claimed

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,9 +22,9 @@ from tests.services.kafka_broker import free_port
 
 
 @contextmanager
-def redis_server(folder: Path, *options: str) -> Iterator[str]:
+def redis_server(folder: Path, *options: str, port: int | None = None) -> Iterator[str]:
     """A running server, as ``host:port``; ``options`` go on its command line."""
-    port = free_port()
+    port = port or free_port()
     with _running(folder, "--port", str(port), *options):
         until(lambda: _answers(port), seconds=20, what="the Redis server")
         yield f"127.0.0.1:{port}"
@@ -97,3 +100,21 @@ def _answers(port: int, **options: Any) -> bool:
         except redis.AuthenticationError:
             return True
     return False
+
+
+def main() -> None:
+    """Run a server until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=6379)
+    port = parser.parse_args().port
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder, redis_server(Path(folder), port=port) as address:
+        print(f"Redis is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            print("stopping", flush=True)
+
+
+if __name__ == "__main__":
+    main()
