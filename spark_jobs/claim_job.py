@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batch_writer import BatchWriter, OutdatedError
-from spark_jobs.claim_losses import ClaimLosses, OpenBatch
+from spark_jobs.claim_losses import ClaimLosses, OpenBatch, check_restored
 from spark_jobs.claim_names import NameStatus, Status
 from spark_jobs.ingest import parallelism
 from spark_jobs.ingestion import Batch, BatchReport, Ingestion, Observer, Step, check_sharing, ignore_steps
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import Claimed
 from stream_consumers.claims import ClaimName, PendingEntry
-from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamAssetsError
+from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.redis_claims import Heartbeat, Held, RedisClaims
 from stream_consumers.redis_ids import to_sequence
@@ -43,9 +43,8 @@ class _Orphan:
     """An entry that a dead name or an idle client of another kind holds."""
 
     shard: Shard
-    name: str
+    name: ClaimName | bytes
     entry: PendingEntry
-    needs_idle: bool
 
 
 class ClaimJob:
@@ -90,7 +89,7 @@ class ClaimJob:
         while True:
             state = self._ledger.read()
             check_sharing(state, self._ingestion)
-            self._check_restored(state)
+            check_restored(self._ledger, state, self._ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self._ingestion.start)
                 self._writer.claim(state, origin, identities=self._claims.identities())
@@ -149,6 +148,11 @@ class ClaimJob:
         lag = {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
         return replace(report, lag=lag, seconds=time.monotonic() - began)
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait before asking again whether there is something to take over."""
+        return min(1.0, self._claims.policy.min_idle_seconds / 4)
+
     def is_drained(self) -> bool:
         """Whether the whole group is done with what was there at the beginning."""
         return self._claims.is_drained()
@@ -190,18 +194,6 @@ class ClaimJob:
         except StreamAssetsError as error:
             _log.warning("the claim of %s could not be released: %s", opened.held.name, error)
 
-    def _check_restored(self, state: LedgerState) -> None:
-        lost = self._ledger.lost_rows(state)
-        if lost:
-            raise DataLossError(
-                f"a RESTORE of {self._ingestion.table} removed batches whose entries group {self._ingestion.group!r} "
-                "has acknowledged; they cannot be claimed again",
-                remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
-                "another table.",
-                batches=len(lost),
-                version=state.version,
-            )
-
     def _prepare(self, state: LedgerState) -> None:
         """Once: the group is where it should be, and names that were left behind are removed."""
         if self._origin is not None:
@@ -211,7 +203,7 @@ class ClaimJob:
             statuses = self._names.of(names)
             for name in names:
                 if statuses[name] is not Status.OPEN:
-                    self._claims.forget(shard, str(name))
+                    self._claims.forget(shard, name)
 
     def _settle_names(self, state: LedgerState) -> list[_Orphan] | None:
         """Rules R1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
@@ -221,7 +213,9 @@ class ClaimJob:
         still_open = {name for name in parsed if statuses[name] is Status.OPEN}
         if still_open:
             for member, number in sorted({(name.member, name.number) for name in still_open}):
-                self._writer.fence(self._ledger.read(), member, number, identities=self._claims.identities())
+                fresh = self._ledger.read()
+                check_restored(self._ledger, fresh, self._ingestion)
+                self._writer.fence(fresh, member, number, identities=self._claims.identities())
             return None
         orphans: list[_Orphan] = []
         for shard, names in holders.items():
@@ -232,9 +226,9 @@ class ClaimJob:
                     orphans += self._held(shard, name)
         return orphans
 
-    def _touchable(self, shard: Shard, names: Iterable[str]) -> list[ClaimName | str]:
+    def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
         """Names of ours that were given up, and those with entries that nobody touched."""
-        found: list[ClaimName | str] = []
+        found: list[ClaimName | bytes] = []
         for name in names:
             parsed = ClaimName.parse(name)
             is_idle = next(self._claims.pending(shard, name, idle=True), None) is not None
@@ -243,11 +237,11 @@ class ClaimJob:
         return found
 
     def _acknowledge(self, shard: Shard, name: ClaimName) -> None:
-        for page in self._claims.pending(shard, str(name), idle=False):
+        for page in self._claims.pending(shard, name, idle=False):
             self._claims.acknowledge({shard: [entry.id for entry in page]})
-        self._claims.forget(shard, str(name))
+        self._claims.forget(shard, name)
 
-    def _held(self, shard: Shard, name: ClaimName | str) -> Iterator[_Orphan]:
+    def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Orphan]:
         """The entries of a dead name, or those of another client that nobody touched, as many as one batch can hold."""
         # Of a name that is dead all may be taken: nobody adds to it, and what it held is not in the table.
         needs_idle = not isinstance(name, ClaimName)
@@ -255,10 +249,8 @@ class ClaimJob:
             # Given up or outrun, but by no means killed.
             self._claims.release(shard, name)
         count = 0
-        for page in self._claims.pending(shard, str(name), idle=needs_idle):
-            yield from (
-                _Orphan(shard, str(name), entry, needs_idle) for entry in page if entry.id not in self._losses.of(shard)
-            )
+        for page in self._claims.pending(shard, name, idle=needs_idle):
+            yield from (_Orphan(shard, name, entry) for entry in page if entry.id not in self._losses.of(shard))
             count += len(page)
             if count >= self._ingestion.limits.max_records:
                 return
@@ -294,15 +286,15 @@ class ClaimJob:
         error = None
         if deliveries >= most:
             error = f"given up after {deliveries} deliveries: each time the process ended before the batch was written"
-        names: dict[tuple[Shard, str], list[_Orphan]] = {}
+        names: dict[tuple[Shard, ClaimName | bytes], list[PendingEntry]] = {}
         for orphan in orphans[: held.records]:
-            names.setdefault((orphan.shard, orphan.name), []).append(orphan)
-        for (shard, name), listed in names.items():
-            entries, needs_idle = [orphan.entry for orphan in listed], listed[0].needs_idle
-            is_full, gone = self._claims.take_over(held, shard, name, entries, idle=needs_idle, error=error)
+            names.setdefault((orphan.shard, orphan.name), []).append(orphan.entry)
+        for (shard, name), entries in names.items():
+            is_ours = isinstance(name, ClaimName)
+            is_full, gone = self._claims.take_over(held, shard, name, entries, idle=not is_ours, error=error)
             if gone:
                 self._losses.add(shard, gone)
-            if not needs_idle:
+            if isinstance(name, ClaimName):
                 self._claims.forget(shard, name)
             if is_full:
                 return True
@@ -325,4 +317,4 @@ class ClaimJob:
         """Rule R6: every entry of the batch, whoever holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:
-            self._claims.forget(shard, str(held.name))
+            self._claims.forget(shard, held.name)

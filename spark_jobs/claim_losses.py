@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batch_writer import BatchWriter
 from spark_jobs.ingestion import Batch, Ingestion, Observer
 from spark_jobs.intervals import Intervals
+from spark_jobs.ledger import Ledger, LedgerState
 from spark_jobs.ledger_entries import Claimed
 from stream_consumers.batches import BatchPlan
 from stream_consumers.claims import Trimmed
@@ -97,6 +98,7 @@ class ClaimLosses:
         if unread is not None:
             lost, count = lost | Intervals.of((unread.start, unread.end)), count + unread.entries
         state = line.ledger.read()
+        check_restored(line.ledger, state, self._ingestion)
         lost -= _recorded(line)
         if not lost:
             self._account(shard, unread)
@@ -127,6 +129,24 @@ class ClaimLosses:
             f"wrote them ({'; '.join(texts)})",
             remedy="To go on behind them, with the loss recorded in the table's log and its dead letters, set "
             "on_data_loss to 'record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
+        )
+
+
+def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse to go on after a RESTORE that removed batches: their entries are acknowledged.
+
+    Raises:
+        DataLossError: with the numbers.
+    """
+    lost = ledger.lost_rows(state)
+    if lost:
+        raise DataLossError(
+            f"a RESTORE of {ingestion.table} removed batches whose entries group {ingestion.group!r} has acknowledged; "
+            "they cannot be claimed again",
+            remedy="RESTORE the table to a version that has them, or ingest the stream with a new group name into "
+            "another table.",
+            batches=len(lost),
+            version=state.version,
         )
 
 

@@ -90,10 +90,10 @@ def claim_state(claims: RedisClaims, ledger: Ledger, known: State) -> ClaimState
     delivered, unsettled = {}, {}
     for shard, names in claims.holders().items():
         places = []
-        for text in names:
-            name = ClaimName.parse(text)
+        for raw in names:
+            name = ClaimName.parse(raw)
             if name is None or status.of([name])[name] is not Status.WRITTEN:
-                pages = claims.pending(shard, text, idle=False)
+                pages = claims.pending(shard, raw, idle=False)
                 places += [to_sequence(entry.id) for page in pages for entry in page]
         unsettled[shard] = np.array(sorted(places), np.int64)
         origin = known[shard].origin if shard in known else None

@@ -58,14 +58,14 @@ def settle_claims(claims: RedisClaims, ledger: Ledger, fence: Callable[[str, int
         GroupActiveError: entries are left that are in no batch.
     """
     status = NameStatus(ledger)
-    names = {name for listed in claims.holders().values() for text in listed if (name := ClaimName.parse(text))}
+    names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
     for name, found in status.of(names).items():
         if found is Status.OPEN:
             fence(name.member, name.number)
     written = {name for name, found in status.of(names).items() if found is Status.WRITTEN}
     for shard in claims.shards:
         for name in written:
-            for page in claims.pending(shard, str(name), idle=False):
+            for page in claims.pending(shard, name, idle=False):
                 claims.acknowledge({shard: [entry.id for entry in page]})
     check_settled(claims)
     positions = ledger.read().positions

@@ -25,7 +25,6 @@ JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
 STANDBY_SECONDS = 600.0
 _TICK_SECONDS = 0.1
-_WAIT_SECONDS = 0.25
 _log = logging.getLogger(__name__)
 
 
@@ -112,7 +111,7 @@ def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | Non
                 STANDBY_SECONDS,
             )
             return
-        time.sleep(_WAIT_SECONDS)
+        time.sleep(job.wait_seconds)
 
 
 def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:

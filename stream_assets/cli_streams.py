@@ -54,15 +54,18 @@ def produce(
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
     opened = create_producer(url, file_options=options, client=client, shards=shards)
+    sent = 0
     with opened as producer, progress_bar() as progress:
         task = progress.add_task("sent", total=count)
         for index, payload in enumerate(payloads):
             receipt = producer.send(payload, shard=index % shards)
             first.setdefault(receipt.shard, receipt)
             last[receipt.shard] = receipt
-            if index % 1000 == 999:
-                progress.update(task, completed=index + 1)
-        progress.update(task, completed=sum(r.sequence - first[s].sequence + 1 for s, r in last.items()))
+            sent = index + 1
+            if sent % 1000 == 0:
+                progress.update(task, completed=sent)
+        producer.flush()
+        progress.update(task, completed=sent)
     rows = [{"shard": str(s), "first": first[s].sequence, "last": r.sequence} for s, r in sorted(last.items())]
     print_rows(rows, as_json=as_json, title=f"sent to {url}")
 

@@ -22,7 +22,7 @@ class ClaimName:
 
     Example:
         >>> name = ClaimName("main", 7, "0" * 32)
-        >>> ClaimName.parse(str(name)) == name, ClaimName.parse("worker-1")
+        >>> ClaimName.parse(str(name).encode()) == name, ClaimName.parse(b"worker-1")
         (True, None)
     """
 
@@ -34,9 +34,9 @@ class ClaimName:
         return f"{self.member}/{self.number}/{self.bid}"
 
     @classmethod
-    def parse(cls, text: str) -> ClaimName | None:
-        """Read it back; ``None`` if it is the name of another kind of client."""
-        match = _NAME.match(text)
+    def parse(cls, raw: bytes) -> ClaimName | None:
+        """Read it back; ``None`` if it is the name of another kind of client, which may be any bytes."""
+        match = _NAME.match(raw.decode("utf-8", "replace"))
         return cls(match[1], int(match[2]), match[3]) if match else None
 
 

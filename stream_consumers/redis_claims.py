@@ -181,7 +181,7 @@ class RedisClaims:
             if self.server.group_facts(self.group, shard) is not None:
                 with self.server.explained(f"the names of group {self.group!r}"):
                     listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
-                return any(consumer["name"].decode("utf-8", "replace") == CLAIMED_MARK for consumer in listed)
+                return any(consumer["name"] == CLAIMED_MARK.encode() for consumer in listed)
         return False
 
     def position(self, shard: Shard) -> int:
@@ -227,22 +227,23 @@ class RedisClaims:
         with self.server.explained(f"accounting for what was trimmed from {shard}"):
             self._account(keys=[self.server.key(shard)], args=words)
 
-    def holders(self) -> Mapping[Shard, list[str]]:
+    def holders(self) -> Mapping[Shard, list[bytes]]:
         """The names that hold entries, per shard."""
         found = {}
         for shard in self.shards:
             with self.server.explained(f"who holds entries of {shard}"):
                 listed = self._commands.xpending(self.server.key(shard), self.group)["consumers"]
-            found[shard] = [entry["name"].decode("utf-8", "replace") for entry in listed]
+            found[shard] = [entry["name"] for entry in listed]
         return found
 
-    def pending(self, shard: Shard, name: str, *, idle: bool) -> Iterator[list[PendingEntry]]:
+    def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
         """What a name holds, in pages; with ``idle`` only what nobody touched for the policy's time."""
+        consumer = _consumer(name)
         start, least = "-", self.policy.min_idle_ms if idle else 0
         while True:
-            with self.server.explained(f"what {name} holds of {shard}"):
+            with self.server.explained(f"what {name!s} holds of {shard}"):
                 page = self._commands.xpending_range(
-                    self.server.key(shard), self.group, start, "+", PAGE, name, least or None
+                    self.server.key(shard), self.group, start, "+", PAGE, consumer, least or None
                 )
             if not page:
                 return
@@ -272,7 +273,14 @@ class RedisClaims:
         return False
 
     def take_over(
-        self, held: Held, shard: Shard, name: str, entries: Sequence[PendingEntry], *, idle: bool, error: str | None
+        self,
+        held: Held,
+        shard: Shard,
+        name: ClaimName | bytes,
+        entries: Sequence[PendingEntry],
+        *,
+        idle: bool,
+        error: str | None,
     ) -> tuple[bool, list[bytes]]:
         """Move entries of a dead name, if it still holds them.
 
@@ -294,7 +302,15 @@ class RedisClaims:
         least = self.policy.min_idle_ms if idle else 0
         for begin in range(0, len(entries), PAGE):
             ids = [entry.id for entry in entries[begin : begin + PAGE]]
-            words = [self.group, name, str(held.name), least, held.room - held.used, int(not held.count), *ids]
+            words = [
+                self.group,
+                _consumer(name),
+                str(held.name),
+                least,
+                held.room - held.used,
+                int(not held.count),
+                *ids,
+            ]
             with self.server.explained(f"taking over entries of {shard}"):
                 is_full, size, moved, missing = self._take_over(keys=[self.server.key(shard)], args=words)
             if moved:
@@ -345,23 +361,23 @@ class RedisClaims:
 
     def release(self, shard: Shard, name: ClaimName) -> None:
         """Let others take at once what a name holds, and do not count it as a delivery."""
-        self._page_through(self._release, shard, str(name), self.policy.min_idle_ms)
+        self._page_through(self._release, shard, name, self.policy.min_idle_ms)
 
     def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
         """The heartbeat: what the name still holds is idle no more."""
         for shard in shards:
-            self._page_through(self._touch, shard, str(name))
+            self._page_through(self._touch, shard, name)
 
-    def _page_through(self, script: Any, shard: Shard, name: str, *words: object) -> None:
+    def _page_through(self, script: Any, shard: Shard, name: ClaimName, *words: object) -> None:
         place: object = "-"
         while place:
             with self.server.explained(f"the claim of {name} in {shard}"):
-                place = script(keys=[self.server.key(shard)], args=[self.group, name, place, PAGE, *words])
+                place = script(keys=[self.server.key(shard)], args=[self.group, str(name), place, PAGE, *words])
 
-    def forget(self, shard: Shard, name: str) -> bool:
+    def forget(self, shard: Shard, name: ClaimName) -> bool:
         """Remove a name that holds nothing; whether it was removed."""
         with self.server.explained(f"removing {name} from {shard}"):
-            return bool(self._forget(keys=[self.server.key(shard)], args=[self.group, name]))
+            return bool(self._forget(keys=[self.server.key(shard)], args=[self.group, str(name)]))
 
     def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
         """Names of batches that hold nothing any more and were left behind."""
@@ -369,9 +385,13 @@ class RedisClaims:
         for shard in self.shards:
             with self.server.explained(f"the names of group {self.group!r}"):
                 consumers = self._commands.xinfo_consumers(self.server.key(shard), self.group)
-            parsed = [ClaimName.parse(c["name"].decode("utf-8", "replace")) for c in consumers if not c["pending"]]
+            parsed = [ClaimName.parse(consumer["name"]) for consumer in consumers if not consumer["pending"]]
             found[shard] = [name for name in parsed if name is not None]
         return found
+
+
+def _consumer(name: ClaimName | bytes) -> str | bytes:
+    return str(name) if isinstance(name, ClaimName) else name
 
 
 class Heartbeat:

@@ -74,7 +74,7 @@ class Stream:
         listed = [c["name"] for key in self.keys for c in self.client.xinfo_consumers(key, self.group)]
         return set(listed) - {b"stream-assets:claimed"}
 
-    def read_as(self, consumer: str, count: int, shard: int = 0) -> list[bytes]:
+    def read_as(self, consumer: str | bytes, count: int, shard: int = 0) -> list[bytes]:
         """Read new entries as another client; their ids."""
         reply: Any = self.client.xreadgroup(self.group, consumer, {self.keys[shard]: ">"}, count=count)
         return [entry_id for _, entries in reply for entry_id, _ in entries]
