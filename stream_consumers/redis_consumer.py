@@ -123,8 +123,15 @@ class RedisConsumer(MessageIterator):
         self._meet_new_shards()
         if not self._next:
             return
-        keys = {self._server.key(shard): shard for shard in sorted(self._next)}
-        places = [to_id(self._next[shard] - 1) if self._next[shard] > 0 else "0-0" for shard in keys.values()]
+        shards = sorted(self._next)
+        # Keys in different slots cannot be read together.
+        parts = [[shard] for shard in shards] if self._server.is_cluster else [shards]
+        for part in parts:
+            self._read_part(part, seconds / len(parts))
+
+    def _read_part(self, shards: list[Shard], seconds: float) -> None:
+        keys = {self._server.key(shard): shard for shard in shards}
+        places = [to_id(self._next[shard] - 1) if self._next[shard] > 0 else "0-0" for shard in shards]
         # 0 would mean for ever.
         block = ["BLOCK", max(1, round(seconds * 1000))] if seconds else []
         with self._server.explained("reading"):

@@ -43,6 +43,7 @@ RESERVED = {
     "decode_responses": "payloads are bytes",
 }
 _DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "AUTH ")
+_WITH_ENTRIES = ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE")
 _log = logging.getLogger(__name__)
 RawEntry = tuple[bytes, "list[bytes] | None"]
 """An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
@@ -107,12 +108,10 @@ class RedisServer:
         nodes = [_address(node) for node in self.url.nodes]
         if self.is_cluster:
             node: Any = ClusterNode
-            made: Any = RedisCluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
+            made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
         else:
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
-        for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
-            # The client's own reading makes a dict of an entry, which loses names that occur twice.
-            made.set_response_callback(command, _as_it_is)
+        _keep_entries(made)
         return made
 
     @contextmanager
@@ -222,6 +221,15 @@ class RedisServer:
             self.connection.close()
 
 
+class _Cluster(RedisCluster):
+    """A cluster whose nodes' clients, which read the replies first, leave entries as they are."""
+
+    def get_redis_connection(self, node: ClusterNode) -> Any:
+        client: Any = super().get_redis_connection(node)
+        _keep_entries(client)
+        return client
+
+
 def check_redis_url(url: StreamUrl) -> None:
     """Refuse credentials in a URL: it shows up in logs and in the UI.
 
@@ -276,6 +284,12 @@ def _behind(entry_id: bytes | str) -> int:
     """The next sequence; 0 where there was no entry yet (0-0 is never one)."""
     sequence = to_sequence(entry_id)
     return sequence + 1 if sequence else 0
+
+
+def _keep_entries(client: Any) -> None:
+    """The client's own reading makes a dict of an entry, which loses names that occur twice."""
+    for command in _WITH_ENTRIES:
+        client.set_response_callback(command, _as_it_is)
 
 
 def _as_it_is(reply: Any, **options: Any) -> Any:
