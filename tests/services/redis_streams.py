@@ -11,9 +11,7 @@ from typing import Any
 import redis
 
 from stream_consumers.connect import create_producer
-from stream_consumers.errors import StreamEndedError
-from stream_consumers.iteration import MessageIterator
-from stream_consumers.messages import Message, Receipt, Shard
+from stream_consumers.messages import Message, Receipt
 from tests.polling import until
 
 PATIENCE = 10.0
@@ -63,10 +61,9 @@ class Place:
 
     def leave_behind(self, group: str, consumer: str, count: int, *, idle_ms: int = 0) -> list[bytes]:
         """Let a member read so many entries and do nothing with them; returns their ids."""
-        self.client.xgroup_create(self.stream, group, "0", mkstream=True) if not self._has(group) else None
-        reply = self.client.execute_command(
-            "XREADGROUP", "GROUP", group, consumer, "COUNT", count, "STREAMS", self.stream, ">"
-        )
+        if not self._has(group):
+            self.client.xgroup_create(self.stream, group, "0", mkstream=True)
+        reply = self.client.xreadgroup(group, consumer, {self.stream: ">"}, count=count)
         ids = [entry_id for entry_id, _ in reply[0][1]]
         if idle_ms:
             self.touch(group, consumer, ids, idle_ms=idle_ms)
@@ -74,9 +71,7 @@ class Place:
 
     def touch(self, group: str, consumer: str, ids: Sequence[bytes], *, idle_ms: int = 0) -> None:
         """Set how long nobody has touched these entries."""
-        self.client.execute_command(
-            "XCLAIM", self.stream, group, consumer, 0, *ids, "IDLE", idle_ms, "RETRYCOUNT", 1, "JUSTID"
-        )
+        self.client.xclaim(self.stream, group, consumer, 0, ids, idle=idle_ms, retrycount=1, justid=True)
 
     def _has(self, group: str) -> bool:
         if not self.client.exists(self.stream):
@@ -93,18 +88,6 @@ def take(consumer: Any, count: int) -> list[Message]:
         assert message is not None, f"only {len(found)} of {count} messages: {numbers(found)}"
         found.append(message)
     return found
-
-
-def take_all(consumer: MessageIterator) -> list[int]:
-    """The numbers of all that there is for a consumer, which ends."""
-    found = []
-    while True:
-        try:
-            message = consumer.next(PATIENCE)
-        except StreamEndedError:
-            return found
-        assert message is not None
-        found.append(int(message.payload or b""))
 
 
 def take_until_silent(consumer: Any) -> list[int]:
@@ -130,7 +113,3 @@ def poll(consumer: Any, count: int, found: list[Message]) -> None:
         return len(found) >= count
 
     until(has_enough, seconds=PATIENCE, what=f"{count} messages")
-
-
-def shard_of(place: Place, number: int = 0) -> Shard:
-    return Shard(place.stream, number)
