@@ -79,7 +79,6 @@ class RedisGroupReader:
         except StreamAssetsError:
             # What the server gave while its answer was lost is pending for us: ask for it.
             self._backlog = dict.fromkeys(self._joined, START)
-            self._sweeps = {}
             raise
 
     def _meet_new_shards(self) -> None:

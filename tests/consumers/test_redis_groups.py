@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -28,7 +29,7 @@ from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
-from tests.services.redis_streams import Place, numbers, take, take_until_silent
+from tests.services.redis_streams import Place, numbers, take, take_until_silent, unique_name
 
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
 SHORT = 0.02
@@ -136,16 +137,23 @@ def test_delayed_commits_at_close_what_was_handed_out_and_is_old_enough(place: P
 
 def test_rolling_commits_what_was_acknowledged_when_the_interval_is_over(place: Place) -> None:
     place.send(range(5))
-    with member(place, auto_commit=AutoCommit.ROLLING, auto_commit_interval_seconds=0.3) as consumer:
-        begin = time.monotonic()
+    options = {"auto_commit_interval_seconds": 0.3, "auto_commit_delay_seconds": 0.0}
+    with member(place, auto_commit=AutoCommit.ROLLING, **options) as consumer:
         found = take(consumer, 5)
-        for message in found[:4]:
-            consumer.ack(message)
         with pytest.raises(InvalidOptionError, match=r"commits by itself.*Do not call commit"):
             consumer.commit()
-        until(lambda: (consumer.next(0), len(place.pending(GROUP)) < 5)[1], seconds=5, what="the commit")
-        assert time.monotonic() - begin >= 0.25
-        assert list(place.pending(GROUP)) == ids(found[4:])
+
+        def is_committed(left: int) -> bool:
+            consumer.next(0)
+            return list(place.pending(GROUP)) == ids(found[-left:])
+
+        begin = time.monotonic()
+        for left in (3, 1):
+            for message in found[:-left]:
+                consumer.ack(message)
+            until(functools.partial(is_committed, left), seconds=5, what="the commit")
+        # The first one was not before the interval was over, nor was the second one right after it.
+        assert time.monotonic() - begin >= 0.5
 
 
 def test_rolling_commits_at_close(place: Place) -> None:
@@ -201,6 +209,19 @@ def test_many_acknowledgements_are_sent_in_pieces(place: Place) -> None:
         before = calls()
         assert consumer.commit() == 2500
         assert calls() - before == 3
+        assert consumer.commit() == 0
+        assert calls() - before == 3
+
+
+@pytest.mark.parametrize("auto_commit", [AutoCommit.DISABLED, AutoCommit.IMMEDIATE])
+def test_a_group_that_is_set_back_gives_everything_again(place: Place, auto_commit: AutoCommit) -> None:
+    place.send(range(5))
+    with member(place, auto_commit=auto_commit) as consumer:
+        for message in take(consumer, 5):
+            consumer.ack(message)
+        assert consumer.commit() == (5 if auto_commit is AutoCommit.DISABLED else 0)
+        place.client.xgroup_setid(place.stream, GROUP, "0")
+        assert numbers(take(consumer, 5)) == list(range(5))
 
 
 def test_only_own_streams_can_be_acknowledged(place: Place) -> None:
@@ -251,10 +272,14 @@ def test_r2_nothing_but_trimmed_entries(place: Place) -> None:
     assert place.pending(GROUP) == {}
 
 
-def test_a_replay_ends_when_everything_was_given_out(place: Place) -> None:
+def test_a_replay_ends_when_everything_was_given_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_group_consumer, "BLOCK_SECONDS", 5.0)
     place.send(range(30))
+    begin = time.monotonic()
     with member(place, batch_size=7, live=False) as consumer:
         assert numbers(list(consumer)) == list(range(30))
+        # It waits for nothing.
+        assert time.monotonic() - begin < 3
         for _ in range(2):
             with pytest.raises(StreamEndedError):
                 consumer.next()
@@ -699,7 +724,14 @@ def test_what_was_given_in_an_answer_that_got_lost_comes_once(
 
 def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.send(range(3))
-    consumer = member(place, auto_commit=AutoCommit.ROLLING, auto_commit_interval_seconds=SHORT)
+    name = unique_name("client")
+    consumer = member(
+        place, auto_commit=AutoCommit.ROLLING, auto_commit_interval_seconds=SHORT, client={"client_name": name}
+    )
+
+    def connections() -> int:
+        return sum(found["name"] == name for found in place.client.client_list())
+
     for message in take(consumer, 3):
         consumer.ack(message)
 
@@ -716,9 +748,11 @@ def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pyt
     consumer.ack(take(consumer, 1)[0])
     with monkeypatch.context() as patch:
         patch.setattr(consumer._group._server.connection, "xack", fail)
+        assert connections() > 0
         with pytest.raises(BrokerUnavailableError, match="no way"):
             consumer.close()
-    # It is closed nevertheless.
+    # It is closed nevertheless, with what it had open.
+    until(lambda: connections() == 0, seconds=5, what="the connections being closed")
     with pytest.raises(StreamEndedError):
         consumer.next(0)
 
@@ -784,7 +818,7 @@ def test_assignments_count_from_the_next_rewind_on(place: Place) -> None:
 
 
 def test_new_shards_are_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_consumers.redis_group_reader.SHARDS_SECONDS", SHORT)
+    monkeypatch.setattr("stream_consumers.redis_group_reader.SHARDS_SECONDS", 0.0)
     place.send(range(2), shards=2, is_sharded=True)
     with member(place, reset=AutoStreamReset.LATEST) as consumer:
         assert is_silent(consumer)

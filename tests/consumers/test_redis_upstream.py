@@ -19,6 +19,7 @@ from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_ids import MAX_MS, to_id, to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
+from tests.services.kafka_broker import free_port
 from tests.services.redis_server import redis_server
 from tests.services.redis_streams import Place, numbers, poll, take, unique_name
 
@@ -131,7 +132,9 @@ def test_failover(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def cluster_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with redis_server(tmp_path_factory.mktemp("cluster"), "--cluster-enabled", "yes") as address:
+    # By default the port of its bus is 10000 above its own, which may be beyond 65535.
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with redis_server(tmp_path_factory.mktemp("cluster"), *options) as address:
         host, _, port = address.partition(":")
         with redis.Redis(host, int(port)) as client:
             client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
