@@ -5,7 +5,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help setup demo dev bench kafka test check lint types tests format lock clean
+.PHONY: help setup demo dev bench kafka redis test check lint types tests format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
@@ -24,11 +24,15 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
-bench: setup ## 1,000,000 Kafka messages into Delta, next to just reading them
+bench: setup ## 1,000,000 Kafka messages and 500,000 Redis entries into Delta, next to just reading them
 	@$(BIN)/python -m benchmarks.kafka
+	@$(BIN)/python -m benchmarks.redis
 
 kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C
 	@$(BIN)/python -m tests.services.kafka_broker --port 9092
+
+redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C
+	@$(BIN)/python -m tests.services.redis_server --port 6379
 
 test: check ## Lint, types and all tests; sets up what it needs
 
@@ -42,7 +46,7 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 tests: setup ## pytest
-	$(BIN)/pytest $(ARGS)
+	tools/tests $(ARGS)
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from spark_jobs.ingestion import Ingestion, check_source, lag
+from spark_jobs.ingestion import Ingestion, check_sharing, check_source, lag
 from spark_jobs.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.connect import StreamSource
@@ -31,6 +31,7 @@ ASSET_JOB = "__ASSET_JOB"
 RUNS_LOOKED_AT = 20
 LONGEST_BACKOFF_SECONDS = 900.0
 LAG_TAG = "stream_assets/lag"
+MEMBER_TAG = "stream_assets/member"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
     """
     state = ingestion.ledger().read()
+    if source.is_claimed:
+        return _measure_claims(source, ingestion, state)
     with source.open() as opened:
         if state.newest is None:
             ingestion.ledger().check_first(opened.extents())
@@ -130,10 +133,19 @@ def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
         if opened.is_exact:
             check_source(opened, ingestion.group, state, extents)
-        behind, is_exact = lag(state, extents), opened.is_exact
+        behind, is_exact = lag(opened, state, extents), opened.is_exact
     own = [state.shards[shard] for shard in extents if shard in state.shards]
     redo = sum(part.end - part.start for shard in own for part in shard.redo)
     return Measurement(state, extents, behind, redo, is_exact)
+
+
+def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerState) -> Measurement:
+    """Where entries are claimed the server knows the lag: what nobody was given, and what is not acknowledged."""
+    check_sharing(state, ingestion)
+    with source.claims(ingestion.group) as claims:
+        claims.check(state.shards)
+        extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
+        return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, 0, is_exact=True)
 
 
 def build_lag_sensor(
@@ -169,22 +181,22 @@ def build_lag_sensor(
         cursor = LagCursor.parse(context.cursor)
         found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
         # Grows with every batch, on whatever number line it was written.
-        number = sum(found.state.positions.values())
+        number = sum(found.state.positions.values()) + (found.state.newest.base if found.state.newest else 0)
         # What a run has written since was not waited for.
         since = cursor.waiting_since if number == cursor.number else None
         waiting_since = None if not found.total else since or now
         events, observed = _observations(found, upstream, cursor.observed)
         running = _in_flight(context.instance, job_name, asset_key, now, policy.stale_run_seconds)
-        is_busy = len(running) >= policy.max_runs
+        taken = [run.tags.get(MEMBER_TAG, ingestion.member) for run, _ in running]
         reason = (
-            (dg.SkipReason(f"{'; '.join(running)}; {found.describe()}") if is_busy else None)
+            (_busy(running, found) if len(running) >= policy.max_runs else None)
             or _nothing_to_do(found, ingestion, now - (waiting_since or now), policy)
             or _backing_off(context.instance, job_name, now, policy.retry_seconds)
         )
         return dg.SensorResult(
             # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
-            run_requests=None if reason else _requests(found, policy.max_runs - len(running)),
+            run_requests=None if reason else _requests(found, policy.max_runs, taken),
             skip_reason=reason,
             cursor=LagCursor(waiting_since, observed, number).to_json(),
             asset_events=events,
@@ -215,23 +227,29 @@ def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, poli
     return None
 
 
-def _requests(found: Measurement, free: int) -> list[dg.RunRequest]:
-    """No more runs than there are shards with something to read."""
+def _busy(running: Sequence[tuple[dg.DagsterRun, float]], found: Measurement) -> dg.SkipReason:
+    runs = "; ".join(f"run {run.run_id} is {run.status.value} for {age:.0f} s" for run, age in running)
+    return dg.SkipReason(f"{runs}; {found.describe()}")
+
+
+def _requests(found: Measurement, most: int, taken: Sequence[str]) -> list[dg.RunRequest]:
+    """No more runs than there are shards with something to read, each a member of its own."""
     behind = sum(1 for count in found.lag.values() if count)
-    tags = {LAG_TAG: str(found.total)}
-    return [dg.RunRequest(tags=tags) for _ in range(max(1, min(free, behind)))]
+    members = ["main", *(f"member-{number}" for number in range(2, most + 1))]
+    free = [member for member in members if member not in taken][: max(1, min(most - len(taken), behind))]
+    return [dg.RunRequest(tags={LAG_TAG: str(found.total), MEMBER_TAG: member}) for member in free]
 
 
 def _in_flight(
     instance: dg.DagsterInstance, job_name: str, asset_key: dg.AssetKey, now: float, stale_seconds: float
-) -> list[str]:
-    """The runs that hold the next one back; also those that were started by hand."""
+) -> list[tuple[dg.DagsterRun, float]]:
+    """The runs that hold the next one back, and how old they are; also those that were started by hand."""
     found = []
     for name in (job_name, ASSET_JOB):
         for record in instance.get_run_records(dg.RunsFilter(job_name=name, statuses=list(IN_FLIGHT)), limit=100):
             run, age = record.dagster_run, now - record.create_timestamp.timestamp()
             if (name == job_name or asset_key in (run.asset_selection or ())) and age < stale_seconds:
-                found.append(f"run {run.run_id} is {run.status.value} for {age:.0f} s")
+                found.append((run, age))
     return found
 
 

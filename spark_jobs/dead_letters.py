@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.delta_log import Commit, DeltaLog
+from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.sink import explain, in_ranges, is_conflict
@@ -215,15 +216,22 @@ class DeadLetterTable:
         return found, deleted
 
 
-def lost_letters(spark: SparkSession, lost: Mapping[Shard, Range]) -> DataFrame:
+def lost_letters(spark: SparkSession, lost: Mapping[Shard, Intervals]) -> DataFrame:
     """A dead letter for each range that was gone from the stream before it was read."""
     schema = struct_type(f"{STREAM_DDL}, {LETTER_DDL}")
-    reason = "lost: sequences {} to {} were removed from the stream before they were read; the first left is {}"
-    rows = [
-        (s.stream, s.id, None, None, None, None, None, reason.format(part.start, part.end - 1, part.end), None)
-        for s, part in sorted(lost.items())
-    ]
+    rows = [_lost_row(shard, part) for shard, parts in sorted(lost.items()) for part in parts]
     return spark.createDataFrame(rows, schema)
+
+
+def _lost_row(shard: Shard, part: Range) -> tuple[object, ...]:
+    if part.end == part.start + 1:
+        reason = f"lost: sequence {part.start} was removed from the stream before it was read"
+        return (shard.stream, shard.id, part.start, None, None, None, None, reason, None)
+    reason = (
+        f"lost: sequences {part.start} to {part.end - 1} were removed from the stream before they were read; "
+        f"the first left is {part.end}"
+    )
+    return (shard.stream, shard.id, None, None, None, None, None, reason, None)
 
 
 def replacing(ledger: Ledger) -> list[Entry]:

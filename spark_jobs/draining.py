@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.claim_job import ClaimJob
 from spark_jobs.ingest import IngestJob
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from stream_consumers.connect import StreamSource
@@ -24,6 +25,7 @@ JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
 STANDBY_SECONDS = 600.0
 _TICK_SECONDS = 0.1
+_WAIT_SECONDS = 0.25
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +59,11 @@ def drain(
             f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
             remedy="Give both the same mode.",
         )
+    if source.is_claimed:
+        with source.claims(ingestion.group) as claims:
+            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
+            yield from _with_last(_claimed_reports(member, ingestion, max_batches))
+        return
     if source.mode is ConsumerMode.LOAD_BALANCED:
         with source.join(ingestion.group) as membership:
             shared = SharedDrain(spark, source, ingestion, membership, observer=observer, max_batches=max_batches)
@@ -81,6 +88,31 @@ def drain(
         tail = opened.unreadable_tail()
         if tail:
             on_tail(tail)
+
+
+def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | None) -> Iterator[BatchReport]:
+    """Until the group is done with what was there at the beginning: a member stays, to take over from one that dies."""
+    count, since = 0, time.monotonic()
+    while True:
+        batch = job.plan()
+        if batch is not None:
+            report, since = job.run(batch), time.monotonic()
+            if report is not None:
+                count += 1
+                yield report
+                if count == max_batches:
+                    return
+            continue
+        if job.is_drained():
+            return
+        if time.monotonic() - since > STANDBY_SECONDS:
+            _log.warning(
+                "other members of group %s hold entries and did not acknowledge them for %g s; this one leaves",
+                ingestion.group,
+                STANDBY_SECONDS,
+            )
+            return
+        time.sleep(_WAIT_SECONDS)
 
 
 def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:

@@ -19,11 +19,13 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
 
 SWITCHING = "switching"
-# Whether there is one number line a member, or one a shard.
+CLAIMS = "load_balanced by claims"
+# Whether positions are those of one number line, of one a shard, or of no one, where entries are claimed one by one.
 _LINES = {
     ConsumerMode.REAL_TIME.value: "member",
     ConsumerMode.RESUMABLE.value: "member",
     ConsumerMode.LOAD_BALANCED.value: "shard",
+    CLAIMS: "claims",
 }
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -101,6 +103,7 @@ class Ingestion:
         member: the name of this member in its group.
         shard: instead: the one shard whose number line is used, where every shard has its own.
         sharing: how the group shares its shards.
+        claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         on_data_loss: what to do about messages that are gone before they were read.
         start: where a group without a position starts.
         limits: the most that one batch holds.
@@ -115,11 +118,17 @@ class Ingestion:
     member: str = "main"
     shard: Shard | None = None
     sharing: ConsumerMode = ConsumerMode.RESUMABLE
+    claims: bool = False
     on_data_loss: DataLoss = DataLoss.ERROR
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     merge_schema: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def lines(self) -> str:
+        """How the ledger calls the way in which the group shares; it tells which number lines there are."""
+        return CLAIMS if self.claims else self.sharing.value
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
@@ -131,13 +140,13 @@ class Ingestion:
         return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
 
 
-def lag(state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Per shard, the sequences between the position and the end; an upper bound of the messages to come."""
-    result: dict[Shard, int] = {}
+def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the messages between the position and the end; an upper bound where sequences have holes."""
+    gaps = {}
     for shard, extent in extents.items():
         position = position_of(state, shard)
-        result[shard] = max(0, extent.end - (extent.start if position is None else position))
-    return result
+        gaps[shard] = Range(extent.start if position is None else position, extent.end)
+    return source.count(gaps)
 
 
 def position_of(state: LedgerState, shard: Shard) -> int | None:
@@ -151,14 +160,14 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
     Raises:
         InvalidOptionError: with the mode of the group and the way to change it.
     """
-    wanted = ingestion.sharing
-    if not state.sharing or (state.sharing in _LINES and _LINES[state.sharing] == _LINES[wanted.value]):
+    wanted = ingestion.sharing.value
+    if not state.sharing or (state.sharing in _LINES and _LINES[state.sharing] == _LINES[ingestion.lines]):
         return
     raise InvalidOptionError(
-        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {wanted.value}",
-        remedy=f"Change the group's mode with: stream-assets switch --to {wanted.value}; or use mode {state.sharing!r}."
+        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.lines}",
+        remedy=f"Change the group's mode with: stream-assets switch --to {wanted}; or use mode {state.sharing!r}."
         if state.sharing != SWITCHING
-        else f"A switch was begun and not finished: run stream-assets switch --to {wanted.value}.",
+        else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
     )
 
 

@@ -85,6 +85,7 @@ class LedgerState:
         last_number: the last transaction number of the member.
         letters: up to this version of the dead-letter table every stray was deleted; a RESTORE makes it -1.
         sharing: how the group shares its shards; empty before the first claim.
+        is_restored: whether there was a RESTORE since the newest commit of the group was planned.
     """
 
     version: int
@@ -93,6 +94,7 @@ class LedgerState:
     last_number: int = 0
     letters: int = -1
     sharing: str = ""
+    is_restored: bool = False
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -152,7 +154,7 @@ class Ledger:
         is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
         letters = -1 if is_restored else newest.letters
         state, sharing = self._state_at(snapshot.version), self._sharing(newest, snapshot.version)
-        return LedgerState(snapshot.version, state, newest, number, letters, sharing)
+        return LedgerState(snapshot.version, state, newest, number, letters, sharing, is_restored)
 
     def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
         """The commit (app, number) behind version ``after``; ``None`` if there is none.
@@ -175,6 +177,35 @@ class Ledger:
                 return commit
         return None
 
+    def find(self, wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Entry]:
+        """The commits with these app ids and numbers, as far as there are any.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned before all were found, so that it cannot be told.
+        """
+        missing, found = set(wanted), {}
+        snapshot = self.log.snapshot()
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            if not missing:
+                break
+            entry = self._need(version).entry
+            if entry is not None and (entry.app, entry.number) in missing:
+                missing.discard((entry.app, entry.number))
+                found[entry.app, entry.number] = entry
+        return found
+
+    def last_number(self, line: str) -> int:
+        """The last transaction number of a line of the group."""
+        snapshot = self.log.snapshot()
+        return snapshot.last_number(app_id(self.group, line)) if snapshot else 0
+
+    def lost_rows(self, state: LedgerState) -> frozenset[str]:
+        """The ids of batches whose rows a RESTORE removed since the newest commit of the group was planned."""
+        if not state.is_restored:
+            return frozenset()
+        written = {c.entry.bid for c in self.newest_first() if c.entry and c.entry.kind == "batch"}
+        return frozenset(written - {c.entry.bid for c in self.surviving() if c.entry})
+
     def check_first(self, shards: Iterable[Shard]) -> None:
         """Refuse a first commit of a group that has written before, on whatever number line.
 
@@ -189,7 +220,7 @@ class Ledger:
                 return
         except LedgerTruncatedError:
             pass
-        lines: list[str | Shard] = ["main", *sorted(shards)]
+        lines: list[str | Shard] = ["main", self.member, *sorted(shards)]
         for line in lines:
             app = app_id(self.group, line)
             number = snapshot.last_number(app)

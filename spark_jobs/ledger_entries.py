@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_jobs.intervals import Intervals
 from stream_consumers.batches import Range
@@ -39,6 +39,14 @@ class ShardState:
 
 
 State = Mapping[Shard, ShardState]
+
+
+class Claimed(NamedTuple):
+    """Entries of a shard that were claimed for one batch: from ``start`` up to ``end``, but not all that lie there."""
+
+    start: int
+    end: int
+    entries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,9 @@ class Entry:
         sharing: how the group shared its shards at ``base``, a :class:`stream_consumers.options.ConsumerMode`; it tells
             which number lines there are. Empty before the first claim.
         switch: for a claim or a fence, how the group shares from here on.
-        lost: what was gone from the stream before it was read; covered all the same, as the user chose.
+        lost: what was gone from the stream before it was read; the group goes on behind it, as the user chose.
+        claims: what the batch holds where entries are claimed one by one (Redis, load_balanced); positions do not
+            follow from it.
     """
 
     kind: str
@@ -99,7 +109,8 @@ class Entry:
     letters: int = -1
     sharing: str = ""
     switch: str | None = None
-    lost: Mapping[Shard, Range] = field(default_factory=dict)
+    lost: Mapping[Shard, Intervals] = field(default_factory=dict)
+    claims: Mapping[Shard, Claimed] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -133,7 +144,8 @@ class Entry:
             "letters": self.letters,
             "sharing": self.sharing,
             "switch": self.switch,
-            "lost": {str(shard): list(part) for shard, part in self.lost.items()},
+            "lost": {str(shard): parts.to_json() for shard, parts in self.lost.items()},
+            "claims": {str(shard): list(claimed) for shard, claimed in self.claims.items()},
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -173,7 +185,8 @@ class Entry:
                 letters=document["letters"],
                 sharing=document["sharing"],
                 switch=document["switch"],
-                lost={Shard.parse(s): Range(start, end) for s, (start, end) in document["lost"].items()},
+                lost={Shard.parse(s): Intervals.from_json(parts) for s, parts in document["lost"].items()},
+                claims={Shard.parse(s): Claimed(*claimed) for s, claimed in document["claims"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None

@@ -6,29 +6,41 @@ are fenced, each by an empty commit that takes the next number of the line, befo
     one line -> a line a shard    ONE commit fences the line and switches
     a line a shard -> one line    1 "switching": nobody plans any more    2 every shard's line is fenced    3 the switch
 
-A switch that was killed on the way is run again. tests/ledger/test_sharing_model.py explores all interleavings.
+Redis, where members claim entries, is in :mod:`spark_jobs.claim_switch`. A switch that was killed on the way is run
+again. tests/ledger/test_sharing_model.py explores all interleavings.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.ingestion import SWITCHING, Ingestion
+from spark_jobs.claim_switch import check_settled, mark_claims, settle_claims, unmark_claims
+from spark_jobs.ingestion import CLAIMS, SWITCHING, Ingestion
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.session import check_session
 from spark_jobs.sink import DeltaSink, explain, is_conflict
-from stream_consumers.batches import BatchSource
+from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError, WriteError
+from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
+from stream_consumers.redis_claims import RedisClaims
 
 MAX_RACES = 20
 
 
-def switch_sharing(spark: SparkSession, ingestion: Ingestion, *, to: ConsumerMode, source: BatchSource) -> bool:
+def switch_sharing(
+    spark: SparkSession,
+    ingestion: Ingestion,
+    *,
+    to: ConsumerMode,
+    source: BatchSource,
+    claims: RedisClaims | None = None,
+) -> bool:
     """Change how the group shares its shards; stop its runs first, or they fail when they plan their next batch.
 
     Args:
@@ -36,12 +48,14 @@ def switch_sharing(spark: SparkSession, ingestion: Ingestion, *, to: ConsumerMod
         ingestion: group and table.
         to: the new mode.
         source: the stream; the line of each of its shards is fenced, besides those that the ledger knows.
+        claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
 
     Returns:
         Whether anything had to be changed.
 
     Raises:
         StreamNotFoundError: the group has written nothing into the table.
+        GroupActiveError: entries are pending.
         WriteError: Spark failed; run it again.
     """
     member = replace(ingestion, shard=None)
@@ -51,27 +65,49 @@ def switch_sharing(spark: SparkSession, ingestion: Ingestion, *, to: ConsumerMod
             f"group {ingestion.group!r} has written nothing into {ingestion.table}",
             remedy="There is nothing to switch: its first run decides the mode.",
         )
-    if state.sharing == to.value:
+    wanted = CLAIMS if claims is not None and to is ConsumerMode.LOAD_BALANCED else to.value
+    if state.sharing == wanted:
         return False
-    if to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_LINE:
+    if claims is not None and wanted == CLAIMS:
+        _fence(spark, member, switch=SWITCHING)
+        mark_claims(claims, member.ledger())
+    elif claims is not None:
+        _end_claims(spark, member, claims)
+    elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_LINE:
         _fence(spark, member, switch=SWITCHING)
         # Asked only now: nobody plans on a shard that appears later.
         for shard in sorted({*source.extents(), *state.shards}):
             _fence(spark, replace(ingestion, shard=shard), switch=None)
-    _fence(spark, member, switch=to.value)
+    _fence(spark, member, switch=wanted)
     return True
+
+
+def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) -> None:
+    check_settled(claims)
+    _fence(spark, ingestion, switch=SWITCHING)
+
+    def fence(member: str, number: int) -> None:
+        line = replace(ingestion, member=member)
+        while line.ledger().read().last_number < number:
+            _fence(spark, line, switch=None)
+
+    ranges = settle_claims(claims, ingestion.ledger(), fence)
+    _fence(spark, ingestion, switch=None, ranges=ranges)
+    unmark_claims(claims)
 
 
 _ONE_LINE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
 
 
-def _fence(spark: SparkSession, ingestion: Ingestion, *, switch: str | None) -> None:
+def _fence(
+    spark: SparkSession, ingestion: Ingestion, *, switch: str | None, ranges: Mapping[Shard, Range] | None = None
+) -> None:
     """Take the next number of a line with an empty commit."""
     ledger = ingestion.ledger()
     rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
     for _ in range(MAX_RACES):
         state = ledger.read()
-        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch)
+        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch, ranges=ranges or {})
         failure: Exception | None = None
         try:
             DeltaSink(ingestion.table).write(rows, entry)
@@ -88,7 +124,9 @@ def _fence(spark: SparkSession, ingestion: Ingestion, *, switch: str | None) -> 
     )
 
 
-def _entry(state: LedgerState, *, app: str, ingestion: Ingestion, switch: str | None) -> Entry:
+def _entry(
+    state: LedgerState, *, app: str, ingestion: Ingestion, switch: str | None, ranges: Mapping[Shard, Range]
+) -> Entry:
     newest = state.newest
     return Entry(
         kind="fence",
@@ -98,6 +136,7 @@ def _entry(state: LedgerState, *, app: str, ingestion: Ingestion, switch: str | 
         by=ingestion.member,
         bid=uuid.uuid4().hex,
         base=state.version,
+        ranges=ranges,
         state=state.shards,
         identities=newest.identities if newest else {},
         hint=newest.hint if newest else None,

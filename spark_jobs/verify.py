@@ -14,12 +14,13 @@ import pandas as pd
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from spark_jobs.claim_names import ClaimState
 from spark_jobs.dead_letters import DeadLetterTable, replacing
-from spark_jobs.ingestion import Ingestion, check_source
+from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
 from spark_jobs.ledger_entries import ShardState
-from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError, TableUnreadableError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -68,13 +69,19 @@ class ShardVerdict:
 
 
 def verify(
-    source: BatchSource, ingestion: Ingestion, *, progress: Callable[[int], None] = lambda count: None
+    source: BatchSource,
+    ingestion: Ingestion,
+    *,
+    claims: ClaimState | None = None,
+    progress: Callable[[int], None] = lambda count: None,
 ) -> list[ShardVerdict]:
     """Compare each covered shard of ``source`` with the table.
 
     Args:
         source: the stream.
         ingestion: group and table.
+        claims: where members claim entries one by one, what the group is done with; what another client in the group
+            has acknowledged counts as missing.
         progress: told how many messages of the stream were read.
 
     Raises:
@@ -92,7 +99,11 @@ def verify(
         )
     check_source(source, ingestion.group, state, extents)
     covered = {s: _covered(known) for s, known in state.shards.items() if s in extents}
+    if claims is not None:
+        covered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
     stream = _read_source(source, covered, progress)
+    if claims is not None:
+        stream = {s: np.setdiff1d(found, claims.unsettled.get(s, _NONE)) for s, found in stream.items()}
     rows = _sequences(ingestion.table, ingestion.storage_options, version=state.version)
     dead_letters = ingestion.dead_letters()
     letters: Mapping[Shard, Sequences] = {}
@@ -100,6 +111,7 @@ def verify(
     if dead_letters.log().snapshot() is not None:
         letters, unplaced = _letters(dead_letters, ledger, ingestion)
     shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
+    behind = lag(source, state, extents) if claims is None else claims.lag
     filtered, absent = _filtered(stream, rows, letters, ledger)
     return [
         _judge(
@@ -111,7 +123,7 @@ def verify(
             absent=absent.get(shard, _NONE),
             filtered=filtered.get(shard, 0),
             start=extents[shard].start if shard in extents else 0,
-            lag=_behind(extents.get(shard), state.positions.get(shard)),
+            lag=behind.get(shard, 0),
         )
         for shard in sorted(shards)
     ]
@@ -121,12 +133,6 @@ def _covered(known: ShardState) -> Intervals:
     """What was read: the covered sequences from the origin on."""
     origin = 0 if known.origin is None else known.origin
     return known.covered & Intervals.of((origin, 2**63 - 1))
-
-
-def _behind(extent: Extent | None, position: int | None) -> int:
-    if extent is None:
-        return 0
-    return max(0, extent.end - (extent.start if position is None else position))
 
 
 def _read_source(
@@ -220,12 +226,14 @@ def _filtered(
         if entry is None or commit.output_rows is None:
             continue
         left = entry.rows - commit.output_rows
-        for shard, part in entry.ranges.items():
-            own = Intervals.of(part) - judged.get(shard, Intervals())
-            judged[shard] = judged.get(shard, Intervals()) | Intervals.of(part)
+        for shard, (start, end, *_) in {**entry.ranges, **entry.claims}.items():
+            own = Intervals.of((start, end)) - judged.get(shard, Intervals())
+            if shard in entry.ranges and entry.kind != "fence":
+                # What members claimed lies in between what others did.
+                judged[shard] = judged.get(shard, Intervals()) | Intervals.of((start, end))
             count = min(max(0, left), len(_within(absent.get(shard, _NONE), own)))
             left -= count
-            filtered[shard] = filtered.get(shard, 0) + count
+            filtered[shard] = min(filtered.get(shard, 0) + count, len(absent.get(shard, _NONE)))
     return filtered, absent
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from sensors.lag import LagPolicy
+from sensors.lag import MEMBER_TAG, LagPolicy
 from spark_jobs.decode import Decoder, Raw
 from spark_jobs.draining import drain
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
@@ -123,7 +123,8 @@ class StreamAsset:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
         spark: SparkSession = getattr(context.resources, self.resource).spark_session
-        ingestion = replace(self.ingestion, limits=config.limits(self.ingestion.limits))
+        member = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
+        ingestion = replace(self.ingestion, member=member, limits=config.limits(self.ingestion.limits))
         is_empty = True
         try:
             for report, is_last in drain(
@@ -153,7 +154,9 @@ class StreamAsset:
             total_rows=self.ingestion.ledger().log.row_count(),
             columns=spark.read.format("delta").load(path).schema.fields,
         )
-        ranges = ", ".join(f"{shard} [{start}, {end})" for shard, (start, end) in report.batch.entry.ranges.items())
+        entry = report.batch.entry
+        places = {**entry.ranges, **entry.claims}
+        ranges = ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in places.items())
         context.log.info(f"batch {report.batch.number} is in version {report.version} of {path}: {ranges}")
         data_version = f"delta:{report.version}"
         if is_last:
@@ -204,8 +207,9 @@ def stream_asset(
             ``r`` (SeaStreamer's rule); give it a name where runs move between hosts. Mode ``real_time`` has none.
         table: the Delta table, a path or URI; a relative path is taken from the working directory.
         decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
-        mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka):
-            several runs share the shards. ``real_time`` (Kafka): from the end on, and no group at the broker.
+        mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka,
+            Redis): several runs share the shards, or claim the entries. ``real_time`` (Kafka, Redis): from the end on,
+            and no group at the broker.
         start: where a group without a position starts, ``earliest`` or ``latest``; ``earliest`` by default, in mode
             ``real_time`` ``latest``.
         client: configuration of the broker's client, like ``{"security.protocol": "SASL_SSL", "sasl.password":
@@ -261,6 +265,7 @@ def stream_asset(
                 decoder=decode or Raw(),
                 transform=transform,
                 sharing=chosen_mode,
+                claims=stream.is_claimed,
                 start=choice(AutoStreamReset, first, option="start"),
                 on_data_loss=choice(DataLoss, on_data_loss, option="on_data_loss"),
                 limits=limits,

@@ -14,7 +14,12 @@ def build_dead_letter_check(stream: StreamAsset) -> dg.AssetChecksDefinition:
     def no_dead_letters() -> dg.AssetCheckResult:
         entries = [c.entry for c in stream.ingestion.ledger().surviving() if c.entry]
         dead = sum(entry.dead for entry in entries)
-        lost = [f"{shard} {part.start} to {part.end}" for entry in entries for shard, part in entry.lost.items()]
+        lost = [
+            f"{shard} {part.start} to {part.end}"
+            for entry in entries
+            for shard, parts in entry.lost.items()
+            for part in parts
+        ]
         return dg.AssetCheckResult(
             passed=dead == 0 and not lost,
             severity=dg.AssetCheckSeverity.WARN,

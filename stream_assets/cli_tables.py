@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +18,7 @@ from stream_assets.cli_options import (
     stream_options,
     table_path,
 )
+from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
@@ -26,6 +28,7 @@ from stream_consumers.urls import StreamUrl
 if TYPE_CHECKING:
     from spark_jobs.decode import Decoder
     from spark_jobs.ingestion import BatchReport
+    from spark_jobs.ledger import LedgerState
 
 
 @click.command()
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     help="Where a group without a position starts: earliest by default, latest in mode real_time.",
 )
 @click.option("--on-data-loss", type=click.Choice(["error", "record"]), default="error", show_default=True)
+@click.option("--member", default="main", show_default=True, help="Its name among members that claim entries (Redis).")
 @click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
 @click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
@@ -55,6 +59,7 @@ def ingest(
     mode: str,
     start: str | None,
     on_data_loss: str,
+    member: str,
     max_records: int | None,
     max_bytes: int | None,
     max_batches: int | None,
@@ -89,7 +94,9 @@ def ingest(
         group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         table=table_path(table),
         decoder=Json(schema) if schema else decoders[decode],
+        member=member,
         sharing=stream.mode,
+        claims=stream.is_claimed,
         start=choice(AutoStreamReset, start or first, option="--start"),
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
@@ -120,7 +127,7 @@ def ingest(
 
 
 def _report_row(report: BatchReport) -> dict[str, object]:
-    lost = [f"{shard} {part.start}-{part.end}" for shard, part in report.batch.entry.lost.items()]
+    lost = [f"{shard} {part.start}-{part.end}" for shard, parts in report.batch.entry.lost.items() for part in parts]
     return {
         "batch": report.batch.number,
         "version": report.version,
@@ -147,14 +154,20 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
       stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
-    from spark_jobs.ingestion import Ingestion, check_source
-    from spark_jobs.ledger import LedgerState
+    from spark_jobs.ingestion import CLAIMS, Ingestion, check_source
+    from spark_jobs.ledger import LedgerState as State
 
-    ledger = LedgerState(-1)
+    ledger = State(-1)
     if table is not None:
         ledger = Ingestion(group=group, table=table_path(table)).ledger().read()
+    if ledger.sharing == CLAIMS or (table is None and _is_claimed(url, group, client)):
+        _print_claims(url, group, client, ledger, as_json=as_json)
+        return
     with open_batch_source(url, client=client) as opened:
         extents, committed = opened.extents(), opened.committed(group)
+        known = ledger.positions if table is not None else committed or {}
+        gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
+        behind = opened.count(gaps)
     if table is None and committed is None:
         raise InvalidOptionError(
             f"{url} has no broker that remembers groups", remedy="Add --table: the positions are in its ledger."
@@ -163,7 +176,6 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
         err.print(f"note: the ledger of {table} knows nothing of group {group!r} yet", style="yellow", markup=False)
     elif ledger.newest is not None:
         check_source(opened, group, ledger, extents)
-    known = ledger.positions if table is not None else committed or {}
     rows = [
         {
             "shard": str(shard),
@@ -171,11 +183,37 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
             "committed": (committed or {}).get(shard),
             "ledger": ledger.positions.get(shard),
             "end": extent.end,
-            "lag": max(0, extent.end - known.get(shard, extent.start)),
+            "lag": behind[shard],
             "blocked": extent.blocked,
         }
         for shard, extent in extents.items()
     ]
+    print_rows(rows, as_json=as_json, title=f"{url}, group {group}", empty="the stream is empty: lag 0")
+
+
+def _is_claimed(url: str, group: str, client: ClientConfig) -> bool:
+    source = StreamSource(StreamUrl.parse(url), client=client)
+    if not source.may_be_claimed:
+        return False
+    with source.claims(group) as claims:
+        return claims.is_marked()
+
+
+def _print_claims(url: str, group: str, client: ClientConfig, ledger: LedgerState, *, as_json: bool) -> None:
+    """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
+    with StreamSource(StreamUrl.parse(url), ConsumerMode.LOAD_BALANCED, client).claims(group) as claims:
+        claims.check(ledger.shards)
+        rows = [
+            {
+                "shard": str(shard),
+                "delivered": claims.position(shard),
+                "end": claims.ends.get(shard),
+                "unread": backlog.unread,
+                "pending": backlog.pending,
+                "lag": backlog.total,
+            }
+            for shard, backlog in claims.backlog().items()
+        ]
     print_rows(rows, as_json=as_json, title=f"{url}, group {group}", empty="the stream is empty: lag 0")
 
 
@@ -191,13 +229,18 @@ def verify(source: str, table: str, group: str, client: ClientConfig, as_json: b
     Example:
       stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
     """
-    from spark_jobs.ingestion import Ingestion
+    from spark_jobs.claim_names import claim_state
+    from spark_jobs.ingestion import CLAIMS, Ingestion
     from spark_jobs.verify import verify as compare
 
     ingestion = Ingestion(group=group, table=table_path(table))
+    claimed, state = None, ingestion.ledger().read()
+    if state.sharing == CLAIMS:
+        with StreamSource(StreamUrl.parse(source), ConsumerMode.LOAD_BALANCED, client).claims(group) as claims:
+            claimed = claim_state(claims, ingestion.ledger(), state.shards)
     with open_batch_source(source, client=client) as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
-        verdicts = compare(opened, ingestion, progress=lambda count: progress.advance(task, count))
+        verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
     columns = ("first", "last", "messages", "rows", "dead", "filtered", "missing", "duplicated", "unknown", "lag")
     rows = [{"shard": str(v.shard), **{name: getattr(v, name) for name in columns}} for v in verdicts]
     renamed = [{("dead letters" if k == "dead" else k): value for k, value in row.items()} for row in rows]
@@ -233,9 +276,12 @@ def switch(source: str, table: str, to: str, master: str, remote: str | None, gr
     mode = choice(ConsumerMode, to, option="--to")
     ingestion = Ingestion(group=group, table=table_path(table))
     stream = StreamSource(StreamUrl.parse(source), mode, client)
-    with stream.open() as opened, progress_bar() as progress:
+    with ExitStack() as stack:
+        opened = stack.enter_context(stream.open())
+        claims = stack.enter_context(stream.claims(group)) if stream.may_be_claimed else None
+        progress = stack.enter_context(progress_bar())
         ingestion.ledger().read()
         progress.add_task("switching", total=None)
         spark = create_session(SparkOptions(master=master, remote=remote))
-        is_changed = switch_sharing(spark, ingestion, to=mode, source=opened)
+        is_changed = switch_sharing(spark, ingestion, to=mode, source=opened, claims=claims)
     click.echo(f"group {group} is {to} now" if is_changed else f"group {group} was {to} already")

@@ -34,7 +34,7 @@ def batch_metadata(
         "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(columns)),
     }
     if report.batch.entry.lost:
-        lost = {str(shard): list(part) for shard, part in sorted(report.batch.entry.lost.items())}
+        lost = {str(shard): parts.to_json() for shard, parts in sorted(report.batch.entry.lost.items())}
         metadata["stream/lost"] = dg.MetadataValue.json(lost)
     if total_rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(total_rows)
@@ -60,13 +60,13 @@ def _ranges(report: BatchReport) -> dg.MetadataValue:
         dg.TableRecord(
             {
                 "shard": str(shard),
-                "start": part.start,
-                "end": part.end,
+                "start": start,
+                "end": end,
                 "messages": report.messages.get(shard, 0),
                 "lag after": report.lag.get(shard, 0),
             }
         )
-        for shard, part in sorted(report.batch.entry.ranges.items())
+        for shard, (start, end, *_) in sorted({**report.batch.entry.ranges, **report.batch.entry.claims}.items())
     ]
     return dg.MetadataValue.table(records, schema=_integers("shard", "start", "end", "messages", "lag after"))
 

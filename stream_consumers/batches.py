@@ -152,6 +152,10 @@ class BatchSource(Protocol):
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
         ...
 
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""
+        ...
+
     def unreadable_tail(self) -> str | None:
         """What is wrong behind the last message, if nobody is mending it by writing on; ``None`` if all is well."""
         ...
@@ -171,6 +175,16 @@ class BatchSource(Protocol):
     def __enter__(self) -> BatchSource: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def widths(gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+    """The sequences in each range: the most messages that can be in it where sequences grow by one.
+
+    Example:
+        >>> widths({Shard("orders"): Range(3, 10)})
+        {Shard(stream='orders', id=0): 7}
+    """
+    return {shard: max(0, gap.end - gap.start) for shard, gap in gaps.items()}
 
 
 Headers = Iterable[tuple[str, "str | bytes | None"]]

@@ -21,6 +21,7 @@ from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions
 from stream_consumers.redis_batches import RedisBatchSource
+from stream_consumers.redis_claims import RedisClaims
 from stream_consumers.redis_consumer import RedisConsumer
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_producer import RedisProducer
@@ -64,7 +65,7 @@ class StreamSource:
             check_redis_options(self.client)
         else:
             check_client(self.url, self.client)
-        if self.mode is not ConsumerMode.RESUMABLE:
+        if self.mode is not ConsumerMode.RESUMABLE and self.url.protocol not in _REDIS:
             raise InvalidOptionError(
                 f"mode {self.mode.value!r} is not available for {self.url.protocol}", remedy="Use mode 'resumable'."
             )
@@ -82,6 +83,8 @@ class StreamSource:
                     remedy="Leave the group out, or use mode resumable or load_balanced.",
                 )
             return ConsumerMode.REAL_TIME.value
+        if name is None and self.url.protocol in _REDIS:
+            return f"{host_id()}:{'s' if self.mode is ConsumerMode.LOAD_BALANCED else 'r'}"
         if name is None and self.mode is ConsumerMode.LOAD_BALANCED:
             raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same group.")
         return f"{host_id()}r" if name is None else name
@@ -93,6 +96,24 @@ class StreamSource:
             StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
         """
         return KafkaMembership(self.url, group, self.client)
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether members share by claiming entries one by one, not whole shards."""
+        return self.may_be_claimed and self.mode is ConsumerMode.LOAD_BALANCED
+
+    @property
+    def may_be_claimed(self) -> bool:
+        """Whether the backend has groups whose entries are claimed."""
+        return self.url.protocol in _REDIS
+
+    def claims(self, group: str) -> RedisClaims:
+        """The group, where entries are claimed; close it when done.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError: as the server says.
+        """
+        return RedisClaims(self.url, group, self.client)
 
     def open(self, membership: Membership | None = None) -> BatchSource:
         """The batch source; close it when done.
@@ -108,7 +129,7 @@ class StreamSource:
         if self.url.protocol == "kafka":
             return KafkaBatchSource(self.url, self.client, mode=self.mode, membership=membership)
         if self.url.protocol in _REDIS:
-            return RedisBatchSource(self.url, self.client)
+            return RedisBatchSource(self.url, self.client, mode=self.mode)
         return MemoryBatchSource(self.url)
 
 

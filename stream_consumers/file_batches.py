@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stream_consumers.batches import BatchPlan, Extent, MessageRow, Range, Resume, dead_letter_row, record_batches
+from stream_consumers.batches import (
+    BatchPlan,
+    Extent,
+    MessageRow,
+    Range,
+    Resume,
+    dead_letter_row,
+    record_batches,
+    widths,
+)
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
@@ -284,6 +293,10 @@ class FileBatchSource:
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """Nothing: what is missing in a file is damage, not retention."""
         return {}
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""

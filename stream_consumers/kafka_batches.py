@@ -27,6 +27,7 @@ from stream_consumers.batches import (
     Range,
     Resume,
     headers_array,
+    widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
@@ -358,6 +359,10 @@ class KafkaBatchSource:
                 room -= end - start
                 start = end
         return [KafkaSplit(self._url, self.cluster.client, split) for split in splits if split]
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
         """Nothing: what an open transaction holds back is in :attr:`stream_consumers.batches.Extent.blocked`."""

@@ -13,7 +13,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches
+from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches, widths
 from stream_consumers.consumer import Edge
 from stream_consumers.errors import OutOfBoundsError, ProducerEndedError, StreamEndedError
 from stream_consumers.iteration import Assignment, MessageIterator
@@ -146,6 +146,10 @@ class MemoryBatchSource:
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """Nothing in memory is ever removed."""
         return {}
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
         """Nothing in memory is ever unreadable."""

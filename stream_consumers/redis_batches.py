@@ -7,7 +7,7 @@ network), and the plan knows which entries it covers: a slice that yields fewer 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from stream_consumers.batches import (
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import Limits
+from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis_entries import read_entry
 from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.redis_server import RedisServer, StreamFacts
@@ -51,12 +51,23 @@ return {count, bytes, last, 0}
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a range with the entries that it held when it was planned."""
+    """A part of a range with the entries that it held when it was planned.
+
+    Args:
+        shard: where.
+        key: the Redis key of the shard.
+        part: from where to where.
+        count: how many entries there are in it.
+        places: only these, one by one.
+        error: they are dead letters, for this reason.
+    """
 
     shard: Shard
     key: str
     part: Range
     count: int
+    places: tuple[int, ...] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +99,16 @@ class RedisSplit:
             server.close()
 
     def _slice_rows(self, server: RedisServer, piece: Slice) -> Iterator[MessageRow]:
-        start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
         count = 0
-        while True:
-            with server.explained(f"reading {piece.shard}"):
-                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
-            for entry_id, fields in page:
-                count += 1
-                found = read_entry(piece.shard, entry_id, fields, server.message_field)
-                yield message_row(found) if isinstance(found, Message) else dead_letter_row(found)
-            if len(page) < self.page:
-                break
-            start = f"({page[-1][0].decode()}"
+        for entry_id, fields in self._entries(server, piece):
+            count += 1
+            found = read_entry(piece.shard, entry_id, fields, server.message_field)
+            if not isinstance(found, Message):
+                yield dead_letter_row(found)
+            elif piece.error is None:
+                yield message_row(found)
+            else:
+                yield (*message_row(found)[:7], piece.error, None)
         if count < piece.count:
             raise DataLossError(
                 f"{piece.count - count} entries of {piece.shard} were trimmed or deleted before they were read",
@@ -107,6 +116,51 @@ class RedisSplit:
                 planned=piece.count,
                 read=count,
             )
+
+    def _entries(self, server: RedisServer, piece: Slice) -> Iterator[tuple[bytes, list[bytes]]]:
+        if piece.places is not None:
+            for begin in range(0, len(piece.places), self.page):
+                pipeline = server.connection.pipeline(transaction=False)
+                for place in piece.places[begin : begin + self.page]:
+                    pipeline.execute_command("XRANGE", piece.key, to_id(place), to_id(place))
+                with server.explained(f"reading {piece.shard}"):
+                    replies = pipeline.execute()
+                yield from (entry for reply in replies for entry in reply)
+            return
+        start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
+        while True:
+            with server.explained(f"reading {piece.shard}"):
+                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
+            yield from page
+            if len(page) < self.page:
+                return
+            start = f"({page[-1][0].decode()}"
+
+
+def split_slices(
+    url: StreamUrl, client: Mapping[str, Scalar], slices: Sequence[Slice], *, size: int, parallelism: int
+) -> list[RedisSplit]:
+    """Share slices out to executors.
+
+    Args:
+        url: of the server.
+        client: configuration of the client, secrets looked up.
+        slices: what to read.
+        size: bytes in all of them.
+        parallelism: how many splits to make.
+    """
+    records = sum(piece.count for piece in slices)
+    page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, size // max(1, records))))
+    share = max(1, math.ceil(records / parallelism))
+    groups: list[list[Slice]] = [[]]
+    held = 0
+    for piece in slices:
+        if held >= share and len(groups) < parallelism:
+            groups.append([])
+            held = 0
+        groups[-1].append(piece)
+        held += piece.count
+    return [RedisSplit(url, client, tuple(group), page) for group in groups if group]
 
 
 class _Walk:
@@ -152,14 +206,17 @@ class RedisBatchSource:
     Args:
         url: ``redis://host:6379/orders``; a stream is the key ``orders``, or its shards ``orders:0``, ``orders:1``, ….
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        mode: ``real_time`` has no group at the server.
 
     Raises:
         InvalidUrlError, InvalidOptionError: credentials in the URL, an option that this project decides.
     """
 
-    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+    def __init__(
+        self, url: StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
+    ) -> None:
         self._url = url
-        self._streams = url.required_streams()
+        self._mode = mode
         self.server = RedisServer(url, client)
         self._extents: dict[Shard, Extent] = {}
         self._facts: dict[Shard, StreamFacts] = {}
@@ -172,8 +229,8 @@ class RedisBatchSource:
         return self._url
 
     def identities(self) -> Mapping[str, str]:
-        """Redis has none: a recreated stream is told by an end below the position."""
-        return {stream: "redis" for stream in sorted(self._streams)}
+        """See :meth:`stream_consumers.redis_server.RedisServer.identities`."""
+        return self.server.identities()
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
@@ -238,9 +295,9 @@ class RedisBatchSource:
         self._walk(walks, limits)
         ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items() if walk.at > walk.gap.start}
         records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
-        page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, size // max(1, records))))
         slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
-        return BatchPlan(ranges, self._splits(slices, page, parallelism), records, self._hint(walks))
+        splits = split_slices(self._url, self.server.client_options, slices, size=size, parallelism=parallelism)
+        return BatchPlan(ranges, splits, records, self._hint(walks))
 
     def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
         turn = sum(walk.gap.start for walk in walks.values())
@@ -274,17 +331,20 @@ class RedisBatchSource:
         still = {str(s): [p, known[p]] for s, known in self._added_before.items() if s not in walks for p in known}
         return {"added_before": {**still, **hint}}
 
-    def _splits(self, slices: list[Slice], page: int, parallelism: int) -> list[RedisSplit]:
-        share = max(1, math.ceil(sum(piece.count for piece in slices) / parallelism))
-        groups: list[list[Slice]] = [[]]
-        held = 0
-        for piece in slices:
-            if held >= share and len(groups) < parallelism:
-                groups.append([])
-                held = 0
-            groups[-1].append(piece)
-            held += piece.count
-        return [RedisSplit(self._url, self.server.client_options, tuple(group), page) for group in groups if group]
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
+        counted = {}
+        for shard, gap in gaps.items():
+            facts = self._facts.get(shard)
+            if facts is None or gap.start >= gap.end:
+                counted[shard] = 0
+                continue
+            before = self._added_before.get(shard, {}).get(gap.start)
+            if gap.end >= facts.end and facts.added is not None and before is not None:
+                counted[shard] = max(0, min(facts.length, facts.added - before))
+            else:
+                counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
+        return counted
 
     def unreadable_tail(self) -> str | None:
         """Nothing in Redis is ever half written."""
@@ -292,13 +352,15 @@ class RedisBatchSource:
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """Behind the group's last-delivered-id, per shard."""
-        found = {shard: self.server.committed(group, shard) for shard in self._extents or self.extents()}
-        return {shard: position for shard, position in found.items() if position is not None}
+        if self._mode is ConsumerMode.REAL_TIME:
+            return None
+        found = {shard: self.server.group_facts(group, shard) for shard in self._extents or self.extents()}
+        return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
     def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
         """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
         for shard, position in sorted(positions.items()):
-            if shard not in self._extents:
+            if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
                 continue
             entries_read = self._added_before.get(shard, {}).get(position)
             self.server.set_position(group, shard, position, entries_read=entries_read)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
@@ -123,23 +122,13 @@ class RedisConsumer(MessageIterator):
         self._meet_new_shards()
         if not self._next:
             return
-        shards = sorted(self._next)
-        # Keys in different slots cannot be read together.
-        parts = [[shard] for shard in shards] if self._server.is_cluster else [shards]
-        for part in parts:
-            self._read_part(part, seconds / len(parts))
-
-    def _read_part(self, shards: list[Shard], seconds: float) -> None:
-        keys = {self._server.key(shard): shard for shard in shards}
-        places = [to_id(self._next[shard] - 1) if self._next[shard] > 0 else "0-0" for shard in shards]
-        # 0 would mean for ever.
-        block = ["BLOCK", max(1, round(seconds * 1000))] if seconds else []
-        with self._server.explained("reading"):
-            reply = self._reading.execute_command("XREAD", *block, "COUNT", PAGE, "STREAMS", *keys, *places)
-        for key, entries in reply.items() if isinstance(reply, Mapping) else reply or ():
+        keys = {self._server.key(shard): shard for shard in sorted(self._next)}
+        places = {key: to_id(self._next[s] - 1) if self._next[s] > 0 else "0-0" for key, s in keys.items()}
+        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], places, seconds=seconds)
+        for key, entries in reply:
             shard = keys[key.decode()]
             for entry_id, fields in entries:
-                item = read_entry(shard, entry_id, fields, self._server.message_field)
+                item = read_entry(shard, entry_id, fields or [], self._server.message_field)
                 self._next[shard] = (item.sequence or 0) + 1
                 self._buffer.append(item)
 

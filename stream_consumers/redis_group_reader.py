@@ -93,7 +93,7 @@ class RedisGroupReader:
     def _read_backlog(self) -> bool:
         """What is pending for this member, page by page until an empty one: trimmed entries count, too."""
         while self._backlog:
-            pages = dict(self._group.read(dict(sorted(self._backlog.items())), count=self._batch))
+            pages = self._group.read(dict(sorted(self._backlog.items())), count=self._batch)
             for shard in list(self._backlog):
                 entries = pages.get(shard)
                 if not entries:
@@ -106,12 +106,10 @@ class RedisGroupReader:
         return False
 
     def _read_new(self, seconds: float) -> bool:
-        came = False
-        places = dict.fromkeys(sorted(self._joined), NEW)
-        for shard, entries in self._group.read(places, count=self._batch, seconds=seconds):
+        pages = self._group.read(dict.fromkeys(sorted(self._joined), NEW), count=self._batch, seconds=seconds)
+        for shard, entries in pages.items():
             self._receive(shard, entries)
-            came = True
-        return came
+        return bool(pages)
 
     def _sweep(self) -> bool:
         """Take over what members that are gone have left behind; whether there was something."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import redis
 
-from stream_consumers.errors import GroupRemovedError, StreamNotFoundError
+from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
-from stream_consumers.redis_server import ACK_CHUNK, REPLY_SECONDS, RawEntry, RedisServer, explain
+from stream_consumers.redis_server import ACK_CHUNK, REPLY_SECONDS, RawEntry, RedisServer
 
 START = "0-0"
 NEW = ">"
@@ -86,10 +85,8 @@ class RedisGroup:
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    def read(
-        self, places: Mapping[Shard, str], *, count: int, seconds: float = 0.0
-    ) -> Iterator[tuple[Shard, Sequence[RawEntry]]]:
-        """XREADGROUP.
+    def read(self, places: Mapping[Shard, str], *, count: int, seconds: float = 0.0) -> Mapping[Shard, list[RawEntry]]:
+        """XREADGROUP; returns the pages of those shards that have one.
 
         Args:
             places: per shard :data:`NEW`, or an id: what is pending for this member behind it.
@@ -99,18 +96,13 @@ class RedisGroup:
         Raises:
             GroupRemovedError: a group or a stream is gone.
         """
-        # Keys in different slots cannot be read together.
-        parts = [{shard: place} for shard, place in places.items()] if self._server.is_cluster else [places]
-        # 0 would mean for ever.
-        block = ["BLOCK", max(1, round(seconds * 1000 / max(1, len(parts))))] if seconds else []
-        for part in parts:
-            shards = {self.keys[shard]: shard for shard in part}
-            words = ["GROUP", self.name, self.consumer, *block, "COUNT", count, *self._options]
-            with self._explained("reading", list(shards)):
-                reply: Any = self._reading.execute_command("XREADGROUP", *words, "STREAMS", *shards, *part.values())
-            for key, entries in reply.items() if isinstance(reply, Mapping) else reply or ():
-                self._received += len(entries)
-                yield shards[key.decode()], entries
+        keys = {self.keys[shard]: place for shard, place in places.items()}
+        shards = {self.keys[shard]: shard for shard in places}
+        command = ["XREADGROUP", "GROUP", self.name, self.consumer, "COUNT", count, *self._options]
+        with self._explained("reading", list(keys)):
+            pages = self._server.read(self._reading, command, keys, seconds=seconds)
+        self._received += sum(len(entries) for _, entries in pages)
+        return {shards[key.decode()]: entries for key, entries in pages}
 
     def acknowledge(self, shard: Shard, ids: Sequence[bytes]) -> int:
         """XACK in chunks; returns how many were pending.
@@ -187,13 +179,12 @@ class RedisGroup:
     @contextmanager
     def _explained(self, what: str, keys: list[str]) -> Iterator[None]:
         try:
-            yield
-        except redis.ResponseError as error:
-            if any(mark in str(error) for mark in _GONE):
-                raise self._removed(keys, str(error)) from error
-            raise explain(error, what=f"{what} at {self._server.url}") from error
-        except redis.RedisError as error:
-            raise explain(error, what=f"{what} at {self._server.url}") from error
+            with self._server.explained(what):
+                yield
+        except BrokerError as error:
+            if any(mark in str(error.__cause__) for mark in _GONE):
+                raise self._removed(keys, str(error.__cause__)) from error
+            raise
 
     def _removed(self, keys: list[str], said: str) -> GroupRemovedError:
         with self._server.explained("looking for the streams"):

@@ -7,11 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import redis
+
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerError, InvalidOptionError, ProducerEndedError, StreamAssetsError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.redis_ids import MAX_SUB, to_sequence
-from stream_consumers.redis_server import RedisServer
+from stream_consumers.redis_server import RedisServer, explain
 from stream_consumers.urls import StreamUrl
 
 PIPELINE = 512
@@ -53,7 +55,8 @@ class RedisProducer:
         self._is_numbered = shards is not None and shards > 1
         self._server = RedisServer(url, client)
         self._server.shards()
-        self._script: Any = self._server.connection.register_script(_ADD)
+        with self._server.explained("preparing to send"):
+            self._script: Any = self._server.connection.script_load(_ADD)
         self._lock = threading.RLock()
         self._waiting: list[tuple[str, list[Any], _Place]] = []
         self._failed: StreamAssetsError | None = None
@@ -129,10 +132,7 @@ class RedisProducer:
             return
         try:
             with self._server.explained(f"sending {len(waiting)} messages"):
-                pipeline = self._server.connection.pipeline(transaction=False)
-                for key, words, _ in waiting:
-                    self._script(keys=[key], args=words, client=pipeline)
-                answers = pipeline.execute(raise_on_error=False)
+                answers = self._add(waiting)
         except StreamAssetsError as error:
             self._failed = error
             for *_, place in waiting:
@@ -142,14 +142,34 @@ class RedisProducer:
             if isinstance(answer, bytes):
                 place.found = to_sequence(answer)
             else:
-                place.error = self._failed = BrokerError(
-                    f"a message to {key} of {self._url} was refused: {answer}", remedy="Send it again."
-                )
+                place.error = self._failed = _refused(f"a message to {key} of {self._url} was refused", answer)
+
+    def _add(self, waiting: list[tuple[str, list[Any], _Place]]) -> list[Any]:
+        """The answer of the server to each: an id, or an error."""
+        pipeline = self._server.connection.pipeline(transaction=False)
+        for key, words, _ in waiting:
+            pipeline.execute_command("EVALSHA", self._script, 1, key, *words)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        forgotten = [
+            place for place, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)
+        ]
+        if forgotten:
+            # The server was restarted; it added nothing of these.
+            self._server.connection.script_load(_ADD)
+            for place, answer in zip(forgotten, self._add([waiting[place] for place in forgotten])):
+                answers[place] = answer
+        return answers
 
     def _raise_failure(self) -> None:
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
+
+
+def _refused(what: str, answer: object) -> StreamAssetsError:
+    if isinstance(answer, redis.RedisError):
+        return explain(answer, what=what)
+    return BrokerError(f"{what}: {answer!r}", remedy="Send it again.")
 
 
 class _Place:

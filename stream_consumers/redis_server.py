@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
+from stream_consumers.claims import ClaimPolicy
 from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -27,6 +29,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.redis_ids import to_id, to_sequence
+from stream_consumers.redis_scripts import COUNT, SET_POSITION
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
@@ -35,15 +38,20 @@ REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 ACK_CHUNK = 1000
 PAGE = 1000
-_OWN = {"message_field", "cluster"}
+COUNT_PAGE = 5000
+COUNT_PAGES = 400
+CLAIMED_MARK = "stream-assets:claimed"
+"""The consumer name that marks a group whose entries are claimed one by one."""
+_POLICY = ("min_idle_seconds", "max_deliveries")
+_OWN = {"message_field", "cluster", *_POLICY}
 RESERVED = {
     "host": "the URL says which server",
     "port": "the URL says which port",
     "ssl": "the protocol rediss:// says so",
     "decode_responses": "payloads are bytes",
 }
-_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "AUTH ")
-_WITH_ENTRIES = ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE")
+_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
+CLUSTER_WAIT_SECONDS = 0.01
 _log = logging.getLogger(__name__)
 RawEntry = tuple[bytes, "list[bytes] | None"]
 """An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
@@ -55,15 +63,34 @@ class StreamFacts:
 
     Args:
         first: the first sequence that is there; ``None`` if the stream is empty.
+        last: the last one that is there.
         end: the sequence behind the last one ever added.
         length: entries that are there.
         added: entries ever added; ``None`` before Redis 7.
     """
 
     first: int | None
+    last: int | None
     end: int
     length: int
     added: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What XINFO GROUPS says of one group.
+
+    Args:
+        position: the sequence behind the last one that was delivered.
+        delivered: the id of that one.
+        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
+        pending: entries that somebody was given and has not acknowledged.
+    """
+
+    position: int
+    delivered: bytes
+    read: int | None
+    pending: int
 
 
 class RedisServer:
@@ -72,7 +99,8 @@ class RedisServer:
     Args:
         url: ``redis://host:6379/orders``, ``rediss://`` for TLS.
         client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
-            ``message_field`` (``msg``) and ``cluster`` (false).
+            ``message_field`` (``msg``), ``cluster`` (false), and the fields of
+            :class:`stream_consumers.claims.ClaimPolicy`.
 
     Raises:
         InvalidUrlError: credentials in the URL, or several nodes without ``cluster``.
@@ -111,8 +139,7 @@ class RedisServer:
             made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
         else:
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
-        _keep_entries(made)
-        return made
+        return _reply_as_it_is(made)
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
@@ -153,16 +180,68 @@ class RedisServer:
         except StreamNotFoundError:
             return None
         info = {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
-        first = info.get("first-entry")
+        first, last = info.get("first-entry"), info.get("last-entry")
         return StreamFacts(
             first=to_sequence(first[0]) if first else None,
+            last=to_sequence(last[0]) if last else None,
             end=_behind(info["last-generated-id"]),
             length=int(info["length"]),
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
 
-    def committed(self, group: str, shard: Shard) -> int | None:
-        """The next sequence of a group; ``None`` if the stream has no such group."""
+    def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
+        """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
+
+        Args:
+            shard: where.
+            start: the first sequence.
+            end: the sequence behind the last one.
+            length: entries in the stream; the answer if counting takes too long.
+        """
+        script: Any = self.connection.register_script(COUNT)
+        found: int = 0
+        place = to_id(start)
+        for _ in range(COUNT_PAGES):
+            with self.explained(f"counting entries of {shard}"):
+                count, last = script(keys=[self.key(shard)], args=[place, to_id(end - 1), COUNT_PAGE])
+            found += count
+            if count < COUNT_PAGE:
+                return found
+            place = f"({last.decode()}"
+        return length
+
+    def read(
+        self, connection: Any, command: Sequence[object], places: Mapping[str, str], *, seconds: float
+    ) -> list[tuple[bytes, list[RawEntry]]]:
+        """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
+
+        Args:
+            connection: of :meth:`new_connection`, so that waiting holds nothing else back.
+            command: the words before STREAMS, without BLOCK.
+            places: per key, the id to read behind.
+            seconds: how long to wait for one entry; 0 does not wait.
+
+        Returns:
+            Per key with entries, these.
+        """
+        deadline = time.monotonic() + seconds
+        name, *words = command
+        while True:
+            # BLOCK 0 would mean for ever.
+            block = ["BLOCK", max(1, round(seconds * 1000))] if seconds and not self.is_cluster else []
+            reads = [{key: place} for key, place in places.items()] if self.is_cluster else [places]
+            found: list[tuple[bytes, list[RawEntry]]] = []
+            for read in reads:
+                with self.explained("reading"):
+                    reply = connection.execute_command(name, *words, *block, "STREAMS", *read, *read.values())
+                found += list(reply.items() if isinstance(reply, Mapping) else reply or ())
+            left = deadline - time.monotonic()
+            if found or not self.is_cluster or left <= 0:
+                return found
+            time.sleep(min(left, CLUSTER_WAIT_SECONDS))
+
+    def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
+        """What is known of a group; ``None`` if the stream, or its group, is not there."""
         with self.explained(f"asking for the groups of {shard}"):
             try:
                 groups = self.connection.xinfo_groups(self.key(shard))
@@ -172,21 +251,68 @@ class RedisServer:
                 raise
         for found in groups:
             if _text(found["name"]) == group:
-                return _behind(found["last-delivered-id"])
+                read, delivered = found.get("entries-read"), found["last-delivered-id"]
+                pending, counted = int(found["pending"]), None if read is None else int(read)
+                return GroupFacts(_behind(delivered), delivered, counted, pending)
         return None
 
-    def set_position(self, group: str, shard: Shard, position: int, *, entries_read: int | None) -> None:
-        """Let the group go on at ``position``; the group is made if it is not there."""
+    def create_group(self, group: str, shard: Shard, *, at_end: bool, facts: StreamFacts | None) -> None:
+        """Make a group (and its stream) unless it is there.
+
+        Args:
+            group: its name.
+            shard: where.
+            at_end: start behind what is there; Redis remembers the place, so that nothing later is missed.
+            facts: of the stream; ``None`` if it is not there.
+        """
+        # So that Redis 7 counts what is read, and what was never ours does not count as lost.
+        added = 0 if facts is None else facts.added
+        counted = [] if added is None else ["ENTRIESREAD", added - (0 if at_end or facts is None else facts.length)]
+        with self.explained(f"creating group {group!r} of {shard}"):
+            try:
+                self.connection.execute_command(
+                    "XGROUP CREATE", self.key(shard), group, "$" if at_end else "0", "MKSTREAM", *counted
+                )
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def mark_claimed(self, group: str, shard: Shard) -> None:
+        """Mark a group as one whose entries are claimed: no position is set any more."""
+        with self.explained(f"marking group {group!r} of {shard}"):
+            self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK)
+
+    def unmark_claimed(self, group: str, shard: Shard) -> None:
+        """Take the mark away."""
+        with self.explained(f"the mark of group {group!r} of {shard}"):
+            self.connection.execute_command("XGROUP DELCONSUMER", self.key(shard), group, CLAIMED_MARK)
+
+    def set_position(
+        self, group: str, shard: Shard, position: int, *, entries_read: int | None, mark: bool = False
+    ) -> bool:
+        """Let the group go on at ``position``, unless its entries are claimed; the group is made if it is not there.
+
+        Args:
+            group: its name.
+            shard: where.
+            position: the next sequence.
+            entries_read: how many entries were added before it, if that is known.
+            mark: mark it, in the same step, as one whose entries are claimed from here on.
+
+        Returns:
+            Whether it was set.
+        """
         last = to_id(position - 1) if position > 0 else "0-0"
-        count = [] if entries_read is None else ["ENTRIESREAD", entries_read]
-        key = self.key(shard)
+        key, count = self.key(shard), "" if entries_read is None else str(entries_read)
+        script: Any = self.connection.register_script(SET_POSITION)
         with self.explained(f"the position of group {group!r} in {shard}"):
             try:
-                self.connection.execute_command("XGROUP SETID", key, group, last, *count)
+                return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
             except redis.ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise
-                self.connection.execute_command("XGROUP CREATE", key, group, last, *count)
+                self.connection.execute_command("XGROUP CREATE", key, group, last)
+            return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
 
     def pending_below(self, group: str, shard: Shard, position: int) -> Iterator[list[bytes]]:
         """The ids below ``position`` that somebody was given and never acknowledged, in pages."""
@@ -215,19 +341,19 @@ class RedisServer:
                 done += int(self.connection.xack(self.key(shard), group, *ids[begin : begin + ACK_CHUNK]))
         return done
 
+    def identities(self) -> Mapping[str, str]:
+        """Redis has none: a recreated stream is told by an end below the position."""
+        return {stream: "redis" for stream in sorted(self.url.required_streams())}
+
+    @property
+    def claim_policy(self) -> ClaimPolicy:
+        """When entries of others are taken over; from the client options."""
+        return claim_policy(self.client_options)
+
     def close(self) -> None:
         """Close the connection."""
         if "connection" in self.__dict__:
             self.connection.close()
-
-
-class _Cluster(RedisCluster):
-    """A cluster whose nodes' clients, which read the replies first, leave entries as they are."""
-
-    def get_redis_connection(self, node: ClusterNode) -> Any:
-        client: Any = super().get_redis_connection(node)
-        _keep_entries(client)
-        return client
 
 
 def check_redis_url(url: StreamUrl) -> None:
@@ -252,6 +378,25 @@ def check_redis_options(client: ClientConfig) -> None:
     for name, reason in RESERVED.items():
         if name in client:
             raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    claim_policy(client)
+
+
+def claim_policy(client: ClientConfig) -> ClaimPolicy:
+    """The policy that is among the client options.
+
+    Raises:
+        InvalidOptionError: a value that is no number, or makes no sense.
+    """
+    given = {name: str(client[name]) for name in _POLICY if name in client}
+    try:
+        kinds: dict[str, Any] = {"min_idle_seconds": float, "max_deliveries": int}
+        numbers = {name: kinds[name](text) for name, text in given.items()}
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"{', '.join(f'{name}={text}' for name, text in given.items())}: not a number",
+            remedy="Write it like min_idle_seconds=30 or max_deliveries=5.",
+        ) from error
+    return ClaimPolicy(**numbers)
 
 
 def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
@@ -286,10 +431,19 @@ def _behind(entry_id: bytes | str) -> int:
     return sequence + 1 if sequence else 0
 
 
-def _keep_entries(client: Any) -> None:
+class _Cluster(RedisCluster):
+    """A cluster whose nodes, those that join later as well, reply as :func:`_reply_as_it_is` says."""
+
+    def get_redis_connection(self, node: Any) -> Any:
+        """The client of one node."""
+        return _reply_as_it_is(super().get_redis_connection(node))
+
+
+def _reply_as_it_is(client: Any) -> Any:
     """The client's own reading makes a dict of an entry, which loses names that occur twice."""
-    for command in _WITH_ENTRIES:
+    for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
         client.set_response_callback(command, _as_it_is)
+    return client
 
 
 def _as_it_is(reply: Any, **options: Any) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from stream_consumers.connect import create_consumer
 from stream_consumers.consumer import Edge
@@ -19,8 +18,7 @@ from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_ids import MAX_MS, to_id, to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
-from tests.services.kafka_broker import free_port
-from tests.services.redis_server import redis_server
+from tests.services.redis_server import redis_cluster
 from tests.services.redis_streams import Place, numbers, poll, take, unique_name
 
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
@@ -131,20 +129,14 @@ def test_failover(place: Place) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    # By default the port of its bus is 10000 above its own, which may be beyond 65535.
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    with redis_server(tmp_path_factory.mktemp("cluster"), *options) as address:
-        host, _, port = address.partition(":")
-        with redis.Redis(host, int(port)) as client:
-            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            until(lambda: client.cluster("INFO")["cluster_state"] == "ok", what="the cluster")
-        yield address
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as addresses:
+        yield addresses[0]
 
 
 @pytest.fixture(params=[False, True], ids=["single", "cluster"])
 def any_server(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    name = "cluster_of_one" if request.param else "redis_address"
+    name = "cluster" if request.param else "redis_address"
     return request.getfixturevalue(name), {"cluster": True} if request.param else {}
 
 
@@ -155,7 +147,7 @@ def fill(place: Place, payloads: range) -> list[int]:
 
 def test_realtime(any_server: tuple[str, dict[str, Any]]) -> None:
     address, client = any_server
-    one, other = Place(address), Place(address)
+    one, other = Place(address, **client), Place(address, **client)
     sequences = fill(one, range(5))
     assert sequences == sorted(set(sequences))
     with create_consumer(one.url, reset=LATEST, client=client) as consumer:
@@ -180,7 +172,7 @@ def test_realtime(any_server: tuple[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("mode", [RESUMABLE, SHARED])
 def test_a_group_of_two_streams(any_server: tuple[str, dict[str, Any]], mode: ConsumerMode) -> None:
     address, client = any_server
-    one, other = Place(address), Place(address)
+    one, other = Place(address, **client), Place(address, **client)
     options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
     fill(one, range(5))
     fill(other, range(5, 10))

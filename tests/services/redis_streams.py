@@ -26,11 +26,12 @@ def unique_name(kind: str = "stream") -> str:
 class Place:
     """A server and a stream on it, empty at first."""
 
-    def __init__(self, address: str, stream: str | None = None) -> None:
+    def __init__(self, address: str, *, cluster: bool = False) -> None:
         self.address = address
-        self.stream = stream or unique_name()
+        self.stream = unique_name()
         host, _, port = address.partition(":")
-        self.client: Any = redis.Redis(host, int(port))
+        made: Any = redis.RedisCluster if cluster else redis.Redis
+        self.client: Any = made(host=host, port=int(port))
 
     @property
     def url(self) -> str:

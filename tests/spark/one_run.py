@@ -1,6 +1,6 @@
 """One run in a process of its own, to be killed.
 
-``python -m tests.spark.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE]]]``
+``python -m tests.spark.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE [MEMBER]]]]``
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+from pyspark.sql import DataFrame
 
 from spark_jobs.decode import Json
 from spark_jobs.draining import drain
@@ -23,6 +25,7 @@ from tests.conftest import SHORT_LIVED
 
 # A member that stops is missed after a second.
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
+QUICK_CLAIMS = {"min_idle_seconds": 1.0, "max_deliveries": 3}
 
 
 class GroupKillSwitch(KillSwitch):
@@ -30,6 +33,13 @@ class GroupKillSwitch(KillSwitch):
 
     def send(self, kill: Kill) -> None:
         os.killpg(os.getpgid(0), kill.signal)
+
+
+def poisonous(rows: DataFrame) -> DataFrame:
+    """Ends the process where a row is poison."""
+    if not rows.where("user = 'poison'").isEmpty():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows
 
 
 def main(
@@ -40,28 +50,34 @@ def main(
     group: str = "lakehouse",
     mode: str = "resumable",
     remote: str = "",
+    member: str = "main",
 ) -> None:
     name, _, wanted = fault.partition("!")
     is_for_all = wanted.startswith("group-")
-    kill = Kill.parse(name) if name else None
+    kill = Kill.parse(name) if name not in ("", "poison") else None
     observer = None
     if kill is not None:
         kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
         switch = GroupKillSwitch if is_for_all else KillSwitch
-        observer = switch([kill], table=table, memory=Path(table).with_name("faults"))
+        memory = Path(table).with_name(f"faults-{name.replace(' ', '-')}")
+        observer = switch([kill], table=table, memory=memory)
 
     def watch(step: Step, batch: Batch | None) -> None:
         print(step.value, batch.number if batch else "", flush=True)
         if observer is not None:
             observer(step, batch)
 
-    source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), QUICK if url.startswith("kafka:") else {})
+    client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
+    source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), client)
     ingestion = Ingestion(
         group=group,
         table=table,
         decoder=Json("id BIGINT, user STRING"),
         limits=Limits(max_records=int(records)),
         sharing=source.mode,
+        claims=source.is_claimed,
+        member=member,
+        transform=poisonous if fault == "poison" else None,
     )
     spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
     for report, _ in drain(spark, source, ingestion, observer=watch):

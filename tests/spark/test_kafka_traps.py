@@ -12,6 +12,7 @@ from pyspark.sql import functions as f
 
 from sensors.lag import measure
 from spark_jobs.ingestion import Batch, Step
+from spark_jobs.intervals import Intervals
 from stream_consumers.batches import Extent, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, TransformError
 from stream_consumers.kafka_cluster import KafkaCluster
@@ -224,7 +225,7 @@ def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_tha
     broker.remove_before(topic, 7)
     (report,) = what.drain()
     assert_lost(what, topic, 4, 7)
-    assert report.batch.entry.lost == {shard(topic): Range(4, 7)}
+    assert report.batch.entry.lost == {shard(topic): Intervals.of((4, 7))}
     assert report.messages == {shard(topic): 3}
     assert_each_once(what.rows(), {(topic, 0, number) for number in (0, 1, 2, 3, 7, 8, 9)})
     assert broker.committed(what.group, topic) == {0: 10}
@@ -233,7 +234,7 @@ def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_tha
     broker.send(topic, orders(5, first=10))
     broker.remove_before(topic, 15)
     (report,) = what.drain()
-    assert report.batch.entry.lost == {shard(topic): Range(10, 15)}
+    assert report.batch.entry.lost == {shard(topic): Intervals.of((10, 15))}
     assert_lost(what, topic, 10, 15)
     assert broker.committed(what.group, topic) == {0: 15}
 
@@ -241,7 +242,7 @@ def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_tha
 def assert_lost(what: Pipeline, topic: str, start: int, end: int) -> None:
     """The newest loss is in the ledger and in the dead letters, with its exact range."""
     entries = [commit.entry for commit in what.ingestion.ledger().newest_first() if commit.entry]
-    assert entries[0].lost == {shard(topic): Range(start, end)}
+    assert entries[0].lost == {shard(topic): Intervals.of((start, end))}
     letters = what.ingestion.dead_letters().counted(what.spark, what.ingestion.ledger())
     assert letters is not None
     reason = f"sequences {start} to {end - 1} were removed"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,32 +45,33 @@ def logs(table: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in sorted(table.parent.glob("run-*.log")))
 
 
-def assert_continued(spark: SparkSession, folder: Path, fault: str, remote: str) -> None:
-    url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
+def kill_in_turn(url: str, table: Path, faults: Sequence[str], *more: str, records: int = 40) -> None:
+    """A run after the other, each killed at its fault, so that each one finds what the one before left behind."""
+    for fault in faults:
+        with running(url, table, fault, *more, records=records) as process:
+            assert process.wait(180) == -signal.SIGKILL, logs(table)
+
+
+def test_runs_that_are_killed_between_any_two_steps_are_continued(
+    spark: SparkSession, server: str, folder: Path
+) -> None:
+    """Spark has nothing to do at these places, so that a server that survives is as good as a JVM that dies, too."""
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset(range(5, MESSAGES, 20)))
     table = folder / "t"
-    with running(url, table, fault, "lakehouse", "resumable", remote) as process:
-        assert process.wait(180) == -signal.SIGKILL, logs(table)
-    before = sum(sequences_in_table(table).values())
-    assert before < MESSAGES, "it was killed on the way"
+    faults = ["claimed", "planned", "read", "dead letters written", "rows written", "verified", "committed"]
+    kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
+    assert 0 < sum(sequences_in_table(table).values()) < MESSAGES, "each was killed on the way"
     drain(spark, url, ingestion(table))
     assert_each_once(folder / "orders.ss", table)
 
 
-@pytest.mark.parametrize(
-    "fault", ["claimed", "planned@3", "dead letters written@3", "rows written@3", "verified@3", "committed@3"]
-)
-def test_a_run_killed_between_two_steps_is_continued_by_the_next(
-    spark: SparkSession, server: str, folder: Path, fault: str
-) -> None:
-    """Spark has nothing to do at these places, so that a server that survives is as good as a JVM that dies, too."""
-    assert_continued(spark, folder, fault, server)
-
-
-@pytest.mark.parametrize("fault", ["mid-dead-letters@2!group-SIGKILL", "mid-write@3", "mid-write@3!group-SIGKILL"])
-def test_a_run_killed_in_the_middle_of_a_write_is_continued_by_the_next(
-    spark: SparkSession, folder: Path, fault: str
-) -> None:
-    assert_continued(spark, folder, fault, "")
+def test_runs_that_are_killed_in_the_middle_of_a_write_are_continued(spark: SparkSession, folder: Path) -> None:
+    """With and without the JVM."""
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset(range(5, MESSAGES, 20)))
+    table = folder / "t"
+    kill_in_turn(url, table, ["mid-dead-letters!group-SIGKILL", "mid-write", "mid-write!group-SIGKILL"])
+    drain(spark, url, ingestion(table))
+    assert_each_once(folder / "orders.ss", table)
 
 
 def test_a_run_stopped_in_the_middle_of_its_write_wakes_up_after_another_one_finished(
@@ -79,7 +80,7 @@ def test_a_run_stopped_in_the_middle_of_its_write_wakes_up_after_another_one_fin
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
     table = folder / "t"
     with running(url, table, "mid-write@3!group-SIGSTOP") as zombie:
-        until(lambda: list((folder / "faults").glob("fault-*")), seconds=180, what="the stop")
+        until(lambda: list(folder.glob("faults-*/fault-*")), seconds=180, what="the stop")
         until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
         drain(spark, url, ingestion(table))
         assert_each_once(folder / "orders.ss", table)
@@ -94,10 +95,11 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_two_runs_at_the_same_time_write_each_message_once(folder: Path) -> None:
+def test_two_runs_at_the_same_time_write_each_message_once(server: str, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
     table = folder / "t"
-    with running(url, table, records=40) as one, running(url, table, records=60) as other:
+    words = ("", "lakehouse", "resumable", server)
+    with running(url, table, *words, records=40) as one, running(url, table, *words, records=60) as other:
         assert one.wait(240) == 0, logs(table)
         assert other.wait(240) == 0, logs(table)
     assert_each_once(folder / "orders.ss", table)

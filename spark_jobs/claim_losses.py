@@ -1,0 +1,140 @@
+"""Entries that are gone before they were in the table: told, or recorded once (I5).
+
+A loss is recorded by a batch without rows on the number line of its shard, so that of several members that see it one
+records it; only then are the entries acknowledged, or accounted for at the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batch_writer import BatchWriter
+from spark_jobs.ingestion import Batch, Ingestion, Observer
+from spark_jobs.intervals import Intervals
+from spark_jobs.ledger_entries import Claimed
+from stream_consumers.batches import BatchPlan
+from stream_consumers.claims import Trimmed
+from stream_consumers.errors import DataLossError
+from stream_consumers.messages import Shard
+from stream_consumers.options import DataLoss
+from stream_consumers.redis_claims import Held, RedisClaims
+from stream_consumers.redis_ids import to_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A planned batch: who writes it, and what is to be done when it is in the table.
+
+    Args:
+        batch: what is written.
+        writer: of the number line that it is on.
+        finish: acknowledges.
+        held: the name that holds its entries, if one does.
+    """
+
+    batch: Batch
+    writer: BatchWriter
+    finish: Callable[[], None]
+    held: Held | None = None
+
+
+class ClaimLosses:
+    """What is known to be gone, and its batches.
+
+    Args:
+        spark: a session that can write Delta tables.
+        claims: the group.
+        ingestion: what goes where, and whether losses are recorded.
+        observer: told of each step.
+    """
+
+    def __init__(self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer) -> None:
+        self._spark = spark
+        self._claims = claims
+        self._ingestion = ingestion
+        self._observer = observer
+        self._gone: dict[Shard, set[bytes]] = {}
+
+    @property
+    def are_known(self) -> bool:
+        """Whether claimed entries were found to be gone that are not recorded yet."""
+        return bool(self._gone)
+
+    def of(self, shard: Shard) -> frozenset[bytes]:
+        """The ids of these entries."""
+        return frozenset(self._gone.get(shard, ()))
+
+    def add(self, shard: Shard, ids: Iterable[bytes]) -> None:
+        """Claimed entries that are not in the stream any more."""
+        self._gone.setdefault(shard, set()).update(ids)
+
+    def next(self) -> OpenBatch | None:
+        """The batch that records what is gone of one shard; ``None`` if nothing is.
+
+        Raises:
+            DataLossError: something is, and losses are not to be recorded.
+        """
+        while True:
+            trimmed = self._claims.trimmed()
+            shards = sorted({*trimmed, *self._gone})
+            if not shards:
+                return None
+            if self._ingestion.on_data_loss is DataLoss.ERROR:
+                raise self._error(trimmed)
+            opened = self._record(shards[0], trimmed.get(shards[0]))
+            if opened is not None:
+                return opened
+
+    def _record(self, shard: Shard, unread: Trimmed | None) -> OpenBatch | None:
+        line = BatchWriter(
+            self._spark, replace(self._ingestion, shard=shard), url=self._claims.url, observer=self._observer
+        )
+        places = sorted(to_sequence(entry_id) for entry_id in self._gone.get(shard, ()))
+        lost, count = Intervals.of(*((place, place + 1) for place in places)), len(places)
+        if unread is not None:
+            lost, count = lost | Intervals.of((unread.start, unread.end)), count + unread.entries
+        state = line.ledger.read()
+        lost -= _recorded(line)
+        if not lost:
+            self._account(shard, unread)
+            return None
+        entry = line.entry(
+            "batch",
+            state,
+            identities=self._claims.identities(),
+            lost={shard: lost},
+            claims={shard: Claimed(lost.ranges[0].start, lost.ranges[-1].end, count)},
+        )
+        return OpenBatch(Batch(entry, BatchPlan({}, [], 0)), line, lambda: self._account(shard, unread))
+
+    def _account(self, shard: Shard, unread: Trimmed | None) -> None:
+        gone = self._gone.pop(shard, set())
+        if gone:
+            self._claims.acknowledge({shard: sorted(gone)})
+        if unread is not None:
+            self._claims.account_for(shard, unread)
+
+    def _error(self, trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
+        texts = [f"{s}: {part.entries} entries from {part.start} to {part.end}" for s, part in sorted(trimmed.items())]
+        for shard, ids in sorted(self._gone.items()):
+            texts.append(f"{shard}: {len(ids)} pending entries, the first {min(map(to_sequence, ids))}")
+        count = sum(part.entries for part in trimmed.values()) + sum(map(len, self._gone.values()))
+        return DataLossError(
+            f"{count} entries of {self._claims.url} were trimmed or deleted before group {self._ingestion.group!r} "
+            f"wrote them ({'; '.join(texts)})",
+            remedy="To go on behind them, with the loss recorded in the table's log and its dead letters, set "
+            "on_data_loss to 'record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
+        )
+
+
+def _recorded(line: BatchWriter) -> Intervals:
+    """What the line of a shard has recorded as lost: a crash may have come before it was acknowledged."""
+    found = Intervals()
+    for commit in line.ledger.newest_first():
+        if commit.entry is not None and commit.entry.app == line.ledger.app:
+            for parts in commit.entry.lost.values():
+                found |= parts
+    return found

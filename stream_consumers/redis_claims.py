@@ -1,0 +1,404 @@
+"""Redis groups whose members share by claiming entries: what a name holds, new entries, those of the dead, heartbeat.
+
+Whether a name may be taken from is not decided here: :mod:`spark_jobs.claim_job` asks the ledger (protocol 3.3).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stream_consumers.batches import BatchPlan, Range
+from stream_consumers.claims import Backlog, ClaimName, PendingEntry, Trimmed
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import SourceRecreatedError, StreamAssetsError, StreamNotFoundError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis_batches import Slice, split_slices
+from stream_consumers.redis_ids import to_id, to_sequence
+from stream_consumers.redis_scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
+from stream_consumers.redis_server import CLAIMED_MARK, GroupFacts, RedisServer, StreamFacts
+from stream_consumers.urls import StreamUrl
+
+PAGE = 1000
+CLAIM_PAGE = 4096
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Held:
+    """What a name holds by now: the batch that is being claimed.
+
+    Args:
+        name: the consumer name.
+        records: the most entries.
+        room: the most bytes; one entry is always taken.
+    """
+
+    name: ClaimName
+    records: int
+    room: int
+    ids: dict[Shard, list[bytes]] = field(default_factory=dict)
+    slices: list[Slice] = field(default_factory=list)
+    used: int = 0
+
+    @property
+    def count(self) -> int:
+        """Entries."""
+        return sum(map(len, self.ids.values()))
+
+    def add(self, piece: Slice, ids: Sequence[bytes], size: int) -> None:
+        """Entries that were claimed."""
+        self.ids.setdefault(piece.shard, []).extend(ids)
+        self.slices.append(piece)
+        self.used += size
+
+
+class RedisClaims:
+    """The group of a stream whose entries are claimed one by one; a context manager.
+
+    Args:
+        url: ``redis://host:6379/orders``.
+        group: the consumer group; other clients may be in it, too.
+        client: as for :class:`stream_consumers.redis_batches.RedisBatchSource`, and the fields of
+            :class:`stream_consumers.claims.ClaimPolicy`.
+    """
+
+    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        self.url = url
+        self.group = group
+        self.server = RedisServer(url, client)
+        self.policy = self.server.claim_policy
+        script = self.server.connection.register_script
+        self._claim_new, self._take_over, self._touch = script(CLAIM_NEW), script(TAKE_OVER), script(TOUCH)
+        self._release, self._forget, self._account = script(RELEASE), script(FORGET), script(ACCOUNT)
+        self.shards = self.server.shards()
+        self.ends = {shard: facts.end for shard, facts in self._facts().items()}
+
+    def __enter__(self) -> RedisClaims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.server.close()
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis_batches.RedisBatchSource.identities`."""
+        return self.server.identities()
+
+    def _facts(self) -> Mapping[Shard, StreamFacts]:
+        found = {shard: self.server.facts(shard) for shard in self.shards}
+        return {shard: facts for shard, facts in found.items() if facts is not None}
+
+    def check(self, known: Iterable[Shard]) -> None:
+        """Refuse a group or a stream that is not what the ledger remembers.
+
+        Args:
+            known: the shards that the ledger knows; others are left alone.
+
+        Raises:
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+        """
+        for shard in sorted(set(known)):
+            if shard.stream not in self.url.required_streams():
+                continue
+            facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
+            if facts is None or group is None:
+                raise self._lost_group(shard, facts)
+            if group.position > facts.end:
+                raise SourceRecreatedError(
+                    f"{shard} of {self.url} ends before the position of group {self.group!r}: it was made anew",
+                    remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
+                    position=group.position,
+                    end=facts.end,
+                )
+
+    def prepare(self, start: AutoStreamReset, known: Iterable[Shard] = ()) -> Mapping[Shard, int]:
+        """Make the group where it is not there yet, and mark it as one whose entries are claimed.
+
+        Args:
+            start: where a new group starts; in a group that is there already nothing is moved.
+            known: the shards that the ledger knows: if one of them has no group, its position is lost.
+
+        Returns:
+            Per shard, where the group is.
+
+        Raises:
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+        """
+        known = frozenset(known)
+        self.check(known)
+        positions = {}
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is None:
+                is_latest = start is AutoStreamReset.LATEST and not known
+                self.server.create_group(self.group, shard, at_end=is_latest, facts=self.server.facts(shard))
+            self.check([shard])
+            self.server.mark_claimed(self.group, shard)
+            facts = self.server.group_facts(self.group, shard)
+            positions[shard] = facts.position if facts else 0
+        return positions
+
+    def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
+        what = f"the stream {shard}" if facts is None else f"group {self.group!r} of {shard}"
+        return SourceRecreatedError(
+            f"{what} is gone from {self.url}, and with it what is read and what is pending",
+            remedy="Ingest it with a new group name and another table; or, if nothing was pending, make it again where "
+            f"it was: XGROUP CREATE {self.server.key(shard)} {self.group} <the last id that is in the table>.",
+            end=facts.end if facts else None,
+        )
+
+    def backlog(self) -> Mapping[Shard, Backlog]:
+        """What is before the group in each shard; all entries where there is no group yet."""
+        found = {}
+        for shard, facts in self._facts().items():
+            group = self.server.group_facts(self.group, shard)
+            if group is None:
+                found[shard] = Backlog(facts.length, 0)
+            else:
+                found[shard] = Backlog(self._unread(shard, facts, group), group.pending)
+        return found
+
+    def _unread(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> int:
+        """Entries behind the group: Redis' own lag counts what was trimmed, and is nil where it does not know."""
+        if facts.last is None or facts.last < group.position:
+            return 0
+        if facts.first is not None and facts.first >= group.position:
+            return facts.length
+        if facts.added is not None and group.read is not None:
+            return max(0, min(facts.length, facts.added - group.read))
+        return self.server.count(shard, group.position, facts.end, length=facts.length)
+
+    def is_marked(self) -> bool:
+        """Whether the group's entries are claimed, as far as the server knows."""
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is not None:
+                with self.server.explained(f"the names of group {self.group!r}"):
+                    listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+                return any(consumer["name"].decode("utf-8", "replace") == CLAIMED_MARK for consumer in listed)
+        return False
+
+    def position(self, shard: Shard) -> int:
+        """Behind the last entry of a shard that was given to somebody."""
+        group = self.server.group_facts(self.group, shard)
+        return group.position if group else 0
+
+    def is_drained(self) -> bool:
+        """Whether every entry up to the ends at the beginning was given to somebody and acknowledged."""
+        for shard, end in self.ends.items():
+            group = self.server.group_facts(self.group, shard)
+            key, last = self.server.key(shard), to_id(end - 1) if end else "0-0"
+            with self.server.explained(f"what is left in {shard}"):
+                if group and group.pending and self._commands.xpending_range(key, self.group, "-", last, 1):
+                    return False
+                after = f"({group.delivered.decode()}" if group else "-"
+                if end and self._commands.execute_command("XRANGE", key, after, last, "COUNT", 1):
+                    return False
+        return True
+
+    @property
+    def _commands(self) -> Any:
+        return self.server.connection
+
+    def trimmed(self) -> Mapping[Shard, Trimmed]:
+        """Entries that were removed unread, per shard, as far as Redis 7 counts them."""
+        found = {}
+        for shard, facts in self._facts().items():
+            group = self.server.group_facts(self.group, shard)
+            first = facts.end if facts.first is None else facts.first
+            if group is None or group.read is None or facts.added is None or first < group.position:
+                continue
+            entries = facts.added - group.read - facts.length
+            if entries > 0:
+                end = max(first, group.position + 1)
+                found[shard] = Trimmed(group.position, end, entries, facts.added - facts.length)
+        return found
+
+    def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
+        """Let the group count them as read, now that the loss is recorded."""
+        place = to_id(trimmed.start - 1) if trimmed.start else "0-0"
+        words = [self.group, place, trimmed.added - trimmed.entries, trimmed.added]
+        with self.server.explained(f"accounting for what was trimmed from {shard}"):
+            self._account(keys=[self.server.key(shard)], args=words)
+
+    def holders(self) -> Mapping[Shard, list[str]]:
+        """The names that hold entries, per shard."""
+        found = {}
+        for shard in self.shards:
+            with self.server.explained(f"who holds entries of {shard}"):
+                listed = self._commands.xpending(self.server.key(shard), self.group)["consumers"]
+            found[shard] = [entry["name"].decode("utf-8", "replace") for entry in listed]
+        return found
+
+    def pending(self, shard: Shard, name: str, *, idle: bool) -> Iterator[list[PendingEntry]]:
+        """What a name holds, in pages; with ``idle`` only what nobody touched for the policy's time."""
+        start, least = "-", self.policy.min_idle_ms if idle else 0
+        while True:
+            with self.server.explained(f"what {name} holds of {shard}"):
+                page = self._commands.xpending_range(
+                    self.server.key(shard), self.group, start, "+", PAGE, name, least or None
+                )
+            if not page:
+                return
+            yield [PendingEntry(found["message_id"], int(found["times_delivered"])) for found in page]
+            start = f"({page[-1]['message_id'].decode()}"
+
+    def claim_new(self, held: Held, shard: Shard, records: int) -> bool:
+        """Claim new entries of a shard, in order, up to the end at the beginning; whether bytes stopped it.
+
+        Raises:
+            StreamAssetsError: whether something was claimed is unknown: give up the name (protocol R4).
+        """
+        key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
+        while left > 0 and end:
+            asked = min(left, CLAIM_PAGE)
+            room, take_one = held.room - held.used, int(not held.count)
+            with self.server.explained(f"claiming entries of {shard}"):
+                is_full, is_trimmed, size, ids = self._claim_new(
+                    keys=[key], args=[self.group, str(held.name), to_id(end - 1), asked, room, take_one]
+                )
+            if ids:
+                part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
+                held.add(Slice(shard, key, part, len(ids)), ids, size)
+            left -= len(ids)
+            if is_full or is_trimmed or len(ids) < asked:
+                return bool(is_full)
+        return False
+
+    def take_over(
+        self, held: Held, shard: Shard, name: str, entries: Sequence[PendingEntry], *, idle: bool, error: str | None
+    ) -> tuple[bool, list[bytes]]:
+        """Move entries of a dead name, if it still holds them.
+
+        Args:
+            held: where to.
+            shard: of the entries.
+            name: who holds them.
+            entries: which.
+            idle: only if nobody touched them for the policy's time.
+            error: they become dead letters with this text.
+
+        Returns:
+            Whether bytes stopped it, and the ids of those that are not in the stream any more.
+
+        Raises:
+            StreamAssetsError: whether something was moved is unknown: give up the name (protocol R4).
+        """
+        gone: list[bytes] = []
+        least = self.policy.min_idle_ms if idle else 0
+        for begin in range(0, len(entries), PAGE):
+            ids = [entry.id for entry in entries[begin : begin + PAGE]]
+            words = [self.group, name, str(held.name), least, held.room - held.used, int(not held.count), *ids]
+            with self.server.explained(f"taking over entries of {shard}"):
+                is_full, size, moved, missing = self._take_over(keys=[self.server.key(shard)], args=words)
+            if moved:
+                places = tuple(to_sequence(entry_id) for entry_id in moved)
+                piece = Slice(shard, self.server.key(shard), Range(min(places), max(places) + 1), len(places))
+                held.add(replace(piece, places=places, error=error), moved, size)
+            gone += missing
+            if is_full:
+                return True, gone
+        return False, gone
+
+    def plan(self, held: Held, *, parallelism: int) -> BatchPlan:
+        """How to read what a name holds."""
+        splits = split_slices(
+            self.url, self.server.client_options, held.slices, size=held.used, parallelism=parallelism
+        )
+        return BatchPlan({}, splits, held.count)
+
+    def acknowledge(self, ids: Mapping[Shard, Sequence[bytes]]) -> None:
+        """Acknowledge entries that are in the table; whoever holds them by now.
+
+        Raises:
+            StreamNotFoundError: the group is gone.
+        """
+        for shard, listed in ids.items():
+            done = self.server.acknowledge(self.group, shard, listed)
+            # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
+            if not done and listed and self.server.group_facts(self.group, shard) is None:
+                raise StreamNotFoundError(
+                    f"{shard} of {self.url} has no group {self.group!r} any more: nothing could be acknowledged",
+                    remedy="The entries are in the table. The next run says what to do about the group.",
+                    entries=len(listed),
+                )
+
+    def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
+        """Those of the entries that are not in the stream any more."""
+        found: dict[Shard, list[bytes]] = {}
+        for shard, listed in ids.items():
+            for begin in range(0, len(listed), PAGE):
+                part, key = listed[begin : begin + PAGE], self.server.key(shard)
+                pipeline = self._commands.pipeline(transaction=False)
+                for entry_id in part:
+                    pipeline.execute_command("XRANGE", key, entry_id, entry_id)
+                with self.server.explained(f"looking for entries of {shard}"):
+                    replies = pipeline.execute()
+                found.setdefault(shard, []).extend(entry_id for entry_id, reply in zip(part, replies) if not reply)
+        return {shard: listed for shard, listed in found.items() if listed}
+
+    def release(self, shard: Shard, name: ClaimName) -> None:
+        """Let others take at once what a name holds, and do not count it as a delivery."""
+        self._page_through(self._release, shard, str(name), self.policy.min_idle_ms)
+
+    def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
+        """The heartbeat: what the name still holds is idle no more."""
+        for shard in shards:
+            self._page_through(self._touch, shard, str(name))
+
+    def _page_through(self, script: Any, shard: Shard, name: str, *words: object) -> None:
+        place: object = "-"
+        while place:
+            with self.server.explained(f"the claim of {name} in {shard}"):
+                place = script(keys=[self.server.key(shard)], args=[self.group, name, place, PAGE, *words])
+
+    def forget(self, shard: Shard, name: str) -> bool:
+        """Remove a name that holds nothing; whether it was removed."""
+        with self.server.explained(f"removing {name} from {shard}"):
+            return bool(self._forget(keys=[self.server.key(shard)], args=[self.group, name]))
+
+    def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
+        """Names of batches that hold nothing any more and were left behind."""
+        found = {}
+        for shard in self.shards:
+            with self.server.explained(f"the names of group {self.group!r}"):
+                consumers = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+            parsed = [ClaimName.parse(c["name"].decode("utf-8", "replace")) for c in consumers if not c["pending"]]
+            found[shard] = [name for name in parsed if name is not None]
+        return found
+
+
+class Heartbeat:
+    """Touches what a name holds until it is closed, so that nobody takes it over; a context manager."""
+
+    def __init__(self, claims: RedisClaims, held: Held) -> None:
+        self._claims = claims
+        self._held = held
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._claims.policy.min_idle_seconds / 3):
+            try:
+                self._claims.touch(self._held.name, list(self._held.ids))
+            except StreamAssetsError as error:
+                # Not needed for safety: at worst somebody else writes the batch, and the ledger picks one.
+                _log.warning("the claim of %s could not be kept: %s", self._held.name, error)
+
+    def close(self) -> None:
+        """Stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
