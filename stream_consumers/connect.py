@@ -19,10 +19,11 @@ from stream_consumers.kafka_membership import KafkaMembership
 from stream_consumers.kafka_producer import KafkaProducer
 from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
-from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
+from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions
 from stream_consumers.redis_batches import RedisBatchSource
 from stream_consumers.redis_claims import RedisClaims
 from stream_consumers.redis_consumer import RedisConsumer
+from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_producer import RedisProducer
 from stream_consumers.redis_server import check_redis_options, check_redis_url
 from stream_consumers.urls import StreamUrl
@@ -179,6 +180,7 @@ def create_consumer(
     reset: AutoStreamReset = AutoStreamReset.EARLIEST,
     live: bool = True,
     client: ClientConfig | None = None,
+    group_options: RedisGroupOptions | None = None,
     on_dead_letter: DeadLetterObserver = log_dead_letter,
 ) -> Consumer:
     """A consumer of the streams of a URL.
@@ -191,14 +193,21 @@ def create_consumer(
         reset: where to start without a position.
         live: wait at the end; without it the stream ends there.
         client: configuration of the broker's client.
+        group_options: of a member of a Redis group: when it commits, what it takes over.
         on_dead_letter: told of what cannot be used as a message.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
-        InvalidOptionError: a group or a mode that the backend does not have.
+        InvalidOptionError: a group or a mode that the backend does not have, or options of a group where there is none.
     """
     parsed = _parsed(url)
     check_protocol(parsed)
+    is_redis = parsed.protocol in _REDIS
+    if group_options is not None and (not is_redis or mode is ConsumerMode.REAL_TIME):
+        raise InvalidOptionError(
+            f"{parsed.protocol} in mode {mode.value} has no group that group_options are for",
+            remedy="Leave them out, or use Redis in mode resumable or load_balanced.",
+        )
     if parsed.protocol == "kafka":
         return KafkaConsumer(
             parsed,
@@ -209,14 +218,29 @@ def create_consumer(
             client=client,
             on_dead_letter=on_dead_letter,
         )
-    if parsed.protocol not in _REDIS:
-        check_client(parsed, client)
+    if is_redis and mode is not ConsumerMode.REAL_TIME:
+        return RedisGroupConsumer(
+            parsed,
+            mode=mode,
+            group=group,
+            reset=reset,
+            live=live,
+            client=client,
+            options=group_options,
+            on_dead_letter=on_dead_letter,
+        )
+    if is_redis and group is not None:
+        raise InvalidOptionError(
+            f"mode real_time has no group, but group={group!r} is given",
+            remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
+        )
+    if is_redis:
+        return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
+    check_client(parsed, client)
     if mode is not ConsumerMode.REAL_TIME or group is not None:
         raise InvalidOptionError(
             f"{parsed.protocol} has no groups to consume with", remedy="Leave out the group; use mode real_time."
         )
-    if parsed.protocol in _REDIS:
-        return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
     if parsed.protocol == "file":
         return FileConsumer(parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
     return MemoryConsumer(parsed, reset=reset, live=live)

@@ -165,5 +165,9 @@ class GroupActiveError(StreamAssetsError, Transient):
     """The group has live members that are not ours, so that its positions cannot be set from outside."""
 
 
+class GroupRemovedError(StreamAssetsError, Terminal):
+    """A consumer group was removed, alone or with its stream, while a member was reading."""
+
+
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -86,6 +87,8 @@ class FileCreation(str, enum.Enum):
 
 DEFAULT_BEACON_INTERVAL = 1024 * 1024
 DEFAULT_FILE_SIZE_LIMIT = 16 * 1024**3
+# Redis counts idle time in milliseconds.
+MIN_CLAIM_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +113,68 @@ class FileProducerOptions:
                 f"beacon_interval={self.beacon_interval} is not a multiple of 1024",
                 remedy="Use 1024, 2048, … ; the default is 1048576.",
             )
+
+
+class AutoCommit(str, enum.Enum):
+    """When a member of a Redis group acknowledges what it was given (SeaStreamer's four ways).
+
+    ``immediate``: the server does, on reading (at most once). ``delayed``: some seconds after a message was handed
+    out. ``rolling``: every second, what was acknowledged by then. ``disabled``: only when ``commit`` is called.
+    """
+
+    IMMEDIATE = "immediate"
+    DELAYED = "delayed"
+    ROLLING = "rolling"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisGroupOptions:
+    """Options of a member of a Redis consumer group (SeaStreamer's names and defaults).
+
+    Args:
+        auto_commit: see :class:`AutoCommit`.
+        auto_commit_delay_seconds: with ``delayed``, how long after a message was handed out it counts as done.
+        auto_commit_interval_seconds: the least time between two commits that nobody asked for.
+        auto_claim_interval_seconds: with mode ``load_balanced``, how often to look for entries that a member which is
+            gone has left behind; ``None`` never does.
+        auto_claim_idle_seconds: how long a member must have been silent, and an entry untouched, to be taken over.
+        batch_size: entries to ask a shard for; by default 100, and 10 with mode ``load_balanced``.
+        create_stream: make a stream that is not there; without it that is an error.
+        consumer: this member's name in the group.
+        max_deliveries: an entry that was handed out more often becomes a dead letter; ``None`` never does that.
+
+    Example:
+        >>> RedisGroupOptions(auto_commit=AutoCommit.ROLLING).auto_commit_interval_seconds
+        1.0
+    """
+
+    auto_commit: AutoCommit = AutoCommit.DELAYED
+    auto_commit_delay_seconds: float = 5.0
+    auto_commit_interval_seconds: float = 1.0
+    auto_claim_interval_seconds: float | None = 30.0
+    auto_claim_idle_seconds: float = 60.0
+    batch_size: int | None = None
+    create_stream: bool = True
+    consumer: str | None = None
+    max_deliveries: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidOptionError(f"{name}={value} is not a time to wait", remedy="Use 0 or more.")
+        for name in ("auto_claim_interval_seconds", "auto_claim_idle_seconds"):
+            value = getattr(self, name)
+            is_off = value is None and name == "auto_claim_interval_seconds"
+            if not is_off and (value is None or not (math.isfinite(value) and value >= MIN_CLAIM_SECONDS)):
+                raise InvalidOptionError(
+                    f"{name}={value} would take entries from members that work on them",
+                    remedy=f"Use {MIN_CLAIM_SECONDS} or more, and more than a message takes.",
+                )
+        for name in ("batch_size", "max_deliveries"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidOptionError(f"{name}={value} leaves nothing to read", remedy="Use 1 or more, or None.")
+        if self.consumer == "":
+            raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")

@@ -29,9 +29,18 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
         return Message(shard, sequence, to_timestamp_ms(sequence), payloads[0], headers=headers)
     field = _readable(message_field)
     error = f"the entry has no field {field!r}" if not payloads else f"the field {field!r} occurs {len(payloads)} times"
-    # Every byte as the character of its number, so that nothing of it is lost.
-    original = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()
-    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original, error)
+    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
+
+
+def original_bytes(fields: list[bytes]) -> bytes:
+    """Names and values as JSON, every byte as the character of its number, so that nothing of it is lost.
+
+    Example:
+        >>> original_bytes([b"msg", b"{}"])
+        b'[["msg", "{}"]]'
+    """
+    pairs = zip(fields[::2], fields[1::2])
+    return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in pairs]).encode()
 
 
 def _readable(name: bytes) -> str:
