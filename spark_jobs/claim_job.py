@@ -30,7 +30,9 @@ from spark_jobs.ledger_entries import Claimed
 from stream_consumers.claims import ClaimName, PendingEntry
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
-from stream_consumers.redis_claims import Heartbeat, Held, RedisClaims
+from stream_consumers.redis_claims import RedisClaims
+from stream_consumers.redis_heartbeat import Heartbeat
+from stream_consumers.redis_held import Held
 from stream_consumers.redis_ids import to_sequence
 from stream_consumers.shares import fair_shares
 

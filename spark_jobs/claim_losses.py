@@ -21,7 +21,8 @@ from stream_consumers.claims import Trimmed
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
-from stream_consumers.redis_claims import Held, RedisClaims
+from stream_consumers.redis_claims import RedisClaims
+from stream_consumers.redis_held import Held
 from stream_consumers.redis_ids import to_sequence
 
 

@@ -12,11 +12,12 @@ import click
 
 from stream_assets.cli_options import MODES, client_option, err, print_rows, progress_bar, reports_errors
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.connect import StreamSource, create_consumer, create_producer
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, choice
+from stream_consumers.urls import StreamUrl
 
 
 @click.command()
@@ -102,7 +103,7 @@ def peek(
 ) -> None:
     """Print messages; nothing is committed. Dead letters go to stderr.
 
-    With --mode resumable and --group it begins where the group is.
+    With --mode resumable and --group (Kafka) it begins where the group is.
 
     \b
     Examples:
@@ -110,6 +111,11 @@ def peek(
       stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00 --json
       stream-assets peek kafka://localhost:9092/orders --max 5
     """
+    if mode != ConsumerMode.REAL_TIME.value and StreamSource(StreamUrl.parse(url), client=client).may_be_claimed:
+        raise InvalidOptionError(
+            f"a look as a member of the group would take its entries away: --mode {mode}",
+            remedy="Leave --mode out, and begin with --start at a sequence that stream-assets lag shows.",
+        )
     is_latest = start == "latest"
     reset = AutoStreamReset.LATEST if is_latest else AutoStreamReset.EARLIEST
     opened = create_consumer(

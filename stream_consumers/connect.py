@@ -22,10 +22,10 @@ from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryPro
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions
 from stream_consumers.redis_batches import RedisBatchSource
 from stream_consumers.redis_claims import RedisClaims
+from stream_consumers.redis_client import check_redis_options, check_redis_url
 from stream_consumers.redis_consumer import RedisConsumer
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_producer import RedisProducer
-from stream_consumers.redis_server import check_redis_options, check_redis_url
 from stream_consumers.urls import StreamUrl
 
 PROTOCOLS = ("file", "kafka", "memory", "redis", "rediss")

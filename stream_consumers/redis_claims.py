@@ -6,18 +6,18 @@ Whether a name may be taken from is not decided here: :mod:`spark_jobs.claim_job
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.claims import Backlog, ClaimName, PendingEntry, Trimmed
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.errors import SourceRecreatedError, StreamAssetsError, StreamNotFoundError
+from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis_batches import Slice, split_slices
+from stream_consumers.redis_held import Held
 from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.redis_scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
 from stream_consumers.redis_server import CLAIMED_MARK, GroupFacts, RedisServer, StreamFacts
@@ -26,35 +26,6 @@ from stream_consumers.urls import StreamUrl
 PAGE = 1000
 CLAIM_PAGE = 4096
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Held:
-    """What a name holds by now: the batch that is being claimed.
-
-    Args:
-        name: the consumer name.
-        records: the most entries.
-        room: the most bytes; one entry is always taken.
-    """
-
-    name: ClaimName
-    records: int
-    room: int
-    ids: dict[Shard, list[bytes]] = field(default_factory=dict)
-    slices: list[Slice] = field(default_factory=list)
-    used: int = 0
-
-    @property
-    def count(self) -> int:
-        """Entries."""
-        return sum(map(len, self.ids.values()))
-
-    def add(self, piece: Slice, ids: Sequence[bytes], size: int) -> None:
-        """Entries that were claimed."""
-        self.ids.setdefault(piece.shard, []).extend(ids)
-        self.slices.append(piece)
-        self.used += size
 
 
 class RedisClaims:
@@ -392,33 +363,3 @@ class RedisClaims:
 
 def _consumer(name: ClaimName | bytes) -> str | bytes:
     return str(name) if isinstance(name, ClaimName) else name
-
-
-class Heartbeat:
-    """Touches what a name holds until it is closed, so that nobody takes it over; a context manager."""
-
-    def __init__(self, claims: RedisClaims, held: Held) -> None:
-        self._claims = claims
-        self._held = held
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._thread.start()
-
-    def _beat(self) -> None:
-        while not self._stop.wait(self._claims.policy.min_idle_seconds / 3):
-            try:
-                self._claims.touch(self._held.name, list(self._held.ids))
-            except StreamAssetsError as error:
-                # Not needed for safety: at worst somebody else writes the batch, and the ledger picks one.
-                _log.warning("the claim of %s could not be kept: %s", self._held.name, error)
-
-    def close(self) -> None:
-        """Stop."""
-        self._stop.set()
-        self._thread.join()
-
-    def __enter__(self) -> Heartbeat:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

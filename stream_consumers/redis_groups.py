@@ -10,7 +10,7 @@ import redis
 
 from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
-from stream_consumers.redis_server import ACK_CHUNK, REPLY_SECONDS, RawEntry, RedisServer
+from stream_consumers.redis_server import ACK_CHUNK, CLAIMED_MARK, REPLY_SECONDS, RawEntry, RedisServer
 
 START = "0-0"
 NEW = ">"
@@ -123,6 +123,9 @@ class RedisGroup:
         key = self.keys[shard]
         with self._explained("asking for the members", [key]):
             members = self._server.connection.xinfo_consumers(key, self.name)
+        if any(member["name"] == CLAIMED_MARK.encode() for member in members):
+            # Members that ingest take over what is idle themselves, and tell by its name what became of a batch.
+            return False
         return any(
             member["name"] != self.consumer.encode() and member["pending"] and member["idle"] >= idle_seconds * 1000
             for member in members

@@ -12,8 +12,9 @@ import redis
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerError, InvalidOptionError, ProducerEndedError, StreamAssetsError
 from stream_consumers.messages import Receipt, Shard
+from stream_consumers.redis_client import explain
 from stream_consumers.redis_ids import MAX_SUB, to_sequence
-from stream_consumers.redis_server import RedisServer, explain
+from stream_consumers.redis_server import RedisServer
 from stream_consumers.urls import StreamUrl
 
 PIPELINE = 512

@@ -27,6 +27,7 @@ from stream_consumers.messages import DeadLetter, Message, Shard, from_milliseco
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_ids import to_id, to_sequence
+from stream_consumers.redis_server import CLAIMED_MARK
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
 from tests.services.redis_streams import Place, numbers, take, take_until_silent, unique_name
@@ -553,6 +554,19 @@ def test_what_is_in_hand_is_not_handed_out_again_by_a_sweep(place: Place) -> Non
         while time.monotonic() < deadline:
             assert is_silent(consumer)
         assert set(place.deliveries(GROUP)[entry_id] for entry_id in ids(mine)) == {1}
+
+
+def test_nothing_is_taken_over_in_a_group_that_ingests(place: Place) -> None:
+    """Its members tell by the name that holds an entry whether it is in the table."""
+    place.send(range(4))
+    place.client.xgroup_create(place.stream, GROUP, "0")
+    place.client.xgroup_createconsumer(place.stream, GROUP, CLAIMED_MARK)
+    place.client.xreadgroup(GROUP, f"main/1/{'a' * 32}", {place.stream: ">"}, count=2)
+    with claiming(place, idle=0.01) as consumer:
+        assert numbers(take(consumer, 2)) == [2, 3]
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            assert consumer.next(0.05) is None
 
 
 @pytest.mark.parametrize("auto_commit", [AutoCommit.DISABLED, AutoCommit.IMMEDIATE])

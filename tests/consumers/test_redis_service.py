@@ -14,7 +14,7 @@ from stream_consumers.client_config import EnvironmentVariable, Scalar
 from stream_consumers.connect import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
-from stream_consumers.redis_claims import Held
+from stream_consumers.redis_held import Held
 from stream_consumers.urls import StreamUrl
 from tests.services.redis_server import redis_cluster, redis_server, tls_server
 

@@ -31,7 +31,9 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss, Limits
-from stream_consumers.redis_claims import Heartbeat, Held, RedisClaims
+from stream_consumers.redis_claims import RedisClaims
+from stream_consumers.redis_heartbeat import Heartbeat
+from stream_consumers.redis_held import Held
 from stream_consumers.redis_ids import to_sequence
 from stream_consumers.redis_scripts import CLAIM_NEW
 from stream_consumers.urls import StreamUrl
