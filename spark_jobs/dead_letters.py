@@ -16,7 +16,6 @@ from pyspark.sql import functions as f
 from spark_jobs.delta_log import Commit, DeltaLog
 from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
-from spark_jobs.ledger_entries import Entry
 from spark_jobs.sink import explain, in_ranges, is_conflict
 from spark_jobs.source import LETTER_DDL, STREAM_DDL, struct_type
 from stream_consumers.batches import Range
@@ -140,9 +139,9 @@ class DeadLetterTable:
         strays = [stray.bid for stray in self.strays(ledger)]
         if strays:
             letters = letters.where(~f.col("_batch").isin(strays))
-        for entry in replacing(ledger):
-            is_older = f.col("_number") < entry.number
-            letters = letters.where(~f.coalesce(is_older & f.expr(in_ranges(entry.ranges)), f.lit(False)))
+        for replaced in replacements(ledger):
+            is_older = ~f.col("_batch").isin(sorted(replaced.since))
+            letters = letters.where(~f.coalesce(is_older & f.expr(in_ranges(replaced.ranges)), f.lit(False)))
         return letters
 
     def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
@@ -234,9 +233,28 @@ def _lost_row(shard: Shard, part: Range) -> tuple[object, ...]:
     return (shard.stream, shard.id, None, None, None, None, None, reason, None)
 
 
-def replacing(ledger: Ledger) -> list[Entry]:
-    """The batches that replaced ranges: older dead letters in them count no more."""
-    return [commit.entry for commit in ledger.surviving() if commit.entry and commit.entry.mode == "replace"]
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """Ranges that a batch replaced: dead letters of older batches in them count no more.
+
+    Args:
+        ranges: what was replaced.
+        since: the ids of that batch and of all behind it in the log; numbers of several lines do not compare.
+    """
+
+    ranges: Mapping[Shard, Range]
+    since: frozenset[str]
+
+
+def replacements(ledger: Ledger) -> list[Replaced]:
+    """What batches have replaced, as far as no RESTORE removed them."""
+    found, since = [], []
+    for commit in ledger.surviving():
+        if commit.entry is not None:
+            since.append(commit.entry.bid)
+            if commit.entry.mode == "replace":
+                found.append(Replaced(commit.entry.ranges, frozenset(since)))
+    return found
 
 
 def _numbers(commits: Iterator[Commit], needed: Mapping[str, int]) -> dict[str, dict[int, str]]:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.claim_names import ClaimState
-from spark_jobs.dead_letters import DeadLetterTable, replacing
+from spark_jobs.dead_letters import DeadLetterTable, replacements
 from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
@@ -185,15 +185,15 @@ def _letters(
 ) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
     """The dead letters that count: sequences per shard, and how many have no sequence."""
     delta = DeltaTable(table.path, storage_options=dict(ingestion.storage_options))
-    columns = ["_stream", "_shard", "_sequence", "_batch", "_group", "_number"]
+    columns = ["_stream", "_shard", "_sequence", "_batch", "_group"]
     frame = delta.to_pyarrow_table(columns=columns).to_pandas()
     strays = [stray.bid for stray in table.strays(ledger)]
     frame = frame[(frame["_group"] == ingestion.group) & ~frame["_batch"].isin(strays)]
-    for entry in replacing(ledger):
-        for shard, part in entry.ranges.items():
+    for replaced in replacements(ledger):
+        for shard, part in replaced.ranges.items():
             is_inside = (frame["_stream"] == shard.stream) & (frame["_shard"] == shard.id)
             is_inside &= (frame["_sequence"] >= part.start) & (frame["_sequence"] < part.end)
-            frame = frame[~(is_inside & (frame["_number"] < entry.number))]
+            frame = frame[~(is_inside & ~frame["_batch"].isin(replaced.since))]
     lost = frame[frame["_sequence"].isna()].groupby(["_stream", "_shard"]).size()
     unplaced = {Shard(str(stream), int(number)): int(count) for (stream, number), count in lost.items()}
     return dict(_by_shard(frame, "_stream", "_shard", "_sequence")), unplaced
