@@ -101,8 +101,9 @@ def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
         delta_jars()
         progress.update(task, completed=1)
         _produce(place, progress)
-        with _daemon(place) as log:
-            _follow(place, progress, log)
+        # Opened first: two processes that make its database at the same time get in each other's way.
+        with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance, _daemon(place) as log:
+            _follow(place, instance, progress, log)
     verdicts = _verify(place)
     _show(place)
     return _conclude(place, verdicts)
@@ -154,7 +155,7 @@ def _daemon(place: Home) -> Iterator[Path]:
                 process.wait()
 
 
-def _follow(place: Home, progress: Progress, log: Path) -> None:
+def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: Path) -> None:
     """Show what the daemon does until a run has succeeded and nothing is left to read.
 
     Raises:
@@ -163,20 +164,20 @@ def _follow(place: Home, progress: Progress, log: Path) -> None:
     task = progress.add_task("positions in the Delta log", total=place.messages)
     seen: dict[str, dg.DagsterRunStatus] = {}
     deadline = time.monotonic() + DEADLINE_SECONDS
-    with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance:
-        while time.monotonic() < deadline:
-            for record in reversed(instance.get_run_records(limit=10)):
-                run = record.dagster_run
-                if seen.get(run.run_id) is not run.status:
-                    _tell(place, run, seen)
-            done = _covered(place)
-            progress.update(task, completed=done)
-            failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
-            if done == place.messages and seen and all(status in ENDED for status in seen.values()):
-                return
-            if failures > len(KILLS.split(",")):
-                break
-            time.sleep(POLL_SECONDS)
+    while time.monotonic() < deadline:
+        for record in reversed(instance.get_run_records(limit=10)):
+            run = record.dagster_run
+            if seen.get(run.run_id) is not run.status:
+                _tell(place, run, seen)
+        done = _covered(place)
+        progress.update(task, completed=done)
+        failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
+        if done == place.messages and seen and all(status in ENDED for status in seen.values()):
+            return
+        if failures > len(KILLS.split(",")):
+            break
+        time.sleep(POLL_SECONDS)
+
     raise WriteError(
         "the demo did not come to its end",
         remedy=f"Look into {log}.",

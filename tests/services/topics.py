@@ -20,7 +20,15 @@ def create_topic(address: str, partitions: int, *, name: str | None = None, **co
     settings = {key.replace("_", "."): value for key, value in config.items()}
     client = admin(address)
     client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(10)
+    # The broker says so before it knows the topic itself.
+    until(lambda: _leaders(client, name) == partitions, what="the topic being known")
     return name
+
+
+def _leaders(client: AdminClient, name: str) -> int:
+    """How many partitions of a topic have one."""
+    topics = client.list_topics(timeout=10).topics
+    return sum(p.leader >= 0 for p in topics[name].partitions.values()) if name in topics else 0
 
 
 def delete_topics(address: str, names: Sequence[str]) -> None:

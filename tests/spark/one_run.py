@@ -59,7 +59,7 @@ def main(
     if kill is not None:
         kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
         switch = GroupKillSwitch if is_for_all else KillSwitch
-        memory = Path(table).with_name(f"faults-{name.replace(' ', '-')}")
+        memory = Path(table).with_name(f"faults-{fault.replace(' ', '-')}")
         observer = switch([kill], table=table, memory=memory)
 
     def watch(step: Step, batch: Batch | None) -> None:
