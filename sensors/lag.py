@@ -143,7 +143,7 @@ def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerSta
     """Where entries are claimed the server knows the lag: what nobody was given, and what is not acknowledged."""
     check_sharing(state, ingestion)
     with source.claims(ingestion.group) as claims:
-        claims.check(state.shards)
+        claims.check({shard: known.claimed for shard, known in state.shards.items()})
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
         return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, 0, is_exact=True)
 

@@ -22,8 +22,9 @@ from spark_jobs.ingestion import Batch, Ingestion, Observer, Step
 from spark_jobs.ledger import LedgerState, app_id
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.session import check_session, first_line
-from spark_jobs.sink import DeltaSink, check_columns, explain, is_conflict, last_line
+from spark_jobs.sink import DeltaSink, check_columns, explain, in_ranges, is_conflict, last_line
 from spark_jobs.source import LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
+from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -160,9 +161,8 @@ class BatchWriter:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
-        frame = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder).persist(
-            StorageLevel.MEMORY_AND_DISK
-        )
+        read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder)
+        frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             messages, dead = self._read(frame)
             check()
@@ -170,7 +170,7 @@ class BatchWriter:
             entry = replace(batch.entry, rows=sum(messages.values()), dead=sum(dead.values()))
             if entry.dead or entry.lost:
                 letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *LETTER_COLUMNS)
-                letters = letters.unionByName(lost_letters(self._spark, entry.lost)) if entry.lost else letters
+                letters = letters.unionByName(lost_letters(self._spark, entry)) if entry.lost else letters
                 if not self._letters.write(letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
                     self.raced()
                     return None
@@ -184,6 +184,17 @@ class BatchWriter:
         self._races = 0
         self._observer(Step.VERIFIED, batch)
         return Written(entry, commit, messages)
+
+    def _without_written(self, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
+        """Without what is in the table, or in the dead letters that count, within ``doubtful``."""
+        if not doubtful:
+            return frame
+        place, condition = ["_stream", "_shard", "_sequence"], in_ranges(doubtful)
+        found = self._spark.read.format("delta").load(self._ingestion.table).where(condition).select(*place)
+        letters = self._letters.counted(self._spark, self.ledger)
+        if letters is not None:
+            found = found.unionByName(letters.where(condition).select(*place))
+        return frame.join(found, place, "left_anti").select(*frame.columns)
 
     def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
         """Read the source into the cache; messages and dead letters per shard."""

@@ -112,6 +112,9 @@ class ClaimJob:
             except BrokerUnavailableError as error:
                 self._give_up(error)
                 continue
+            except BaseException:
+                self._release_mine()
+                raise
             self._given_up = 0
             if batch is None and self._losses.are_known:
                 continue
@@ -133,7 +136,8 @@ class ClaimJob:
             written = self._write(opened, batch)
         except OutdatedError as outdated:
             # The next plan records what is gone, and takes over the rest from our own name.
-            if opened.held is not None:
+            # If it was fenced meanwhile, the one who did it found what there was to find.
+            if opened.held is not None and self._ledger.last_number(self._ledger.member) < batch.number:
                 for shard, ids in self._claims.missing(opened.held.ids).items():
                     self._losses.add(shard, ids)
             self._release(opened)
@@ -186,6 +190,12 @@ class ClaimJob:
             raise error
         _log.warning("a claim of group %s is given up: %s", self._ingestion.group, error)
 
+    def _release_mine(self) -> None:
+        for shard, names in self._claims.holders().items():
+            for name in map(ClaimName.parse, names):
+                if name is not None and name.bid in self._mine:
+                    self._claims.release(shard, name)
+
     def _release(self, opened: OpenBatch) -> None:
         """An orderly failure is no reason to count a delivery, nor to let others wait."""
         if opened.held is None:
@@ -200,11 +210,12 @@ class ClaimJob:
         """Once: the group is where it should be, and names that were left behind are removed."""
         if self._origin is not None:
             return
-        self._origin = self._claims.prepare(self._ingestion.start, known=state.shards)
+        known = {shard: known.claimed for shard, known in state.shards.items()}
+        self._origin = self._claims.prepare(self._ingestion.start, known=known)
         for shard, names in self._claims.empty_names().items():
-            statuses = self._names.of(names)
             for name in names:
-                if statuses[name] is not Status.OPEN:
+                # Whatever became of it: its number is gone, and it holds nothing.
+                if name.number <= self._ledger.last_number(name.member):
                     self._claims.forget(shard, name)
 
     def _settle_names(self, state: LedgerState) -> list[_Orphan] | None:
@@ -229,13 +240,15 @@ class ClaimJob:
         return orphans
 
     def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
-        """Names of ours that were given up, and those with entries that nobody touched."""
+        """Names that nobody touched, or that were given up; others: their entries are looked at singly."""
+        idle = self._claims.idle_names(shard)
         found: list[ClaimName | bytes] = []
-        for name in names:
-            parsed = ClaimName.parse(name)
-            is_idle = next(self._claims.pending(shard, name, idle=True), None) is not None
-            if is_idle or (parsed is not None and parsed.bid in self._mine):
-                found.append(parsed or name)
+        for raw in names:
+            name = ClaimName.parse(raw)
+            if name is None:
+                found.append(raw)
+            elif raw in idle or name.bid in self._mine or self._claims.is_released(shard, name):
+                found.append(name)
         return found
 
     def _acknowledge(self, shard: Shard, name: ClaimName) -> None:
@@ -252,7 +265,9 @@ class ClaimJob:
             self._claims.release(shard, name)
         count = 0
         for page in self._claims.pending(shard, name, idle=needs_idle):
-            yield from (_Orphan(shard, name, entry) for entry in page if entry.id not in self._losses.of(shard))
+            # What clients of another kind did is no try of ours.
+            tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
+            yield from (_Orphan(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
             if count >= self._ingestion.limits.max_records:
                 return
@@ -278,7 +293,8 @@ class ClaimJob:
             claims={shard: Claimed(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
-        batch = Batch(replace(entry, bid=bid), self._claims.plan(held, parallelism=self._parallelism))
+        plan = self._claims.plan(held, parallelism=self._parallelism)
+        batch = Batch(replace(entry, bid=bid), plan, dict(held.doubtful))
         self._open = OpenBatch(batch, self._writer, lambda: self._finish(held), held)
         self._observer(Step.PLANNED, batch)
         return batch

@@ -94,14 +94,10 @@ class ClaimLosses:
         line = BatchWriter(
             self._spark, replace(self._ingestion, shard=shard), url=self._claims.url, observer=self._observer
         )
-        places = sorted(to_sequence(entry_id) for entry_id in self._gone.get(shard, ()))
-        lost, count = Intervals.of(*((place, place + 1) for place in places)), len(places)
-        if unread is not None:
-            lost, count = lost | Intervals.of((unread.start, unread.end)), count + unread.entries
         state = line.ledger.read()
         check_restored(line.ledger, state, self._ingestion)
-        lost -= _recorded(line)
-        if not lost:
+        lost, count, hint = self._missing(line, shard, unread)
+        if not count:
             self._account(shard, unread)
             return None
         entry = line.entry(
@@ -110,14 +106,35 @@ class ClaimLosses:
             identities=self._claims.identities(),
             lost={shard: lost},
             claims={shard: Claimed(lost.ranges[0].start, lost.ranges[-1].end, count)},
+            hint=hint,
         )
         return OpenBatch(Batch(entry, BatchPlan({}, [], 0)), line, lambda: self._account(shard, unread))
+
+    def _missing(
+        self, line: BatchWriter, shard: Shard, unread: Trimmed | None
+    ) -> tuple[Intervals, int, Mapping[str, object] | None]:
+        """What is not recorded yet: a crash may have come between the record and the acknowledgement."""
+        records = [
+            commit.entry
+            for commit in line.ledger.newest_first()
+            if commit.entry is not None and commit.entry.app == line.ledger.app and shard in commit.entry.lost
+        ]
+        gone = self._gone.get(shard)
+        if gone:
+            known = Intervals.of(*(part for entry in records if not entry.hint for part in entry.lost[shard]))
+            places = [place for place in map(to_sequence, sorted(gone)) if place not in known]
+            return Intervals.of(*((place, place + 1) for place in places)), len(places), None
+        assert unread is not None
+        # Once it is accounted for the group has counted more: the same place and count mean the same loss.
+        hint = {"start": unread.start, "read": unread.read}
+        count = unread.entries - sum(entry.claims[shard].entries for entry in records if entry.hint == hint)
+        return Intervals.of((unread.start, unread.end)), max(0, count), hint
 
     def _account(self, shard: Shard, unread: Trimmed | None) -> None:
         gone = self._gone.pop(shard, set())
         if gone:
             self._claims.acknowledge({shard: sorted(gone)})
-        if unread is not None:
+        elif unread is not None:
             self._claims.account_for(shard, unread)
 
     def _error(self, trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
@@ -149,13 +166,3 @@ def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> 
             batches=len(lost),
             version=state.version,
         )
-
-
-def _recorded(line: BatchWriter) -> Intervals:
-    """What the line of a shard has recorded as lost: a crash may have come before it was acknowledged."""
-    found = Intervals()
-    for commit in line.ledger.newest_first():
-        if commit.entry is not None and commit.entry.app == line.ledger.app:
-            for parts in commit.entry.lost.values():
-                found |= parts
-    return found

@@ -89,7 +89,7 @@ def claim_state(claims: RedisClaims, ledger: Ledger, known: State) -> ClaimState
     status = NameStatus(ledger)
     delivered, unsettled = {}, {}
     for shard, names in claims.holders().items():
-        places = []
+        places: list[int] = []
         for raw in names:
             name = ClaimName.parse(raw)
             if name is None or status.of([name])[name] is not Status.WRITTEN:

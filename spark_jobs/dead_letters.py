@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.delta_log import Commit, DeltaLog
-from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
+from spark_jobs.ledger_entries import Claimed, Entry
 from spark_jobs.sink import explain, in_ranges, is_conflict
 from spark_jobs.source import LETTER_DDL, STREAM_DDL, struct_type
 from stream_consumers.batches import Range
@@ -215,22 +215,27 @@ class DeadLetterTable:
         return found, deleted
 
 
-def lost_letters(spark: SparkSession, lost: Mapping[Shard, Intervals]) -> DataFrame:
-    """A dead letter for each range that was gone from the stream before it was read."""
+def lost_letters(spark: SparkSession, entry: Entry) -> DataFrame:
+    """A dead letter for each range that was gone from the stream before it was read; it has no sequence."""
     schema = struct_type(f"{STREAM_DDL}, {LETTER_DDL}")
-    rows = [_lost_row(shard, part) for shard, parts in sorted(lost.items()) for part in parts]
+    rows = [
+        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None)
+        for shard, parts in sorted(entry.lost.items())
+        for part in parts
+    ]
     return spark.createDataFrame(rows, schema)
 
 
-def _lost_row(shard: Shard, part: Range) -> tuple[object, ...]:
-    if part.end == part.start + 1:
-        reason = f"lost: sequence {part.start} was removed from the stream before it was read"
-        return (shard.stream, shard.id, part.start, None, None, None, None, reason, None)
-    reason = (
+def _lost(part: Range, claimed: Claimed | None) -> str:
+    if claimed is not None:
+        return (
+            f"lost: entries between {part.start} and {part.end} were removed from the stream before they were written "
+            f"({claimed.entries} in all)"
+        )
+    return (
         f"lost: sequences {part.start} to {part.end - 1} were removed from the stream before they were read; "
         f"the first left is {part.end}"
     )
-    return (shard.stream, shard.id, None, None, None, None, None, reason, None)
 
 
 @dataclass(frozen=True, slots=True)

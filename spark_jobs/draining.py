@@ -58,6 +58,11 @@ def drain(
             f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
             remedy="Give both the same mode.",
         )
+    if not source.is_claimed and ingestion.member != "main":
+        raise InvalidOptionError(
+            f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
+            remedy="Leave the member out: a second number line would write everything a second time.",
+        )
     if source.is_claimed:
         with source.claims(ingestion.group) as claims:
             member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)

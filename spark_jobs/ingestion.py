@@ -20,6 +20,7 @@ from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Li
 
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
+LEAVING_CLAIMS = "switching from claims"
 # Whether positions are those of one number line, of one a shard, or of no one, where entries are claimed one by one.
 _LINES = {
     ConsumerMode.REAL_TIME.value: "member",
@@ -50,10 +51,12 @@ class Batch:
     Args:
         entry: what its commit will say.
         plan: how to read it.
+        doubtful: where messages may be in the table already, so that it has to be looked at.
     """
 
     entry: Entry
     plan: BatchPlan
+    doubtful: Mapping[Shard, Range] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -166,7 +169,7 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
     raise InvalidOptionError(
         f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.lines}",
         remedy=f"Change the group's mode with: stream-assets switch --to {wanted}; or use mode {state.sharing!r}."
-        if state.sharing != SWITCHING
+        if state.sharing not in (SWITCHING, LEAVING_CLAIMS)
         else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
     )
 

@@ -47,6 +47,10 @@ def fold(state: State, entry: Entry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         if known.owner == take.giver:
             after[shard] = replace(known, owner=take.taker)
+    for shard, claim in entry.claims.items():
+        known = after.get(shard, ShardState())
+        if shard not in entry.lost:
+            after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
     if entry.kind == "replay" and entry.mode == "append":
         return after
     for shard, part in entry.ranges.items():

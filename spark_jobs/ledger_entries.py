@@ -25,12 +25,14 @@ class ShardState:
         redo: covered sequences whose rows have to be replaced.
         owner: the app id that owns the shard where members share (Kafka); else ``None``.
         origin: where reading began; ``None`` if the shard was never claimed.
+        claimed: behind the last entry that a batch of claimed entries wrote; ``None`` if there is none.
     """
 
     covered: Intervals = field(default_factory=Intervals)
     redo: Intervals = field(default_factory=Intervals)
     owner: str | None = None
     origin: int | None = None
+    claimed: int | None = None
 
     @property
     def position(self) -> int | None:
@@ -134,6 +136,7 @@ class Entry:
                     "redo": s.redo.to_json(),
                     "owner": s.owner,
                     "origin": s.origin,
+                    "claimed": s.claimed,
                 }
                 for shard, s in self.state.items()
             },
@@ -175,6 +178,7 @@ class Entry:
                         Intervals.from_json(known["redo"]),
                         known["owner"],
                         known["origin"],
+                        known["claimed"],
                     )
                     for s, known in document["state"].items()
                 },

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.claim_switch import check_settled, mark_claims, settle_claims, unmark_claims
-from spark_jobs.ingestion import CLAIMS, SWITCHING, Ingestion
+from spark_jobs.claim_switch import check_switch, mark_claims, remark_claims, settle_claims, unmark_claims
+from spark_jobs.ingestion import CLAIMS, LEAVING_CLAIMS, SWITCHING, Ingestion
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.session import check_session
@@ -67,11 +67,17 @@ def switch_sharing(
         )
     wanted = CLAIMS if claims is not None and to is ConsumerMode.LOAD_BALANCED else to.value
     if state.sharing == wanted:
+        if claims is not None and wanted == CLAIMS:
+            remark_claims(claims, state)
         return False
+    is_leaving = state.sharing in (CLAIMS, LEAVING_CLAIMS)
+    if claims is not None:
+        check_switch(claims, state, ingestion, to_claims=wanted == CLAIMS)
     if claims is not None and wanted == CLAIMS:
-        _fence(spark, member, switch=SWITCHING)
-        mark_claims(claims, member.ledger())
-    elif claims is not None:
+        if not is_leaving:
+            _fence(spark, member, switch=SWITCHING)
+        mark_claims(claims, member.ledger().read(), was_claimed=is_leaving)
+    elif claims is not None and is_leaving:
         _end_claims(spark, member, claims)
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_LINE:
         _fence(spark, member, switch=SWITCHING)
@@ -83,31 +89,38 @@ def switch_sharing(
 
 
 def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) -> None:
-    check_settled(claims)
-    _fence(spark, ingestion, switch=SWITCHING)
+    _fence(spark, ingestion, switch=LEAVING_CLAIMS)
+    unmark_claims(claims)
 
     def fence(member: str, number: int) -> None:
         line = replace(ingestion, member=member)
         while line.ledger().read().last_number < number:
             _fence(spark, line, switch=None)
 
-    ranges = settle_claims(claims, ingestion.ledger(), fence)
-    _fence(spark, ingestion, switch=None, ranges=ranges)
-    unmark_claims(claims)
+    # A member that looked before this switch began has its next number already.
+    for member in {c.entry.by for c in ingestion.ledger().newest_first() if c.entry and "/" not in c.entry.by}:
+        _fence(spark, replace(ingestion, member=member), switch=None)
+    ranges, hint = settle_claims(claims, ingestion.ledger(), fence)
+    _fence(spark, ingestion, switch=None, ranges=ranges, hint=hint)
 
 
 _ONE_LINE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
 
 
 def _fence(
-    spark: SparkSession, ingestion: Ingestion, *, switch: str | None, ranges: Mapping[Shard, Range] | None = None
+    spark: SparkSession,
+    ingestion: Ingestion,
+    *,
+    switch: str | None,
+    ranges: Mapping[Shard, Range] | None = None,
+    hint: Mapping[str, object] | None = None,
 ) -> None:
     """Take the next number of a line with an empty commit."""
     ledger = ingestion.ledger()
     rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
     for _ in range(MAX_RACES):
         state = ledger.read()
-        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch, ranges=ranges or {})
+        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch, ranges=ranges or {}, hint=hint)
         failure: Exception | None = None
         try:
             DeltaSink(ingestion.table).write(rows, entry)
@@ -125,7 +138,13 @@ def _fence(
 
 
 def _entry(
-    state: LedgerState, *, app: str, ingestion: Ingestion, switch: str | None, ranges: Mapping[Shard, Range]
+    state: LedgerState,
+    *,
+    app: str,
+    ingestion: Ingestion,
+    switch: str | None,
+    ranges: Mapping[Shard, Range],
+    hint: Mapping[str, object] | None,
 ) -> Entry:
     newest = state.newest
     return Entry(
@@ -139,7 +158,7 @@ def _entry(
         ranges=ranges,
         state=state.shards,
         identities=newest.identities if newest else {},
-        hint=newest.hint if newest else None,
+        hint=hint or (newest.hint if newest else None),
         letters=state.letters,
         sharing=state.sharing,
         switch=switch,

@@ -105,11 +105,15 @@ def verify(
     if claims is not None:
         stream = {s: np.setdiff1d(found, claims.unsettled.get(s, _NONE)) for s, found in stream.items()}
     rows = _sequences(ingestion.table, ingestion.storage_options, version=state.version)
+    if claims is not None:
+        rows = _settled(rows, covered, claims)
     dead_letters = ingestion.dead_letters()
     letters: Mapping[Shard, Sequences] = {}
     unplaced: Mapping[Shard, int] = {}
     if dead_letters.log().snapshot() is not None:
         letters, unplaced = _letters(dead_letters, ledger, ingestion)
+        if claims is not None:
+            letters = _settled(letters, covered, claims)
     shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
     behind = lag(source, state, extents) if claims is None else claims.lag
     filtered, absent = _filtered(stream, rows, letters, ledger)
@@ -151,6 +155,14 @@ def _read_source(
             for shard, gap in gaps.items()
         }
     return {shard: _within(np.concatenate(parts), covered[shard]) for shard, parts in found.items()}
+
+
+def _settled(
+    found: Mapping[Shard, Sequences], covered: Mapping[Shard, Intervals], claims: ClaimState
+) -> Mapping[Shard, Sequences]:
+    """Without what members are writing at the moment."""
+    delivered = {s: _within(part, covered[s]) if s in covered else part for s, part in found.items()}
+    return {s: part[~np.isin(part, claims.unsettled.get(s, _NONE))] for s, part in delivered.items()}
 
 
 def _within(sequences: Sequences, covered: Intervals) -> Sequences:

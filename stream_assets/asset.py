@@ -123,7 +123,8 @@ class StreamAsset:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
         spark: SparkSession = getattr(context.resources, self.resource).spark_session
-        member = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
+        tagged = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
+        member = tagged if self.stream.is_claimed else self.ingestion.member
         ingestion = replace(self.ingestion, member=member, limits=config.limits(self.ingestion.limits))
         is_empty = True
         try:

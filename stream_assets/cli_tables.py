@@ -202,7 +202,7 @@ def _is_claimed(url: str, group: str, client: ClientConfig) -> bool:
 def _print_claims(url: str, group: str, client: ClientConfig, ledger: LedgerState, *, as_json: bool) -> None:
     """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
     with StreamSource(StreamUrl.parse(url), ConsumerMode.LOAD_BALANCED, client).claims(group) as claims:
-        claims.check(ledger.shards)
+        claims.check({shard: known.claimed for shard, known in ledger.shards.items()})
         rows = [
             {
                 "shard": str(shard),

@@ -74,15 +74,15 @@ class Trimmed(NamedTuple):
 
     Args:
         start: the sequence behind the last one that was given.
-        end: the first sequence that is there; what was lost lies below it.
+        end: what was lost lies below it: the first sequence that is there, or the end where it lay in between.
         entries: how many.
-        added: how many were added before ``end``.
+        read: what the group has counted as read; together with ``start`` it tells one loss from the next.
     """
 
     start: int
     end: int
     entries: int
-    added: int
+    read: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,9 @@ class RedisBatchSource:
             if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
                 continue
             entries_read = self._added_before.get(shard, {}).get(position)
-            self.server.set_position(group, shard, position, entries_read=entries_read)
+            if not self.server.set_position(group, shard, position, entries_read=entries_read):
+                # Its entries are claimed by now: what is pending is not ours to acknowledge.
+                continue
             for ids in self.server.pending_below(group, shard, position):
                 self.server.acknowledge(group, shard, ids)
 

@@ -25,6 +25,8 @@ from stream_consumers.urls import StreamUrl
 
 PAGE = 1000
 CLAIM_PAGE = 4096
+# So idle are entries that were let go: three years.
+RELEASED_MS = 100_000_000_000
 _log = logging.getLogger(__name__)
 
 
@@ -67,16 +69,16 @@ class RedisClaims:
         found = {shard: self.server.facts(shard) for shard in self.shards}
         return {shard: facts for shard, facts in found.items() if facts is not None}
 
-    def check(self, known: Iterable[Shard]) -> None:
+    def check(self, known: Mapping[Shard, int | None]) -> None:
         """Refuse a group or a stream that is not what the ledger remembers.
 
         Args:
-            known: the shards that the ledger knows; others are left alone.
+            known: the shards that the ledger knows, and behind which sequence nothing is in the table yet.
 
         Raises:
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
         """
-        for shard in sorted(set(known)):
+        for shard, written in sorted(known.items()):
             if shard.stream not in self.url.required_streams():
                 continue
             facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
@@ -89,31 +91,42 @@ class RedisClaims:
                     position=group.position,
                     end=facts.end,
                 )
+            if written is not None and group.position < written:
+                raise SourceRecreatedError(
+                    f"group {self.group!r} of {shard} at {self.url} was moved back, or the server lost what it knew: "
+                    "entries that are in the table would be delivered again",
+                    remedy="If nothing before it is missing, move it on: "
+                    f"XGROUP SETID {self.server.key(shard)} {self.group} {to_id(written - 1)}. Else ingest the stream "
+                    "with a new group name into another table.",
+                    position=group.position,
+                    table=written,
+                )
 
-    def prepare(self, start: AutoStreamReset, known: Iterable[Shard] = ()) -> Mapping[Shard, int]:
+    def prepare(self, start: AutoStreamReset, known: Mapping[Shard, int | None] | None = None) -> Mapping[Shard, int]:
         """Make the group where it is not there yet, and mark it as one whose entries are claimed.
 
         Args:
             start: where a new group starts; in a group that is there already nothing is moved.
-            known: the shards that the ledger knows: if one of them has no group, its position is lost.
+            known: see :meth:`check`.
 
         Returns:
-            Per shard, where the group is.
+            Per shard, where the group began, as far as that is known.
 
         Raises:
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
         """
-        known = frozenset(known)
+        known = known or {}
         self.check(known)
         positions = {}
         for shard in self.shards:
             if self.server.group_facts(self.group, shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                self.server.create_group(self.group, shard, at_end=is_latest, facts=self.server.facts(shard))
-            self.check([shard])
-            self.server.mark_claimed(self.group, shard)
-            facts = self.server.group_facts(self.group, shard)
-            positions[shard] = facts.position if facts else 0
+                self.server.create_group(self.group, shard, at_end=is_latest)
+            self.check({shard: None})
+            # What the ledger knows was marked; if it is not any more, the mode was switched, or somebody cleaned up.
+            is_new = shard not in known and self.server.mark_claimed(self.group, shard)
+            # One that another member has made, from the start, may have gone on since.
+            positions[shard] = self.position(shard) if is_new or not known else 0
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
@@ -155,6 +168,10 @@ class RedisClaims:
                 return any(consumer["name"] == CLAIMED_MARK.encode() for consumer in listed)
         return False
 
+    def group_facts(self, shard: Shard) -> GroupFacts | None:
+        """What the server knows of the group in a shard; ``None`` if it is not there."""
+        return self.server.group_facts(self.group, shard)
+
     def position(self, shard: Shard) -> int:
         """Behind the last entry of a shard that was given to somebody."""
         group = self.server.group_facts(self.group, shard)
@@ -182,26 +199,47 @@ class RedisClaims:
         found = {}
         for shard, facts in self._facts().items():
             group = self.server.group_facts(self.group, shard)
-            first = facts.end if facts.first is None else facts.first
-            if group is None or group.read is None or facts.added is None or first < group.position:
+            if group is None or facts.added is None:
                 continue
+            if group.read is None:
+                # From here on it is counted; what was lost before nobody knows.
+                unread = self.server.count(shard, group.position, facts.end, length=facts.length)
+                self._count_as_read(shard, group.position, "", facts.added - unread)
+                continue
+            first = facts.end if facts.first is None else facts.first
             entries = facts.added - group.read - facts.length
-            if entries > 0:
-                end = max(first, group.position + 1)
-                found[shard] = Trimmed(group.position, end, entries, facts.added - facts.length)
+            if first >= group.position and entries > 0:
+                end = first if first > group.position else facts.end
+                found[shard] = Trimmed(group.position, end, entries, group.read)
         return found
 
     def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
         """Let the group count them as read, now that the loss is recorded."""
-        place = to_id(trimmed.start - 1) if trimmed.start else "0-0"
-        words = [self.group, place, trimmed.added - trimmed.entries, trimmed.added]
-        with self.server.explained(f"accounting for what was trimmed from {shard}"):
-            self._account(keys=[self.server.key(shard)], args=words)
+        self._count_as_read(shard, trimmed.start, str(trimmed.read), trimmed.read + trimmed.entries)
+
+    def _count_as_read(self, shard: Shard, position: int, before: str, after: int) -> None:
+        place = to_id(position - 1) if position else "0-0"
+        with self.server.explained(f"counting what was read of {shard}"):
+            self._account(keys=[self.server.key(shard)], args=[self.group, place, before, after])
+
+    def idle_names(self, shard: Shard) -> frozenset[bytes]:
+        """The names that nobody has touched for the policy's time."""
+        with self.server.explained(f"the names of group {self.group!r}"):
+            listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+        return frozenset(found["name"] for found in listed if found["idle"] >= self.policy.min_idle_ms)
+
+    def is_released(self, shard: Shard, name: ClaimName) -> bool:
+        """Whether a name has let go of what it holds."""
+        with self.server.explained(f"what {name!s} holds of {shard}"):
+            key = self.server.key(shard)
+            return bool(self._commands.xpending_range(key, self.group, "-", "+", 1, str(name), RELEASED_MS))
 
     def holders(self) -> Mapping[Shard, list[bytes]]:
-        """The names that hold entries, per shard."""
+        """The names that hold entries, per shard that has the group."""
         found = {}
         for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is None:
+                continue
             with self.server.explained(f"who holds entries of {shard}"):
                 listed = self._commands.xpending(self.server.key(shard), self.group)["consumers"]
             found[shard] = [entry["name"] for entry in listed]
@@ -233,7 +271,7 @@ class RedisClaims:
             room, take_one = held.room - held.used, int(not held.count)
             with self.server.explained(f"claiming entries of {shard}"):
                 is_full, is_trimmed, size, ids = self._claim_new(
-                    keys=[key], args=[self.group, str(held.name), to_id(end - 1), asked, room, take_one]
+                    keys=[key], args=[self.group, str(held.name), to_id(end - 1), asked, room, take_one, CLAIMED_MARK]
                 )
             if ids:
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
@@ -280,6 +318,8 @@ class RedisClaims:
                 least,
                 held.room - held.used,
                 int(not held.count),
+                int(not isinstance(name, ClaimName)),
+                CLAIMED_MARK,
                 *ids,
             ]
             with self.server.explained(f"taking over entries of {shard}"):
@@ -288,6 +328,8 @@ class RedisClaims:
                 places = tuple(to_sequence(entry_id) for entry_id in moved)
                 piece = Slice(shard, self.server.key(shard), Range(min(places), max(places) + 1), len(places))
                 held.add(replace(piece, places=places, error=error), moved, size)
+                if not isinstance(name, ClaimName):
+                    held.doubtful[shard] = _hull(held.doubtful.get(shard), piece.part)
             gone += missing
             if is_full:
                 return True, gone
@@ -332,7 +374,7 @@ class RedisClaims:
 
     def release(self, shard: Shard, name: ClaimName) -> None:
         """Let others take at once what a name holds, and do not count it as a delivery."""
-        self._page_through(self._release, shard, name, self.policy.min_idle_ms)
+        self._page_through(self._release, shard, name, RELEASED_MS)
 
     def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
         """The heartbeat: what the name still holds is idle no more."""
@@ -359,6 +401,10 @@ class RedisClaims:
             parsed = [ClaimName.parse(consumer["name"]) for consumer in consumers if not consumer["pending"]]
             found[shard] = [name for name in parsed if name is not None]
         return found
+
+
+def _hull(part: Range | None, other: Range) -> Range:
+    return other if part is None else Range(min(part.start, other.start), max(part.end, other.end))
 
 
 def _consumer(name: ClaimName | bytes) -> str | bytes:

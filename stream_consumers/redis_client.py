@@ -115,6 +115,12 @@ def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
         return BrokerUnavailableError(
             said, remedy="Check the address and that the server runs; nothing was lost, run again."
         )
+    if "UNCLAIMED" in text:
+        return BrokerError(
+            f"{what}: the group is not marked any more as one whose entries are claimed",
+            remedy="Its mode was switched; or the consumer 'stream-assets:claimed' was removed from it: bring it back "
+            "with stream-assets switch --to load_balanced.",
+        )
     if "no such key" in text:
         return StreamNotFoundError(said, remedy="Check the stream key.")
     if "WRONGTYPE" in text:

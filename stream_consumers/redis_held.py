@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stream_consumers.batches import Range
 from stream_consumers.claims import ClaimName
 from stream_consumers.messages import Shard
 from stream_consumers.redis_batches import Slice
@@ -18,6 +19,11 @@ class Held:
         name: the consumer name.
         records: the most entries.
         room: the most bytes; one entry is always taken.
+        ids: what it holds.
+        slices: how to read that.
+        doubtful: where entries came from clients of another kind: they may have had them from one of our names, so that
+            only the table can tell whether they are written.
+        used: bytes.
     """
 
     name: ClaimName
@@ -25,6 +31,7 @@ class Held:
     room: int
     ids: dict[Shard, list[bytes]] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
+    doubtful: dict[Shard, Range] = field(default_factory=dict)
     used: int = 0
 
     @property

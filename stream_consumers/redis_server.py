@@ -21,7 +21,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.redis_client import check_redis_options, check_redis_url, claim_policy, explain, new_client
 from stream_consumers.redis_ids import to_id, to_sequence
-from stream_consumers.redis_scripts import COUNT, SET_POSITION
+from stream_consumers.redis_scripts import COUNT, CREATE_GROUP, SET_POSITION
 from stream_consumers.urls import StreamUrl
 
 REPLY_SECONDS = 15.0
@@ -223,31 +223,26 @@ class RedisServer:
                 return GroupFacts(_behind(delivered), delivered, counted, pending)
         return None
 
-    def create_group(self, group: str, shard: Shard, *, at_end: bool, facts: StreamFacts | None) -> None:
+    def create_group(self, group: str, shard: Shard, *, at_end: bool) -> None:
         """Make a group (and its stream) unless it is there.
 
         Args:
             group: its name.
             shard: where.
             at_end: start behind what is there; Redis remembers the place, so that nothing later is missed.
-            facts: of the stream; ``None`` if it is not there.
         """
-        # So that Redis 7 counts what is read, and what was never ours does not count as lost.
-        added = 0 if facts is None else facts.added
-        counted = [] if added is None else ["ENTRIESREAD", added - (0 if at_end or facts is None else facts.length)]
+        script: Any = self.connection.register_script(CREATE_GROUP)
         with self.explained(f"creating group {group!r} of {shard}"):
             try:
-                self.connection.execute_command(
-                    "XGROUP CREATE", self.key(shard), group, "$" if at_end else "0", "MKSTREAM", *counted
-                )
+                script(keys=[self.key(shard)], args=[group, "$" if at_end else "0"])
             except redis.ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    def mark_claimed(self, group: str, shard: Shard) -> None:
-        """Mark a group as one whose entries are claimed: no position is set any more."""
+    def mark_claimed(self, group: str, shard: Shard) -> bool:
+        """Mark a group as one whose entries are claimed: no position is set any more. Whether it was not yet."""
         with self.explained(f"marking group {group!r} of {shard}"):
-            self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK)
+            return bool(self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK))
 
     def unmark_claimed(self, group: str, shard: Shard) -> None:
         """Take the mark away."""

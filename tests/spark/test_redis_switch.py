@@ -12,10 +12,12 @@ from pyspark.sql import SparkSession
 from spark_jobs import sharing
 from spark_jobs.claim_job import ClaimJob
 from spark_jobs.ingest import IngestJob
+from spark_jobs.ingestion import Batch, Step
 from spark_jobs.sharing import switch_sharing
 from stream_consumers.connect import StreamSource
-from stream_consumers.errors import GroupActiveError, InvalidOptionError
-from stream_consumers.options import ConsumerMode
+from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError
+from stream_consumers.options import ConsumerMode, DataLoss
+from stream_consumers.redis_server import CLAIMED_MARK
 from stream_consumers.urls import StreamUrl
 from tests.spark.redis_streams import Stream
 
@@ -109,3 +111,89 @@ def test_a_group_cannot_be_used_the_other_way(spark: SparkSession, stream: Strea
     stream.mode = ConsumerMode.LOAD_BALANCED
     with pytest.raises(InvalidOptionError, match="switch --to load_balanced"):
         stream.drain(spark, replace(stream.ingestion()))
+
+
+# what a review found
+
+
+def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark)
+    for to in ("load_balanced", "resumable"):
+        switch(spark, stream, to)
+        stream.add(20, first=20)
+        for key in stream.keys:
+            stream.client.xtrim(key, maxlen=4, approximate=False)
+        with pytest.raises(DataLossError, match="on_data_loss"):
+            stream.drain(spark)
+        stream.drain(spark, stream.ingestion(on_data_loss=DataLoss.RECORD))
+        assert stream.there() <= stream.rows()
+
+
+def test_what_a_foreign_client_held_before_the_switch_is_not_written_again(spark: SparkSession, stream: Stream) -> None:
+    for shard, key in enumerate(stream.keys):
+        stream.client.xgroup_create(key, stream.group, id="0")
+        stream.read_as("worker-1", 5, shard)
+
+    def stop(step: Step, batch: Batch | None) -> None:
+        if step is Step.VERIFIED:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        stream.drain(spark, observer=stop)
+    switch(spark, stream, "load_balanced")
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_mark_that_somebody_removed_comes_back_and_moves_nothing(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    for key in stream.keys:
+        stream.client.xgroup_delconsumer(key, stream.group, CLAIMED_MARK)
+    assert not switch(spark, stream, "load_balanced")
+    stream.add(4, first=20)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_late_commit_by_position_acknowledges_nothing_that_is_claimed(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.add(4, first=20)
+    stream.read_as(f"main/99/{'a' * 32}", 2)
+    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+        opened.commit(stream.group, {shard: extent.end for shard, extent in opened.extents().items()})
+    assert sum(stream.held().values()) == 2
+
+
+def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark, stream.ingestion(10))
+    spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
+    with pytest.raises(DataLossError, match="RESTORE"):
+        switch(spark, stream, "resumable")
+
+
+def test_a_switch_to_claims_waits_for_what_a_restore_left_to_do(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark, stream.ingestion(10))
+    for version in (1, 2):
+        spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF {version}").collect()
+    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+        job = IngestJob(spark, opened, stream.ingestion(5))
+        batch = job.plan()
+        assert batch is None or job.run(batch) is not None
+    stream.drain(spark)
+    assert switch(spark, stream, "load_balanced")
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_all_streams_of_a_group_are_switched_together(spark: SparkSession, redis_address: str, folder: Path) -> None:
+    one, other = (Stream(redis_address, folder, mode="load_balanced") for _ in range(2))
+    for stream in (one, other):
+        stream.add(6)
+    one.url, one.group = f"{one.url},{other.name}", "both"
+    one.drain(spark)
+    one.url = f"redis://{redis_address}/{one.name}"
+    with pytest.raises(InvalidOptionError, match=other.name):
+        switch(spark, one, "resumable")
