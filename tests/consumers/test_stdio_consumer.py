@@ -215,6 +215,7 @@ def test_nothing_is_read_away_while_nobody_listens() -> None:
         assert sequences(first, 1) == [0]
         first.close()
         pipe.write(b"[orders] 1")
+        until(lambda: first.waiting == 1, what="a line that was read and is kept")
         pipe.end()
         assert [m.sequence for m in StdioConsumer(ORDERS, broker=pipe.broker)] == [1]
 

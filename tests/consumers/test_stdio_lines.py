@@ -108,6 +108,7 @@ def test_anything_like_a_header_is_a_line(text: str) -> None:
 @example(b"\xff", "k", 0, 0, 0)
 @example(ESCAPE, "k", 0, 0, 0)
 @example(ESCAPE + b"eA==", "k", 0, 0, 0)
+@example(ESCAPE + b"Cg==", "k", 0, 0, 0)
 @example(b"", "1", 0, 0, 0)
 @example(b"[k] x", "broadcast", 0, 0, -1)
 def test_every_message_comes_back(payload: bytes, stream: str, shard: int, sequence: int, timestamp_ms: int) -> None:

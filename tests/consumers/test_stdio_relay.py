@@ -19,7 +19,7 @@ from stream_assets import cli_relay
 from stream_assets.cli import main
 from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.errors import BrokerError, SizeLimitError
-from stream_consumers.memory import MemoryProducer, forget_memory_broker
+from stream_consumers.memory import MemoryConsumer, MemoryProducer, forget_memory_broker
 from stream_consumers.messages import Message
 from stream_consumers.urls import StreamUrl
 from tests.conftest import ROOT
@@ -149,6 +149,29 @@ def test_following_ends_with_an_interrupt(tmp_path: Path) -> None:
         assert b"2 messages arrived" in told
         assert b"not known" not in told
         assert b"Traceback" not in told
+
+
+def test_an_interrupt_sends_what_was_read(monkeypatch: pytest.MonkeyPatch, memory: str, tmp_path: Path) -> None:
+    read: list[Message] = []
+    take = MemoryConsumer.next
+
+    def next_one(self: MemoryConsumer, timeout: float | None = None) -> Message | None:
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        message = take(self, timeout)
+        assert message is not None
+        read.append(message)
+        return message
+
+    monkeypatch.setattr(MemoryConsumer, "next", next_one)
+    with create_producer(f"{memory}orders") as producer:
+        for payload in (b"1", b"2"):
+            producer.send(payload)
+    ended = run(f"{memory}orders", f"file://{tmp_path}/a.ss/orders", "--live")
+    assert ended.exit_code == 1
+    assert "2 messages arrived" in ended.stderr
+    assert "not known" not in ended.stderr
+    assert [m.payload for m in messages(f"file://{tmp_path}/a.ss/orders")] == [b"1", b"2"]
 
 
 def test_what_was_read_and_not_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
