@@ -7,6 +7,7 @@ import sys
 import click
 
 from stream_assets.cli_options import print_rows, reports_errors
+from stream_assets.cli_relay import relay
 from stream_assets.cli_streams import peek, produce
 from stream_assets.cli_tables import ingest, lag, switch, verify
 
@@ -20,6 +21,7 @@ def main() -> None:
 
     \b
       file://path/to/orders.ss/orders      kafka://host:9092/orders      memory://name/orders
+      stdio:///orders                      redis://host:6379/orders
     """
 
 
@@ -45,7 +47,7 @@ def doctor() -> None:
         sys.exit(1)
 
 
-for command in (produce, peek, ingest, lag, verify, switch):
+for command in (produce, peek, relay, ingest, lag, verify, switch):
     main.add_command(command)
 
 if __name__ == "__main__":

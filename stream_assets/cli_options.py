@@ -50,15 +50,18 @@ def progress_bar() -> Progress:
     )
 
 
-client_option = click.option(
-    "-X",
-    "--client",
-    "client",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda context, option, values: dict(parse_client_option(value) for value in values),
-    help="Configure the broker's client; NAME=env:VARIABLE keeps a secret in the environment.",
-)
+def named_client_option(*names: str, of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An option that configures the client of a broker."""
+    return click.option(
+        *names,
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=lambda context, option, values: dict(parse_client_option(value) for value in values),
+        help=f"Configure the {of} client; NAME=env:VARIABLE keeps a secret in the environment.",
+    )
+
+
+client_option = named_client_option("-X", "--client", "client", of="broker's")
 
 
 def stream_options(command: Callable[P, R]) -> Callable[P, R]:

@@ -125,7 +125,7 @@ def peek(
         reset=reset,
         live=follow or is_latest,
         client=client,
-        on_dead_letter=_print_letter,
+        on_dead_letter=print_letter,
     )
     with opened as consumer:
         _go_to(consumer, start)
@@ -160,7 +160,8 @@ def _print_message(message: Message, *, as_json: bool) -> None:
     click.echo(f"[{text['timestamp']} | {message.shard.stream} | {message.sequence} | {message.shard.id}] {payload}")
 
 
-def _print_letter(letter: DeadLetter) -> None:
+def print_letter(letter: DeadLetter) -> None:
+    """Tell of a dead letter on stderr."""
     when = "" if letter.timestamp_ms is None else f" of {format_timestamp(letter.timestamp_ms)}"
     err.print(
         f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",

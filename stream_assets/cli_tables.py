@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,9 +24,12 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.stdio_spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from spark_jobs.decode import Decoder
     from spark_jobs.ingestion import BatchReport
     from spark_jobs.ledger import LedgerState
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 @click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
 @click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
+@click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio: <table>.spool.ss by default.")
 @click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
 @click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master.")
 @stream_options
@@ -63,6 +68,7 @@ def ingest(
     max_records: int | None,
     max_bytes: int | None,
     max_batches: int | None,
+    spool: Path | None,
     master: str,
     remote: str | None,
     group: str,
@@ -71,6 +77,8 @@ def ingest(
 ) -> None:
     """Write a stream into a Delta table up to its present end, each message once.
 
+    A pipe (stdio:///orders) is written into a stream file first, up to its end; that file is what is ingested.
+
     \b
     Examples:
       stream-assets ingest --source file://orders.ss/orders --table lake/orders \\
@@ -78,6 +86,7 @@ def ingest(
       stream-assets ingest --source kafka://broker:9093/orders --table lake/orders --group lakehouse \\
           -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN -X sasl.username=me \\
           -X sasl.password=env:KAFKA_PASSWORD
+      tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
     from spark_jobs.decode import Json, Raw, Text
     from spark_jobs.draining import drain
@@ -88,7 +97,8 @@ def ingest(
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
     decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
     defaults = Limits()
-    stream = StreamSource(StreamUrl.parse(source), choice(ConsumerMode, mode, option="--mode"), client)
+    url, pipe = _file_of_pipe(StreamUrl.parse(source), table, spool)
+    stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = Ingestion(
         group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
@@ -106,6 +116,8 @@ def ingest(
     with progress_bar() as progress:
         # What is wrong with either of them is told before Spark starts.
         ingestion.ledger().read()
+        if pipe is not None:
+            _spool(pipe, url, progress)
         with stream.open() as opened:
             opened.identities()
         task = progress.add_task("starting Spark", total=None)
@@ -124,6 +136,26 @@ def ingest(
             tails[0],
             remedy="All whole messages before it are in the table; the next run continues behind them.",
         )
+
+
+def _file_of_pipe(url: StreamUrl, table: str, spool: Path | None) -> tuple[StreamUrl, StreamUrl | None]:
+    """What to ingest, and the pipe that is spooled into it first, if it is one."""
+    if url.protocol == "stdio":
+        return spool_url(url, spool or default_spool_path(table)), url
+    if spool is not None:
+        raise InvalidOptionError(f"{url} is read where it is: --spool is for stdio", remedy="Leave --spool out.")
+    return url, None
+
+
+def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
+    path = Path(file.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    task = progress.add_task("spooled", total=None)
+    spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
+    note = f"note: {spooled.messages} messages of stdin are in {path} now"
+    if spooled.unclaimed:
+        note += f"; {spooled.unclaimed} lines of other streams are not"
+    err.print(note, style="yellow", markup=False, soft_wrap=True)
 
 
 def _report_row(report: BatchReport) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stream_consumers.batches import BatchSource
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
-from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError, UnsupportedError
 from stream_consumers.file_batches import FileBatchSource
 from stream_consumers.file_consumer import FileConsumer
 from stream_consumers.file_producer import FileProducer
@@ -26,9 +26,11 @@ from stream_consumers.redis_client import check_redis_options, check_redis_url
 from stream_consumers.redis_consumer import RedisConsumer
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_producer import RedisProducer
+from stream_consumers.stdio_consumer import StdioConsumer
+from stream_consumers.stdio_producer import StdioProducer, StdioProducerOptions
 from stream_consumers.urls import StreamUrl
 
-PROTOCOLS = ("file", "kafka", "memory", "redis", "rediss")
+PROTOCOLS = ("file", "kafka", "memory", "redis", "rediss", "stdio")
 _REDIS = ("redis", "rediss")
 
 
@@ -44,6 +46,7 @@ class StreamSource:
     Raises:
         InvalidUrlError: unknown protocol, no stream.
         InvalidOptionError: a mode that the backend does not have, or client options where there is no client.
+        UnsupportedError: a pipe, which cannot be read twice.
 
     Example:
         >>> StreamSource(StreamUrl.parse("memory://shop/orders")).mode.value
@@ -57,6 +60,11 @@ class StreamSource:
     def __post_init__(self) -> None:
         self.url.required_streams()
         check_protocol(self.url)
+        if self.url.protocol == "stdio":
+            raise UnsupportedError(
+                f"{self.url}: a pipe cannot be read twice, so there is no position to go on from",
+                remedy="Spool it into a file (stream-assets ingest does, or stdio_spool.spool_stdin), and use that.",
+            )
         if self.url.protocol == "kafka":
             check_client_options(self.client)
             return
@@ -237,6 +245,8 @@ def create_consumer(
     if is_redis:
         return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
     check_client(parsed, client)
+    if parsed.protocol == "stdio":
+        return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
     if mode is not ConsumerMode.REAL_TIME or group is not None:
         raise InvalidOptionError(
             f"{parsed.protocol} has no groups to consume with", remedy="Leave out the group; use mode real_time."
@@ -251,6 +261,7 @@ def create_producer(
     *,
     client: ClientConfig | None = None,
     file_options: FileProducerOptions | None = None,
+    stdio_options: StdioProducerOptions | None = None,
     shards: int | None = None,
 ) -> Producer:
     """A producer for the streams of a URL.
@@ -259,13 +270,17 @@ def create_producer(
         url: where to send.
         client: configuration of the broker's client.
         file_options: of a ``.ss`` file.
+        stdio_options: of lines on stdout.
         shards: a topic that is not there is created with so many partitions; without it that is an error.
 
     Raises:
         InvalidUrlError: unknown protocol, no stream.
+        InvalidOptionError: options of stdio for another backend.
     """
     parsed = _parsed(url)
     check_protocol(parsed)
+    if stdio_options is not None and parsed.protocol != "stdio":
+        raise InvalidOptionError(f"{parsed.protocol} is not written in lines", remedy="Leave stdio_options out.")
     if parsed.protocol == "kafka":
         return KafkaProducer(parsed, client, shards=shards)
     if parsed.protocol in _REDIS:
@@ -273,6 +288,8 @@ def create_producer(
     check_client(parsed, client)
     if parsed.protocol == "file":
         return FileProducer(parsed, file_options)
+    if parsed.protocol == "stdio":
+        return StdioProducer(parsed, stdio_options)
     return MemoryProducer(parsed)
 
 

@@ -61,6 +61,10 @@ class InvalidOptionError(StreamAssetsError, Terminal):
     """An option that is unknown, out of range, or at odds with another one."""
 
 
+class UnsupportedError(StreamAssetsError, Terminal):
+    """Something that this backend cannot do at all."""
+
+
 class StreamNotFoundError(StreamAssetsError, Terminal):
     """The file, topic or key is not there."""
 

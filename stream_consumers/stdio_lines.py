@@ -1,0 +1,193 @@
+r"""Lines of text as messages: ``[timestamp | stream | sequence | shard] payload`` (SeaStreamer's stdio format).
+
+Every part of the header may be left out from the end, the timestamp from the start; without a header the line is the
+payload. Lines are bytes. Where this differs from SeaStreamer:
+
+* A line that starts with ``[`` and has no valid header is a payload; SeaStreamer's process aborts. So is a JSON array
+  of one bare number, ``true``, ``false`` or ``null``, which could be a stream's name with no payload behind it.
+* A payload that a line cannot hold (a newline, white space around it, bytes that are not UTF-8) is written in base64
+  behind :data:`ESCAPE`, and read back where the header has a timestamp, a stream and a sequence, as ours do.
+  SeaStreamer takes it for text.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from stream_consumers.errors import FormatError, InvalidOptionError
+from stream_consumers.messages import (
+    MAX_STREAM_KEY_BYTES,
+    Message,
+    check_stream_key,
+    from_milliseconds,
+    to_milliseconds,
+)
+
+BROADCAST = "broadcast"
+SEQUENCES = 2**64
+ESCAPE = b"data:application/vnd.stream-assets;base64,"
+_HEADER = re.compile(rb"\[([^\]]+)\]")
+_TIMESTAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_STREAM = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % MAX_STREAM_KEY_BYTES)
+_NUMBER = re.compile(rb"\d{1,20}")
+_JSON_SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?|true|false|null")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a line says; ``None`` where it says nothing.
+
+    Args:
+        payload: the bytes of the message.
+        timestamp_ms: unix milliseconds; what is finer is cut off.
+        stream: the stream key; a line without one is for every consumer.
+        sequence: its place in the shard.
+        shard: the shard id.
+    """
+
+    payload: bytes = field(repr=False)
+    timestamp_ms: int | None = None
+    stream: str | None = None
+    sequence: int | None = None
+    shard: int | None = None
+
+
+def parse_line(line: bytes) -> Line:
+    """Read one line, without the newline at its end; every line can be read.
+
+    Example:
+        >>> parse_line(b"[2022-01-02T03:04:05.678 | orders | 7] {}").sequence
+        7
+        >>> parse_line(b'["a", "b"]').payload
+        b'["a", "b"]'
+    """
+    head = _HEADER.match(line)
+    header = head and _parse_header(head[1])
+    if not head or not header:
+        return Line(line)
+    payload = line[head.end() :].strip()
+    if not payload and header.timestamp_ms is header.sequence is None and _JSON_SCALAR.fullmatch(head[1].strip()):
+        return Line(line)
+    is_complete = header.timestamp_ms is not None and header.sequence is not None
+    return replace(header, payload=_unescaped(payload) if is_complete else payload)
+
+
+def format_line(message: Message) -> bytes:
+    r"""One message as a line, with its newline; :func:`parse_line` reads the same message back.
+
+    The shard is written unless it is 0, the time's milliseconds unless they are. ``None`` as a payload is written like
+    an empty one.
+
+    Raises:
+        InvalidStreamKeyError: its stream is no stream key.
+        InvalidOptionError: its time is not in the years 1 to 9999, or a number not between 0 and 2^64 - 1.
+
+    Example:
+        >>> from stream_consumers.messages import Shard
+        >>> format_line(Message(Shard("orders"), 7, 1_700_000_000_020, b"{}"))
+        b'[2023-11-14T22:13:20.020 | orders | 7] {}\n'
+        >>> format_line(Message(Shard("orders", 3), 8, 1_700_000_000_000, b"two\nlines"))
+        b'[2023-11-14T22:13:20 | orders | 8 | 3] data:application/vnd.stream-assets;base64,dHdvCmxpbmVz\n'
+    """
+    shard = message.shard
+    for name, number in (("sequence", message.sequence), ("shard", shard.id)):
+        if not 0 <= number < SEQUENCES:
+            raise InvalidOptionError(f"{name}={number} does not fit a line", remedy="Use 0 to 2^64 - 1.")
+    parts = [_timestamp(message.timestamp_ms), check_stream_key(shard.stream), str(message.sequence)]
+    if not shard.stream:
+        raise InvalidOptionError("a line cannot name the stream ''", remedy="Give the stream a name.")
+    if shard.id:
+        parts.append(str(shard.id))
+    header, payload = f"[{' | '.join(parts)}]".encode(), _escaped(message.payload or b"")
+    return b"%s %s\n" % (header, payload) if payload else header + b"\n"
+
+
+def format_bare_line(message: Message) -> bytes:
+    r"""The payload alone as a line, for tools that know no headers.
+
+    Raises:
+        FormatError: it holds a newline, so that it would be several lines.
+
+    Example:
+        >>> from stream_consumers.messages import Shard
+        >>> format_bare_line(Message(Shard("orders"), 7, 0, b"{}"))
+        b'{}\n'
+    """
+    payload = message.payload or b""
+    if b"\n" in payload:
+        raise FormatError(
+            f"a message to {message.shard} holds a newline, and would be several lines without a header",
+            remedy="Write it with its header: its payload is put into base64 then.",
+            sequence=message.sequence,
+            newlines=payload.count(b"\n"),
+        )
+    return payload + b"\n"
+
+
+def _parse_header(text: bytes) -> Line | None:
+    """What stands between the brackets, with an empty payload; ``None`` if it is no header."""
+    timestamp_ms: int | None = None
+    parts = [part.strip() for part in text.split(b"|")]
+    if b":" in parts[0]:
+        timestamp_ms = _milliseconds(parts.pop(0))
+        if timestamp_ms is None:
+            return None
+    if not parts:
+        return Line(b"", timestamp_ms)
+    stream, *numbers = parts
+    values = [int(number) if _NUMBER.fullmatch(number) else SEQUENCES for number in numbers]
+    if not _STREAM.fullmatch(stream) or len(values) > 2 or max(values, default=0) >= SEQUENCES:
+        return None
+    sequence, shard = (*values, None, None)[:2]
+    return Line(b"", timestamp_ms, stream.decode(), sequence, shard)
+
+
+def _milliseconds(text: bytes) -> int | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    *fields, fraction = match.groups()
+    year, month, day, hour, minute, second = map(int, fields)
+    try:
+        moment = to_milliseconds(datetime(year, month, day, hour, minute, second))  # noqa: DTZ001 - naive means UTC
+    except ValueError:
+        return None
+    return moment + int((fraction or b"0")[:3].ljust(3, b"0"))
+
+
+def _timestamp(milliseconds: int) -> str:
+    try:
+        moment = from_milliseconds(milliseconds).replace(tzinfo=None)
+    except OverflowError as error:
+        raise InvalidOptionError(
+            f"timestamp_ms={milliseconds} does not fit a line", remedy="Use a time in the years 1 to 9999."
+        ) from error
+    return moment.isoformat(timespec="milliseconds" if milliseconds % 1000 else "seconds")
+
+
+def _escaped(payload: bytes) -> bytes:
+    is_plain = payload == payload.strip() and b"\n" not in payload and not payload.startswith(ESCAPE)
+    return payload if is_plain and _is_text(payload) else ESCAPE + base64.b64encode(payload)
+
+
+def _unescaped(payload: bytes) -> bytes:
+    if not payload.startswith(ESCAPE):
+        return payload
+    encoded = payload[len(ESCAPE) :]
+    try:
+        decoded = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        return payload
+    # Only what we could have written: somebody else's text stays as it is.
+    return decoded if ESCAPE + base64.b64encode(decoded) == payload and _escaped(decoded) == payload else payload
+
+
+def _is_text(payload: bytes) -> bool:
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,175 @@
+"""The two ends of a pipe: chunks and lines in, whole lines out."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from stream_consumers.errors import BrokerError, FormatError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.messages import Message, Receipt, Shard
+
+CHUNK_BYTES = 256 * 1024
+MAX_LINE_BYTES = 256 * 1024 * 1024
+
+
+class InputPipe:
+    """Reads a pipe in chunks of whole lines.
+
+    It reads a duplicate of the file descriptor where there is one. A thread that waits inside Python's buffer would not
+    let the interpreter end, and one that waits on a number would read another file's bytes when that is reused.
+
+    Args:
+        stream: what to read; nothing else may read it.
+        name: shown in errors.
+        max_line_bytes: a longer line is an error, not a full memory.
+    """
+
+    def __init__(self, stream: BinaryIO | None, *, name: str = "stdin", max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._stream = stream
+        self._name = name
+        self._max_line_bytes = max_line_bytes
+        self._lines_read = 0
+
+    def lines(self) -> Iterator[list[bytes]]:
+        """The lines as they come, without their newlines; the last one counts without one, too.
+
+        Raises:
+            StreamNotFoundError: it is closed.
+            StreamRemovedError: it cannot be read.
+            FormatError: a line is longer than ``max_line_bytes``.
+        """
+        if self._stream is None or self._stream.closed:
+            raise StreamNotFoundError(f"{self._name} is closed", remedy="Pipe something into it.")
+        try:
+            yield from self._split(self._stream)
+        except (OSError, ValueError) as error:
+            raise StreamRemovedError(
+                f"{self._name} cannot be read: {error}", remedy="Pipe something into it.", lines=self._lines_read
+            ) from error
+
+    def _split(self, stream: BinaryIO) -> Iterator[list[bytes]]:
+        rest: list[bytes] = []
+        size = 0
+        for chunk in _chunks(stream):
+            first, *more = chunk.split(b"\n")
+            rest.append(first)
+            size += len(first)
+            if size > self._max_line_bytes:
+                raise FormatError(
+                    f"a line of {self._name} is too long",
+                    remedy="End messages with a newline.",
+                    line=self._lines_read + 1,
+                    limit=self._max_line_bytes,
+                )
+            if more:
+                lines = [b"".join(rest), *more[:-1]]
+                self._lines_read += len(lines)
+                rest, size = [more[-1]], len(more[-1])
+                yield lines
+        if size:
+            yield [b"".join(rest)]
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    descriptor = _descriptor(stream)
+    if descriptor is None:
+        while chunk := stream.readline(CHUNK_BYTES):
+            yield chunk
+        return
+    own = os.dup(descriptor)
+    try:
+        while True:
+            try:
+                chunk = os.read(own, CHUNK_BYTES)
+            except BlockingIOError:
+                select.select([own], [], [])
+                continue
+            if not chunk:
+                return
+            yield chunk
+    finally:
+        os.close(own)
+
+
+class OutputPipe:
+    """Writes whole lines to a pipe, and numbers the messages of each shard from 0.
+
+    Args:
+        stream: where to write.
+        name: shown in errors.
+    """
+
+    COALESCE_BYTES = 64 * 1024
+
+    def __init__(self, stream: BinaryIO | None, *, name: str = "stdout") -> None:
+        self._stream = stream
+        self._name = name
+        self._lock = threading.Lock()
+        self._pending = bytearray()
+        self._next: dict[Shard, int] = {}
+
+    def send(
+        self, shard: Shard, timestamp_ms: int | None, payload: bytes, form: Callable[[Message], bytes]
+    ) -> tuple[Receipt, Message]:
+        """Put one message behind those that wait to be written; writes when there are enough.
+
+        Raises:
+            BrokenPipeError, BrokerError: see :meth:`flush`.
+            StreamAssetsError: as ``form`` says; nothing of the message is written.
+        """
+        moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        with self._lock:
+            message = Message(shard, self._next.get(shard, 0), moment, payload)
+            self._pending += form(message)
+            self._next[shard] = message.sequence + 1
+            if len(self._pending) >= self.COALESCE_BYTES:
+                self._write()
+        return Receipt(shard, message.sequence, moment), message
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises:
+            BrokenPipeError: nobody reads the pipe any more; what waited is dropped.
+            BrokerError: it cannot be written; what waited is written by the next call.
+        """
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._pending:
+            return
+        if self._stream is None or self._stream.closed:
+            raise BrokerError(f"{self._name} is closed", remedy="Leave it open.", bytes=len(self._pending))
+        try:
+            self._stream.flush()
+            descriptor = _descriptor(self._stream)
+            if descriptor is None:
+                self._stream.write(self._pending)
+                self._stream.flush()
+                self._pending.clear()
+            while self._pending and descriptor is not None:
+                try:
+                    del self._pending[: os.write(descriptor, self._pending)]
+                except BlockingIOError:
+                    select.select([], [descriptor], [])
+        except BrokenPipeError:
+            self._pending.clear()
+            raise
+        except OSError as error:
+            raise BrokerError(
+                f"{self._name} cannot be written: {error}",
+                remedy="Make room, then flush again.",
+                bytes=len(self._pending),
+            ) from error
+
+
+def _descriptor(stream: BinaryIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, AttributeError):
+        return None
