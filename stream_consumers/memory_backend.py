@@ -28,6 +28,7 @@ class _Group:
     position: int
     pending: dict[int, _Pending] = field(default_factory=dict)
     consumers: set[str] = field(default_factory=set)
+    cursors: dict[str, int] = field(default_factory=dict)
 
 
 class MemoryBackend:
@@ -44,7 +45,6 @@ class MemoryBackend:
         self._streams: dict[str, dict[int, bytes]] = {}
         self._ends: dict[str, int] = {}
         self._groups: dict[tuple[str, str], _Group] = {}
-        self._cursors: dict[tuple[str, str, str], int] = {}
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.stream_backend.StreamBackend.create_group`."""
@@ -109,11 +109,11 @@ class MemoryBackend:
         with self._changed:
             known = self._group(stream, group)
             known.consumers.add(consumer)
-            cursor = self._cursors.get((stream, group, consumer), 0)
+            cursor = known.cursors.get(consumer, 0)
             in_turn = sorted(known.pending, key=lambda number: (number <= cursor, number))
             idle = time.monotonic() - min_idle_seconds
             chosen = [number for number in in_turn if known.pending[number].touched <= idle][:count]
-            self._cursors[stream, group, consumer] = chosen[-1] if chosen else 0
+            known.cursors[consumer] = chosen[-1] if chosen else 0
             return [self._deliver(stream, known, consumer, number) for number in chosen]
 
     def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[Entry]:
@@ -162,8 +162,9 @@ class MemoryBackend:
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """See :meth:`stream_consumers.stream_backend.StreamBackend.forget_consumer`."""
         with self._changed:
-            self._cursors.pop((stream, group, consumer), None)
             known = self._groups.get((stream, group))
+            if known is not None:
+                known.cursors.pop(consumer, None)
             if known is None or any(held.consumer == consumer for held in known.pending.values()):
                 return False
             known.consumers.discard(consumer)
