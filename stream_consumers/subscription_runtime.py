@@ -102,7 +102,7 @@ class SubscriptionRuntime:
             is_done = self._flusher.close(left()) and is_done
         finally:
             self._leave()
-            self._observer.close(max(left(), BRIEFLY_SECONDS))
+            self._observer.close(left())
         if not is_done:
             raise ShutdownTimeoutError(
                 f"the subscription of {self._config.stream!r} was closed, but handlers were still running",
