@@ -10,7 +10,7 @@ ID, ATTEMPT, SIZE = "dead-letter-id", "dead-letter-attempt", "dead-letter-size"
 MAX_REASON = 2000
 
 
-def dead_letter(entry: Entry, *, stream: str, group: str, reason: str) -> EventMessage:
+def dead_letter(entry: Entry, *, stream: str, group: str, reason: str, only_place: bool = False) -> EventMessage:
     """The dead letter of an entry: the message itself, or the bytes that are none, and where it was and why.
 
     Args:
@@ -18,6 +18,7 @@ def dead_letter(entry: Entry, *, stream: str, group: str, reason: str) -> EventM
         stream: where it was read.
         group: whose member gave it up.
         reason: why; cut after 2000 letters.
+        only_place: leave the message itself out.
 
     Example:
         >>> from datetime import datetime, timezone
@@ -37,6 +38,8 @@ def dead_letter(entry: Entry, *, stream: str, group: str, reason: str) -> EventM
     }
     if isinstance(entry, Decoded):
         was = entry.message
+        if only_place:
+            return EventMessage(b"", was.uid[:MAX_REASON], kind=was.kind[:MAX_REASON], headers=place)
         headers = {**was.headers, **place}
         return EventMessage(was.payload, was.uid, was.key, was.kind, was.idempotency_key, headers)
     headers = {**place, SIZE: str(entry.size)}

@@ -9,7 +9,7 @@ from typing import Protocol
 from stream_consumers.ack_flusher import AckFlusher
 from stream_consumers.dead_letter_events import dead_letter
 from stream_consumers.error_observer import ErrorScope
-from stream_consumers.errors import FormatError
+from stream_consumers.errors import FormatError, SizeLimitError
 from stream_consumers.event_messages import Decoded, Entry, Malformed
 from stream_consumers.received_message import ReceivedMessage
 from stream_consumers.stream_backend import StreamBackend
@@ -138,15 +138,22 @@ class EntryProcessor:
 
     def _reject(self, entry: Entry, reason: str) -> None:
         """Publish a dead letter and acknowledge; without the one never the other."""
-        stream = self._config.dead_letter_stream
-        if stream is not None:
-            letter = dead_letter(entry, stream=self._config.stream, group=self._config.group, reason=reason)
+        if self._config.dead_letter_stream is not None:
             try:
-                self._backend.publish(stream, letter)
+                self._publish_dead_letter(self._config.dead_letter_stream, entry, reason)
             except Exception as error:
                 self._tell(ErrorScope.DEAD_LETTER, error, entry, lasting=True)
                 raise
         self._acknowledge(entry)
+
+    def _publish_dead_letter(self, stream: str, entry: Entry, reason: str) -> None:
+        source, group = self._config.stream, self._config.group
+        try:
+            self._backend.publish(stream, dead_letter(entry, stream=source, group=group, reason=reason))
+        except SizeLimitError:
+            # With its reason the message is larger than it was.
+            pointer = dead_letter(entry, stream=source, group=group, reason=reason, only_place=True)
+            self._backend.publish(stream, pointer)
 
     def _bury(self, entry: Entry, reason: str) -> None:
         try:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError, StreamAssetsError
+from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError
 from stream_consumers.event_messages import Decoded, Delivery, Entry, EventMessage, Malformed
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
@@ -64,8 +64,11 @@ class JsonCodec:
         if ("payload" in parts) == ("payload_base64" in parts):
             raise _no_message("it must have either payload or payload_base64")
         headers = parts.get("headers", {})
-        if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        if not isinstance(headers, dict):
             raise _no_message("its headers are not names and texts")
+        for name in headers:
+            name.encode()
+            _text(headers, name)
         payload = (
             _text(parts, "payload").encode()
             if "payload" in parts
@@ -96,12 +99,13 @@ class Envelope:
                 f"max_payload_bytes={max_payload_bytes} allows nothing", remedy="Use 1 or more, or 0 for no limit."
             )
         self._codec, self._most = codec, max_payload_bytes
+        self._most_sealed = _ENVELOPE_FACTOR * max_payload_bytes + _ENVELOPE_BYTES
 
     def seal(self, message: EventMessage) -> bytes:
         """The bytes to publish.
 
         Raises:
-            SizeLimitError: the payload is too large.
+            SizeLimitError: the payload, or what is beside it, is too large.
             FormatError: the codec cannot encode it.
         """
         size = len(message.payload)
@@ -113,19 +117,25 @@ class Envelope:
                 max_payload_bytes=self._most,
             )
         try:
-            return self._codec.encode(message)
-        except StreamAssetsError:
-            raise
+            sealed = self._codec.encode(message)
         except Exception as error:
             raise FormatError(
                 f"message {message.uid!r} cannot be encoded: {error!r}",
                 remedy="Check its fields, or use another codec.",
             ) from error
+        if self._most and len(sealed) > self._most_sealed:
+            raise SizeLimitError(
+                f"message {message.uid!r} has too much beside its payload to publish",
+                remedy="Make its headers smaller, or raise max_payload_bytes on both sides.",
+                bytes=len(sealed),
+                max_bytes=self._most_sealed,
+            )
+        return sealed
 
     def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> Entry:
         """An entry of what was read."""
         size = len(raw)
-        if self._most and size > _ENVELOPE_FACTOR * self._most + _ENVELOPE_BYTES:
+        if self._most and size > self._most_sealed:
             return self._oversize(entry_id, size, delivery)
         try:
             message = self._codec.decode(raw)
@@ -154,6 +164,8 @@ def _text(parts: Mapping[str, Any], name: str) -> str:
     value = parts.get(name, "")
     if not isinstance(value, str):
         raise _no_message(f"its {name} is no text")
+    # Half a surrogate pair could not be published again, not even as a dead letter.
+    value.encode()
     return value
 
 

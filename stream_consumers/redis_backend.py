@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ MAX_BLOCK_SECONDS = REPLY_SECONDS / 2
 # How many pending entries one search for idle ones may look at.
 _PAGE, _PAGES = 1000, 20
 _BEGIN = "-"
+_HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
+MAX_NOTED = 100_000
 _log = logging.getLogger(__name__)
 _Triple = tuple[str, str, str]
 
@@ -206,7 +209,11 @@ class RedisBackend:
 
     def _note(self, stream: str, group: str, entry_ids: Sequence[str]) -> None:
         with self._lock:
-            self._noted.setdefault((stream, group), set()).update(entry_ids)
+            noted = self._noted.setdefault((stream, group), set())
+            if len(noted) > MAX_NOTED:
+                # Taken over and acknowledged by others; what is in the hash goes with time.
+                noted.clear()
+            noted.update(entry_ids)
 
     def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> Entry:
         if fields is None:
@@ -271,7 +278,8 @@ def _times(stream: str, group: str) -> str:
     """The key of the first deliveries, in the slot of the stream.
 
     Example:
-        >>> _times("orders", "billing")
-        '{orders}:first-received:billing'
+        >>> _times("orders", "billing"), _times("{shop}orders", "billing")
+        ('{orders}:first-received:billing', '{shop}orders:first-received:billing')
     """
-    return f"{stream if '{' in stream else f'{{{stream}}}'}:first-received:{group}"
+    tagged = stream if _HASH_TAG.match(stream) else f"{{{stream}}}"
+    return f"{tagged}:first-received:{group}"

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from stream_consumers.errors import FormatError, GroupRemovedError, InvalidOptionError, SizeLimitError
 from stream_consumers.event_codec import Envelope, JsonCodec
 from stream_consumers.event_messages import Decoded, Entry, EventMessage, Malformed
 from stream_consumers.memory_backend import MemoryBackend
-from stream_consumers.redis_backend import RedisBackend
+from stream_consumers.redis_backend import RedisBackend, _times
 from stream_consumers.stream_backend import StreamBackend
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
@@ -150,6 +151,9 @@ def test_s18_an_oversize_message_is_refused(other: Any, stream: str) -> None:
     with pytest.raises(SizeLimitError, match=rf"bytes={LIMIT + 1}, max_payload_bytes={LIMIT}"):
         other.backend.publish(stream, EventMessage(b"x" * (LIMIT + 1)))
     assert other.entries(stream) == []
+    with pytest.raises(SizeLimitError, match="too much beside its payload"):
+        other.backend.publish(stream, EventMessage(b"", headers={"a": "x" * (2 * LIMIT + 64 * 1024)}))
+    assert other.entries(stream) == []
     # The limit is about the payload, not about what the codec makes of it.
     other.backend.publish(stream, EventMessage(b"\xff" * LIMIT))
     other.backend.create_group(stream, GROUP, "0")
@@ -233,10 +237,22 @@ def test_the_first_delivery_is_the_first(backend: StreamBackend, stream: str) ->
 
 @pytest.mark.parametrize(
     "raw",
-    [b"{", b"[]", b'{"uid": "1"}', b'{"payload": 1}', b'{"payload": "", "headers": {"retry": 1}}', b"\xff\xfe",
-     b'{"payload_base64": "="}', b'{"payload": "\\ud800"}', b'{"payload": "", "uid": 99999999999999999999}'],
+    [
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"uid": "1"}',
+        b'{"payload": 1}',
+        b'{"payload_base64": "="}',
+        b'{"payload": "\\ud800"}',
+        b'{"payload": "", "uid": "\\ud800"}',
+        b'{"payload": "", "uid": 99999999999999999999}',
+        b'{"payload": "", "headers": {"retry": 1}}',
+        b'{"payload": "", "headers": {"a": "\\ud800"}}',
+        b'{"payload": "", "headers": {"\\ud800": "a"}}',
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_s30_an_entry_that_cannot_be_decoded_poisons_neither_read_nor_reclaim(
     other: Any, stream: str, raw: bytes
 ) -> None:
@@ -483,6 +499,11 @@ def test_nothing_is_left_beside_a_stream_when_all_is_acknowledged(redis_address:
         assert other.client.pttl(times) > 0
         other.backend.ack_many(stream, GROUP, ids)
         assert not other.client.exists(times)
+
+
+@pytest.mark.parametrize("name", ["orders", "orders:0", "{shop}orders", "shop{orders}", "{a}{b}"])
+def test_what_is_kept_beside_a_stream_is_in_its_slot(name: str) -> None:
+    assert key_slot(_times(name, GROUP).encode()) == key_slot(name.encode())
 
 
 def test_both_are_stream_backends() -> None:

@@ -403,6 +403,17 @@ def test_the_largest_message_and_the_largest_malformed_entry_fit_into_a_dead_let
     assert [letter.payload for letter in bench.dead] == [b"\xff" * 1000] * 2
 
 
+def test_a_message_that_is_too_large_with_its_reason_is_a_dead_letter_with_its_place(bench: Bench) -> None:
+    headers = {"a": "x" * (2 * 1000 + 64 * 1024 - 100)}
+    entry_id = bench.backend.publish(bench.stream, EventMessage(b"", headers=headers))
+    with bench.subscribe(raise_value_error):
+        until(lambda: bench.dead, seconds=PATIENCE)
+        bench.wait_for_nothing_pending()
+    (letter,) = bench.dead
+    assert letter.headers[ID] == entry_id
+    assert "a" not in letter.headers
+
+
 def test_r1_an_entry_that_was_removed_while_pending_is_told_and_does_not_stay(bench: Bench) -> None:
     first, _ = bench.leave_behind(b"0", b"1")
     bench.other.remove(bench.stream, first)
@@ -452,7 +463,7 @@ def test_a_handler_that_acknowledged_and_then_raises_is_not_retried(bench: Bench
         received.ack()
         raise ValueError
 
-    with bench.subscribe(acknowledge_and_raise):
+    with bench.subscribe(acknowledge_and_raise, retry=RetryPolicy(max_retries=0)):
         bench.send(b"0", b"1")
         bench.wait_for_calls(2)
     assert bench.attempts == [1, 1]
