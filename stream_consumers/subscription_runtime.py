@@ -36,7 +36,7 @@ class SubscriptionRuntime:
         self._observer = ObserverThread(observer)
         self._places = InFlight(config.max_in_flight)
         self._stopping = threading.Event()
-        self._is_aborted = self._is_dropped = self._is_closed = self._is_forgotten = False
+        self._is_aborted = self._is_dropped = self._is_closed = False
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
         self._flusher = AckFlusher(
@@ -50,6 +50,7 @@ class SubscriptionRuntime:
             backend, config, self.consumer, handler, flusher=self._flusher, tell=self.tell, stopping=self._stopping
         )
         self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._touch_seconds = config.claim_idle_seconds / TOUCHES_PER_IDLE
         self._next_claim = self._next_touch = 0.0
         self._is_turn_of_new = False
         self._doing = ErrorScope.READ
@@ -135,11 +136,7 @@ class SubscriptionRuntime:
         self._places.wake()
 
     def _leave(self) -> None:
-        """Leave the group, once, whatever happened before."""
-        with self._lock:
-            was_forgotten, self._is_forgotten = self._is_forgotten, True
-        if was_forgotten:
-            return
+        """Leave the group, whatever happened before; who begins to close does it, so that it happens once."""
         try:
             self._backend.forget_consumer(self._config.stream, self._config.group, self.consumer)
         except Exception as error:  # noqa: BLE001 - the name stays in the group; nothing is lost
@@ -160,7 +157,8 @@ class SubscriptionRuntime:
                     return
                 failures = 0 if self._turn() else failures + 1
                 if failures:
-                    self._stopping.wait(_LOOP_BACKOFF.delay(failures))
+                    # Not longer than the heartbeat may wait.
+                    self._stopping.wait(min(_LOOP_BACKOFF.delay(failures), self._touch_seconds))
         finally:
             for _ in self._workers:
                 self._entries.put(None)
@@ -192,7 +190,7 @@ class SubscriptionRuntime:
         ids = self._places.ids
         if ids:
             self._backend.touch(self._config.stream, self._config.group, self.consumer, ids)
-        self._next_touch = now + self._config.claim_idle_seconds / TOUCHES_PER_IDLE
+        self._next_touch = now + self._touch_seconds
 
     def _fetch(self, room: int) -> list[Entry]:
         """What was left behind, when it is time to look for that, else what is new; at most so many."""

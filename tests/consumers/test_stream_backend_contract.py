@@ -465,6 +465,21 @@ def test_a_group_that_was_made_again_is_searched_from_the_beginning(other: Any, 
 # Redis only
 
 
+def test_acknowledging_takes_one_command_per_1000_entries(redis_address: str, stream: str) -> None:
+    with behind("redis", redis_address) as other:
+        ids = filled(other.backend, stream, 2300)
+        other.backend.read_new(stream, GROUP, ME, 2300, 0)
+
+        def commands() -> int:
+            return int(other.client.info("stats")["total_commands_processed"])
+
+        asking = commands()
+        cost = commands() - asking
+        before = commands()
+        assert other.backend.ack_many(stream, GROUP, ids) == 2300
+        assert commands() - before - cost == 3
+
+
 def test_r17_an_entry_without_the_message_field_is_malformed_with_its_bytes(redis_address: str, stream: str) -> None:
     with behind("redis", redis_address) as other:
         other.backend.create_group(stream, GROUP, "0")

@@ -498,6 +498,28 @@ def test_a_claim_takes_no_more_than_there_are_places_for(bench: Bench) -> None:
     assert sorted(bench.calls) == [(b"%d" % number, 2) for number in range(10)]
 
 
+def test_a_claim_that_takes_long_is_not_given_up_when_something_new_comes(bench: Bench) -> None:
+    bench.leave_behind(b"old")
+    claiming, release = threading.Event(), threading.Event()
+
+    def claim_slowly(*arguments: Any) -> Any:
+        found = bench.backend.reclaim_idle(*arguments)
+        claiming.set()
+        release.wait(PATIENCE)
+        return found
+
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 0.06)
+    # Given up, it would come with a third delivery.
+    slow = Wrapped(bench.backend, reclaim_idle=claim_slowly)
+    with bench.subscribe(backend=slow, claim_idle_seconds=0.05, max_in_flight=2, retry=RetryPolicy(backoff_seconds=0)):
+        assert claiming.wait(PATIENCE)
+        bench.send(b"new")
+        release.set()
+        bench.wait_for_calls(2)
+    assert sorted(bench.calls) == [(b"new", 1), (b"old", 2)]
+
+
 def test_new_messages_come_while_a_long_backlog_is_taken_over(bench: Bench) -> None:
     bench.leave_behind(*(b"old" for _ in range(50)))
     bench.send(b"new")
@@ -741,6 +763,34 @@ def test_abort_does_not_wait_for_handlers_and_acknowledges_nothing_more(bench: B
     release.set()
     assert ended.wait(PATIENCE)
     assert list(bench.pending) == ids[:2]
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_what_was_fetched_while_it_stopped_is_handled_by_close_only(bench: Bench, end: str) -> None:
+    reading, release = threading.Event(), threading.Event()
+
+    def read_slowly(*arguments: Any) -> Any:
+        found = bench.backend.read_new(*arguments)
+        if found:
+            reading.set()
+            release.wait(PATIENCE)
+        return found
+
+    (entry_id,) = bench.send(b"0")
+    before = set(threading.enumerate())
+    subscription = bench.subscribe(backend=Wrapped(bench.backend, read_new=read_slowly))
+    assert reading.wait(PATIENCE)
+    stopping = threading.Thread(target=getattr(subscription, end))
+    stopping.start()
+    until(lambda: not subscription.is_running, seconds=PATIENCE)
+    release.set()
+    stopping.join(PATIENCE)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    if end == "abort":
+        assert (bench.calls, list(bench.pending)) == ([], [entry_id])
+    else:
+        assert (bench.calls, bench.pending) == ([(b"0", 1)], {})
 
 
 def test_a_handler_cannot_close_what_waits_for_it(bench: Bench) -> None:
