@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from stream_consumers.dead_letter_events import ATTEMPT, ID, MALFORMED_KIND, REASON, SIZE, STREAM
-from stream_consumers.error_observer import ErrorReport, ErrorScope
+from stream_consumers.error_observer import ErrorReport, ErrorScope, ObserverThread
 from stream_consumers.errors import (
     BrokerUnavailableError,
     DeliverySettledError,
@@ -636,6 +636,29 @@ def test_an_observer_that_raises_or_blocks_holds_nothing_up(bench: Bench, caplog
     assert [record.message for record in caplog.records if "observer" in record.message] == [
         "the error observer raised ValueError('the observer is broken'); later errors of it are not logged"
     ]
+
+
+def test_reports_that_an_observer_is_too_slow_for_are_dropped_and_counted(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, started = threading.Event(), threading.Event()
+    seen: list[ErrorReport] = []
+
+    def observe(report: ErrorReport) -> None:
+        seen.append(report)
+        started.set()
+        release.wait(PATIENCE)
+
+    thread = ObserverThread(observe, capacity=2)
+    report = ErrorReport(ErrorScope.READ, ValueError("x"), bench.stream, GROUP, "me")
+    thread.tell(report)
+    assert started.wait(PATIENCE)
+    for _ in range(10):
+        thread.tell(report)
+    release.set()
+    thread.close(PATIENCE)
+    assert (len(seen), thread.dropped) == (3, 8)
+    assert len([record for record in caplog.records if "too slow" in record.message]) == 1
 
 
 @pytest.mark.parametrize(("method", "scope"), [("read_new", ErrorScope.READ), ("reclaim_idle", ErrorScope.RECLAIM)])
