@@ -94,7 +94,7 @@ class ProducerEndedError(StreamAssetsError, Terminal):
 
 
 class SizeLimitError(StreamAssetsError, Terminal):
-    """A file would grow beyond its size limit."""
+    """A file, or a message, would be larger than its limit."""
 
 
 class StreamEndedError(StreamAssetsError, Terminal):
@@ -171,6 +171,14 @@ class GroupActiveError(StreamAssetsError, Transient):
 
 class GroupRemovedError(StreamAssetsError, Terminal):
     """A consumer group was removed, alone or with its stream, while a member was reading."""
+
+
+class DeliverySettledError(StreamAssetsError, Terminal):
+    """A delivery was acknowledged, rejected or given back a second time."""
+
+
+class ShutdownTimeoutError(StreamAssetsError, Transient):
+    """Handlers were still running when the time to close was over; what they work on stays pending."""
 
 
 class MissingDependencyError(StreamAssetsError, Terminal):

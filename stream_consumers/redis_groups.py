@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -164,9 +165,30 @@ class RedisGroup:
             answers = pipeline.execute()
         return {found["message_id"]: int(found["times_delivered"]) for answer in answers for found in answer}
 
+    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[str] = ()) -> Any:
+        """Run a script; its arguments begin with the group's name and the member's.
+
+        Args:
+            shard: of the stream that is its first key.
+            script: see :mod:`stream_consumers.redis_scripts`.
+            arguments: after the names.
+            beside: more keys, in the same slot of a cluster.
+
+        Raises:
+            GroupRemovedError: the group or the stream is gone.
+        """
+        key = self.keys[shard]
+        registered: Any = self._server.connection.register_script(script)
+        with self._explained("running a script", [key]):
+            return registered(keys=[key, *beside], args=[self.name, self.consumer, *arguments])
+
+    def stop_reading(self) -> None:
+        """Close the connection for reading; the server's stays open."""
+        self._reading.close()
+
     def close(self) -> None:
         """Close the connections."""
-        self._reading.close()
+        self.stop_reading()
         self._server.close()
 
     def _is_there(self, key: str) -> bool:

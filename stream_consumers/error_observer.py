@@ -1,0 +1,102 @@
+"""Telling somebody of errors without ever waiting for him."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+
+class ErrorScope(str, enum.Enum):
+    """What failed (eventbus's scopes).
+
+    ``read``: reading, or an entry that is malformed. ``reclaim``: taking over, keeping or redelivering entries.
+    ``ack``: acknowledging. ``dead_letter``: publishing a dead letter. ``handler``: the handler raised. ``drop``: the
+    subscription was dropped without being closed.
+    """
+
+    READ = "read"
+    RECLAIM = "reclaim"
+    ACK = "ack"
+    DEAD_LETTER = "dead_letter"
+    HANDLER = "handler"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """One error and where it belongs.
+
+    Args:
+        scope: what failed.
+        error: how.
+        stream: of the subscription.
+        group: of the subscription.
+        consumer: of the subscription.
+        entry_id: which entry; ``None`` if it is not about one.
+        attempt: which delivery of it.
+    """
+
+    scope: ErrorScope
+    error: BaseException
+    stream: str
+    group: str
+    consumer: str
+    entry_id: str | None = None
+    attempt: int | None = None
+
+
+ErrorObserver = Callable[[ErrorReport], None]
+
+
+def log_error(report: ErrorReport) -> None:
+    """The default observer: a warning in the log."""
+    place = f" entry {report.entry_id} (attempt {report.attempt})" if report.entry_id else ""
+    _log.warning("%s of %r as %r:%s %s", report.scope.value, report.stream, report.group, place, report.error)
+
+
+class ObserverThread:
+    """Calls an observer on a thread of its own. What it raises is logged once; what it is too slow for is dropped.
+
+    Args:
+        observer: gets the reports in order.
+        capacity: how many may wait for it.
+    """
+
+    def __init__(self, observer: ErrorObserver, *, capacity: int = 1000) -> None:
+        self.dropped = 0
+        self._observer, self._capacity = observer, capacity
+        # Can be put to from anywhere, also while garbage is collected.
+        self._reports: queue.SimpleQueue[ErrorReport | None] = queue.SimpleQueue()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="error-observer", daemon=True)
+        self._thread.start()
+
+    def tell(self, report: ErrorReport) -> None:
+        """Pass a report on; never waits, never raises."""
+        if self._reports.qsize() >= self._capacity:
+            if not self.dropped:
+                _log.warning("the error observer is too slow: reports are dropped (capacity=%d)", self._capacity)
+            self.dropped += 1
+        else:
+            self._reports.put(report)
+
+    def close(self, timeout: float) -> None:
+        """Wait at most so many seconds until the observer was told everything."""
+        self._reports.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(max(0.0, timeout))
+
+    def _run(self) -> None:
+        while (report := self._reports.get()) is not None:
+            try:
+                self._observer(report)
+            except BaseException as error:  # noqa: BLE001 - an observer must not end what it observes
+                if not self._has_failed:
+                    _log.warning("the error observer raised %r; later errors of it are not logged", error)
+                self._has_failed = True
