@@ -169,5 +169,17 @@ class GroupRemovedError(StreamAssetsError, Terminal):
     """A consumer group was removed, alone or with its stream, while a member was reading."""
 
 
+class GroupsNotRememberedError(StreamAssetsError, Terminal):
+    """Nobody remembers the positions of groups for this stream."""
+
+
+class ProducerFencedError(StreamAssetsError, Terminal):
+    """Another producer has taken over the transactional id."""
+
+
+class TransactionAbortedError(StreamAssetsError, Transient):
+    """A transaction was given up: neither its messages nor its positions count."""
+
+
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""
