@@ -307,13 +307,13 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._given |= shards
         self._forget_ends(shards)
         if self._observer is not None:
-            self._observer.gained(shards)
+            self._observer.on_assigned(shards)
 
     def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
         try:
             if self._observer is not None:
-                self._observer.losing(shards)
+                self._observer.on_revoked(shards)
         finally:
             self._given -= shards
             self._unreached -= shards

@@ -19,11 +19,11 @@ Positions = Mapping[Shard, int]
 class ShardObserver(Protocol):
     """Is told, by the thread that reads, of shards that come and go."""
 
-    def gained(self, shards: frozenset[Shard]) -> None:
+    def on_assigned(self, shards: frozenset[Shard]) -> None:
         """These are read from here on."""
         ...
 
-    def losing(self, shards: frozenset[Shard]) -> None:
+    def on_revoked(self, shards: frozenset[Shard]) -> None:
         """These are given back when this returns: the last moment to commit them."""
         ...
 
@@ -47,7 +47,7 @@ class KafkaShardControl(ABC):
         with self._lock:
             self._observer = observer
             if self._given:
-                observer.gained(self._given)
+                observer.on_assigned(self._given)
 
     def committed(self) -> Positions:
         """What the group has committed of the shards that are read; those without are left out.
