@@ -132,13 +132,22 @@ def test_an_end_that_was_reached_behind_messages_of_a_paused_shard_is_not_commit
         # It is paused while the client has it all already.
         consumer._reader._pause_natively = lambda: None  # type: ignore[method-assign]
         consumer.pause([Shard(topic)])
-        fill(kafka, topic, 3, partitions=1)
-        until(lambda: consumer.next(0.05) or consumer.progress()[0].received == 3)
-        until(lambda: consumer.next(0.05) or consumer._consumer.reached_ends() == {Shard(topic): 3})  # type: ignore[attr-defined]
+        producer = transactional(kafka)
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce(topic, b"%d" % number, partition=0)
+        producer.commit_transaction()
+        until(lambda: consumer.next(0.05) or consumer.progress()[0].received == 4)
+        until(lambda: consumer.next(0.05) or consumer._consumer.reached_ends() == {Shard(topic): 4})  # type: ignore[attr-defined]
         consumer.commit()
         assert committed(kafka, group, topic).get(0, 0) == 0
         consumer.resume([Shard(topic)])
-        assert [message.sequence for message in read(consumer, 3)] == [0, 1, 2]
+        messages = read(consumer, 3)
+        assert [message.sequence for message in messages] == [0, 1, 2]
+        for message in messages:
+            consumer.ack(message)
+        consumer.commit()
+        assert committed(kafka, group, topic) == {0: 4}
 
 
 def test_a_message_behind_markers_that_is_running_is_not_passed(kafka: str) -> None:

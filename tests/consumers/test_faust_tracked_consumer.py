@@ -295,6 +295,23 @@ def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: Stre
         assert broker.positions == {ONE: 6}
 
 
+def test_what_ran_before_a_seek_by_time_and_comes_again_is_finished_by_the_second_delivery(
+    url: StreamUrl, broker: Broker
+) -> None:
+    send(url, *[ONE] * 6)
+    with tracked(url, broker) as consumer:
+        messages = consumer.get_many(5, timeout=1)
+        for message in messages[:4]:
+            consumer.ack(message)
+        consumer.seek(from_milliseconds(1_002))
+        again = consumer.next(1)
+        assert again is not None
+        assert again.sequence == 2
+        assert not consumer.ack(messages[4])
+        consumer.commit()
+        assert broker.positions == {ONE: 2}
+
+
 # pause and resume (16)
 
 
@@ -532,6 +549,7 @@ def test_commit_every_so_many_acks_also_when_the_first_message_still_runs(url: S
         until(lambda: consumer._commits.pending == 0)
         for message in messages[6:16]:
             consumer.ack(message)
+        assert consumer.force_commit() is CommitResult.NOTHING_TO_DO
         assert consumer._commits.pending == 10, "counted until a commit has succeeded"
         consumer.ack(messages[5])
         for message in messages[16:]:
@@ -556,7 +574,7 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
 
 
-def test_a_commit_in_a_stranger_of_an_error_is_kept_too(url: StreamUrl, broker: Broker) -> None:
+def test_an_error_that_is_none_of_ours_is_kept_too(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
         message = consumer.next(1)
@@ -719,7 +737,7 @@ def test_on_buffer_full_and_drop_by_hand_and_a_drop_without_full_changes_nothing
 
 
 def test_revoked_calls_back_once_commits_and_then_forgets(url: StreamUrl, broker: Broker) -> None:
-    send(url, ONE, TWO, TWO)
+    send(url, ONE, *[TWO] * 3)
     steps: list[object] = []
     consumer: TrackedConsumer
 
@@ -738,7 +756,7 @@ def test_revoked_calls_back_once_commits_and_then_forgets(url: StreamUrl, broker
         assert broker.calls == [{TWO: 1}, {TWO: 2}]
         assert [m.shard for m in consumer.unacked] == [ONE]
         assert [p.shard for p in consumer.progress()] == [ONE]
-        assert not consumer.ack(messages[1, 1])
+        assert not consumer.ack(messages[1, 2])
 
 
 def test_revoked_commits_while_another_commit_is_stuck(url: StreamUrl, broker: Broker) -> None:
