@@ -181,5 +181,17 @@ class ShutdownTimeoutError(StreamAssetsError, Transient):
     """Handlers were still running when the time to close was over; what they work on stays pending."""
 
 
+class GroupsNotRememberedError(StreamAssetsError, Terminal):
+    """Nobody remembers the positions of groups for this stream."""
+
+
+class ProducerFencedError(StreamAssetsError, Terminal):
+    """Another producer has taken over the transactional id."""
+
+
+class TransactionAbortedError(StreamAssetsError, Transient):
+    """A transaction was given up: neither its messages nor its positions count."""
+
+
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""

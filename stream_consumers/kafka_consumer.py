@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -24,6 +24,7 @@ from stream_consumers.iteration import Assignment, MessageIterator
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain, is_lost
 from stream_consumers.kafka_headers import read_headers
+from stream_consumers.kafka_shard_control import KafkaShardControl, Positions
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.urls import StreamUrl
@@ -32,10 +33,9 @@ POLL_SECONDS = 0.1
 METADATA_SECONDS = 5.0
 # How long a broker holds a fetch for which it has nothing: a replay ends so much later.
 FETCH_WAIT_MS = 50
-Positions = Mapping[Shard, int]
 
 
-class KafkaConsumer(MessageIterator):
+class KafkaConsumer(KafkaShardControl, MessageIterator):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
     Nothing is committed unless :meth:`commit` is called.
@@ -76,7 +76,9 @@ class KafkaConsumer(MessageIterator):
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
         self._given: frozenset[Shard] = frozenset()
-        self._ended: set[Shard] = set()
+        # Where the end was when it was reached.
+        self._reached: dict[Shard, int] = {}
+        self._begun: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
         self._look_again = time.monotonic() + METADATA_SECONDS
@@ -104,7 +106,7 @@ class KafkaConsumer(MessageIterator):
                 message = self._take(min(left, POLL_SECONDS))
                 if message is not None:
                     return message
-                if not self._live and self._given and self._given <= self._ended:
+                if not self._live and self._given and self._given <= self._reached.keys():
                     raise StreamEndedError(
                         "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
                     )
@@ -173,8 +175,15 @@ class KafkaConsumer(MessageIterator):
         if self._mode is ConsumerMode.RESUMABLE:
             self._cluster.commit(self._group, positions)
             return
-        places = [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+        places = _places(positions)
         with self._lock:
+            lost = sorted(frozenset(positions) - self._given)
+            if lost:
+                # The broker would take it, over what the new owner has committed.
+                raise GroupActiveError(
+                    f"group {self._group!r} has given {lost[0]} to another member",
+                    remedy="Its new owner reads it again from what is committed.",
+                )
             try:
                 answers = self._consumer.commit(offsets=places, asynchronous=False) or []
                 refused = [place.error for place in answers if place.error is not None]
@@ -205,10 +214,10 @@ class KafkaConsumer(MessageIterator):
             return None
         shard, error = Shard(found.topic() or "", found.partition() or 0), found.error()
         if error is not None:
-            self._heed(error, shard)
+            self._heed(error, shard, found.offset() or 0)
             return None
         message = _message(shard, found)
-        self._ended.discard(shard)
+        self._reached.pop(shard, None)
         if isinstance(message, DeadLetter):
             self._on_dead_letter(message)
             return None
@@ -217,9 +226,9 @@ class KafkaConsumer(MessageIterator):
         self._unreached.discard(shard)
         return message
 
-    def _heed(self, error: KafkaError, shard: Shard) -> None:
+    def _heed(self, error: KafkaError, shard: Shard, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ended.add(shard)
+            self._reached[shard] = offset
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise DataLossError(
                 f"{shard} of {self._url} does not hold the messages at the position",
@@ -245,7 +254,8 @@ class KafkaConsumer(MessageIterator):
         if new:
             self._known |= new
             self._given |= new
-            self._consumer.incremental_assign(_places(self._cluster.starts(new)))
+            self._begun |= self._cluster.starts(new)
+            self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
 
     def _selected(self) -> list[Shard]:
         """The shards that the next seek or rewind is about."""
@@ -269,7 +279,8 @@ class KafkaConsumer(MessageIterator):
 
     def _go_to(self, positions: Positions) -> None:
         """Read from here; what was fetched before is dropped by the client."""
-        self._ended = set()
+        self._reached = {}
+        self._begun |= positions
         if self._is_incremental():
             self._consumer.incremental_unassign(_places(positions))
             self._consumer.incremental_assign(_places(positions))
@@ -286,18 +297,31 @@ class KafkaConsumer(MessageIterator):
 
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
-        places = _places(self._first(shards))
+        first = self._first(shards)
+        self._begun |= first
+        places = _places(first)
         if self._is_incremental():
             consumer.incremental_assign(places)
         else:
             consumer.assign(places)
         self._given |= shards
-        self._ended -= shards
+        self._forget_ends(shards)
+        if self._observer is not None:
+            self._observer.on_assigned(shards)
 
     def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
-        self._given -= shards
-        self._unreached -= shards
+        try:
+            if self._observer is not None:
+                self._observer.on_revoked(shards)
+        finally:
+            self._given -= shards
+            self._unreached -= shards
+            self._forget_ends(shards)
+
+    def _forget_ends(self, shards: frozenset[Shard]) -> None:
+        for shard in shards:
+            self._reached.pop(shard, None)
 
     def _check_own_assignment(self) -> None:
         if self._mode is ConsumerMode.LOAD_BALANCED:

@@ -231,6 +231,12 @@ class MemoryConsumer(MessageIterator):
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
 
+    def go_to(self, positions: Mapping[Shard, int]) -> None:
+        """Continue these shards at these sequences; others go on where they are."""
+        with self._broker.changed:
+            self._next |= positions
+            self._unreached -= positions.keys()
+
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
         self._assignment.assign(shard)

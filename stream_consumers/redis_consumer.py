@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
@@ -97,6 +98,12 @@ class RedisConsumer(MessageIterator):
         with self._lock:
             shards = frozenset(self._selected())
             self._go_to(self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0))
+
+    def go_to(self, positions: Mapping[Shard, int]) -> None:
+        """Continue these shards at these sequences; others go on where they are."""
+        with self._lock:
+            self._buffer = deque(item for item in self._buffer if item.shard not in positions)
+            self._next |= positions
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""

@@ -1,0 +1,51 @@
+"""What some consumers can do beyond the protocol, as a wrapper finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+from stream_consumers.kafka_shard_control import ShardObserver
+from stream_consumers.messages import Shard
+
+Positions = Mapping[Shard, int]
+
+
+@runtime_checkable
+class PositionedConsumer(Protocol):
+    """A consumer whose shards can be moved one by one."""
+
+    def go_to(self, positions: Positions) -> None:
+        """Continue these shards at these sequences."""
+        ...
+
+
+@runtime_checkable
+class PausableConsumer(Protocol):
+    """A consumer that can stop fetching single shards."""
+
+    def pause(self, shards: Iterable[Shard]) -> None:
+        """Fetch nothing of these."""
+        ...
+
+    def resume(self, shards: Iterable[Shard]) -> None:
+        """Fetch them again."""
+        ...
+
+
+@runtime_checkable
+class ObservableConsumer(Protocol):
+    """A consumer whose shards come and go."""
+
+    def observe(self, observer: ShardObserver) -> None:
+        """Tell ``observer``."""
+        ...
+
+
+@runtime_checkable
+class EndedConsumer(Protocol):
+    """A consumer that knows of ends that are no messages."""
+
+    def reached_ends(self) -> Positions:
+        """The ends that were reached."""
+        ...

@@ -1,0 +1,105 @@
+"""Options, callbacks and states of a tracked consumer."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
+
+Shards = frozenset[Shard]
+
+
+class Activity(enum.Flag):
+    """What a tracked consumer is doing now (Faust's ``diag`` flags)."""
+
+    NOTHING = 0
+    FETCHING = enum.auto()
+    COMMITTING = enum.auto()
+    SEEKING = enum.auto()
+    WAITING_EMPTY = enum.auto()
+    SHARDS_REVOKED = enum.auto()
+    SHARDS_ASSIGNED = enum.auto()
+    FLOW_STOPPED = enum.auto()
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingCallbacks:
+    """Who is told of what; called by the thread in which it happens.
+
+    Args:
+        on_revoked: the group takes these shards. They are committed when this returns, and given back then: finish
+            and acknowledge what can be finished quickly.
+        on_assigned: the group gave these shards.
+        on_buffer_full: so many messages of a shard are unfinished that no more of it are handed out.
+        on_buffer_drop: they are again.
+        on_task_error: processing a message failed.
+    """
+
+    on_revoked: Callable[[Shards], None] = _nothing
+    on_assigned: Callable[[Shards], None] = _nothing
+    on_buffer_full: Callable[[Shard], None] = _nothing
+    on_buffer_drop: Callable[[Shard], None] = _nothing
+    on_task_error: Callable[[BaseException], None] = _nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackingOptions:
+    """Options of a tracked consumer (Faust's names where it has them, and its defaults).
+
+    Args:
+        commit_interval_seconds: how often to commit in the background what is finished (``broker_commit_interval``);
+            ``None`` commits only when asked to, or by ``commit_every``.
+        commit_every: acknowledgements after which to commit in the background (``broker_commit_every``); ``None``
+            does not count.
+        retry_seconds: how long to wait after a failed commit; twice as long after each further one.
+        retry_limit_seconds: the longest such wait.
+        buffer_size: unfinished messages of one shard (``stream_buffer_maxsize``); at 80 % of it no more are handed
+            out, until there are no more than 40 %.
+        close_seconds: how long :meth:`close` waits for unfinished messages (``stream_wait_empty``); 0 does not wait.
+
+    Raises:
+        InvalidOptionError: naming what is out of range.
+
+    Example:
+        >>> options = TrackingOptions(buffer_size=10)
+        >>> options.full_at, options.drop_at
+        (8, 4)
+    """
+
+    commit_interval_seconds: float | None = 2.8
+    commit_every: int | None = 10_000
+    retry_seconds: float = 0.5
+    retry_limit_seconds: float = 30.0
+    buffer_size: int = 4096
+    close_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("commit_interval_seconds", "retry_seconds", "retry_limit_seconds"):
+            value = getattr(self, name)
+            is_off = value is None and name == "commit_interval_seconds"
+            if not is_off and not (math.isfinite(value) and value > 0):
+                raise InvalidOptionError(f"{name}={value} is no time between commits", remedy="Use more than 0.")
+        if not (math.isfinite(self.close_seconds) and self.close_seconds >= 0):
+            raise InvalidOptionError(f"close_seconds={self.close_seconds} is no time to wait", remedy="Use 0 or more.")
+        for name, least in (("commit_every", 1), ("buffer_size", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidOptionError(f"{name}={value} is too few", remedy=f"Use {least} or more.")
+
+    @property
+    def full_at(self) -> int:
+        """Unfinished messages at which a shard is full."""
+        return max(1, self.buffer_size * 4 // 5)
+
+    @property
+    def drop_at(self) -> int:
+        """Unfinished messages at which a full shard goes on."""
+        return self.buffer_size * 2 // 5
