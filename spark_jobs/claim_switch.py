@@ -18,6 +18,7 @@ from spark_jobs.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.claims import ClaimName
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
+from stream_consumers.messages import Shard
 from stream_consumers.redis_claims import RedisClaims
 
 
