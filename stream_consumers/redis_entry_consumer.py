@@ -199,11 +199,13 @@ class GroupEntryConsumer(EntryReader):
             raise NotSubscribedError(
                 f"{stream} is not read by this consumer", remedy=f"Read are: {', '.join(self._identifiers)}."
             )
-        with self._lock:
-            self._check_open()
-            self._start()
-            ids = [(entry if isinstance(entry, str) else entry.id).encode() for entry in entries]
-            return self._member.acknowledge(Shard(stream), ids)
+        self._check_open()
+        if not self._is_started:
+            with self._lock:
+                self._start()
+        # Without the lock, which a waiting reader has.
+        ids = [(entry if isinstance(entry, str) else entry.id).encode() for entry in entries]
+        return self._member.acknowledge(Shard(stream), ids)
 
     @property
     def _member(self) -> RedisGroup:
