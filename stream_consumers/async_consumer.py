@@ -81,7 +81,8 @@ class AsyncConsumer:
         """
         if self._is_closed:
             raise _closed()
-        if self._returned and not self._waiters:
+        # Where something was returned, nobody waits.
+        if self._returned:
             return self._returned.popleft()
         loop = asyncio.get_running_loop()
         waiter = _Waiter(loop.create_future(), math.inf if timeout is None else loop.time() + timeout)
@@ -121,7 +122,7 @@ class AsyncConsumer:
             await asyncio.to_thread(self._consumer.close)
         finally:
             while self._waiters:
-                self._fail(self._waiters.popleft(), _closed())
+                self._waiters.popleft().answer.set_exception(_closed())
             self._thread.shutdown(wait=False)
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -148,10 +149,6 @@ class AsyncConsumer:
         """Read while somebody waits."""
         loop = asyncio.get_running_loop()
         while self._waiters:
-            while self._returned and self._waiters:
-                self._give(self._returned.popleft())
-            if not self._waiters:
-                return
             asked = list(self._waiters)
             if self._read is None:
                 left = min(waiter.deadline for waiter in asked) - loop.time()
@@ -165,7 +162,7 @@ class AsyncConsumer:
             error = read.exception()
             if error is not None:
                 if self._waiters:
-                    self._fail(self._waiters.popleft(), error)
+                    self._waiters.popleft().answer.set_exception(error)
                 continue
             message = read.result()
             if message is not None:
@@ -174,12 +171,10 @@ class AsyncConsumer:
                 self._expire(asked)
 
     def _give(self, message: Message) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.answer.done():
-                waiter.answer.set_result(message)
-                return
-        self._returned.append(message)
+        if self._waiters:
+            self._waiters.popleft().answer.set_result(message)
+        else:
+            self._returned.append(message)
 
     def _expire(self, asked: list[_Waiter]) -> None:
         """Those that asked before the last read, and have no time left, get nothing."""
@@ -188,11 +183,6 @@ class AsyncConsumer:
             if waiter.deadline <= now and waiter in self._waiters:
                 self._waiters.remove(waiter)
                 waiter.answer.set_result(None)
-
-    @staticmethod
-    def _fail(waiter: _Waiter, error: BaseException) -> None:
-        if not waiter.answer.done():
-            waiter.answer.set_exception(error)
 
     def _forget(self, waiter: _Waiter) -> None:
         """A task was cancelled; what it was given already is for the next one."""

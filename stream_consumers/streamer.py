@@ -49,7 +49,8 @@ class Streamer:
         self._url, self._client, self._file_options = url, client, file_options
         self._lock = threading.RLock()
         self._consumers: WeakSet[Consumer] = WeakSet()
-        self._producers: WeakSet[StreamerProducer] = WeakSet()
+        # Strong: what somebody sent and forgot is flushed by disconnecting.
+        self._producers: list[StreamerProducer] = []
         self._file_writer: Producer | None = None
         self._is_connected = True
 
@@ -130,7 +131,7 @@ class Streamer:
         with self._lock:
             self._check_connected()
             producer = StreamerProducer(open_writer, stream=stream, sharder=sharder, is_shared=is_file)
-            self._producers.add(producer)
+            self._producers = [*(known for known in self._producers if not known.is_ended), producer]
             return producer
 
     def disconnect(self) -> None:

@@ -39,6 +39,11 @@ class StreamerProducer:
         """The anchor."""
         return self._stream
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it was ended or closed."""
+        return self._ended
+
     def anchor(self, stream: str) -> None:
         """Say where messages go that name no stream; once.
 

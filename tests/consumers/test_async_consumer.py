@@ -226,6 +226,20 @@ def test_an_event_loop_that_ends_while_somebody_waits_loses_nothing(url: str) ->
     run(go_on)
 
 
+def test_a_move_forgets_what_was_passed_on(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = asyncio.create_task(consumer.next())
+            await until_waiting(consumer, 1)
+            consumer._waiters[0].answer.add_done_callback(lambda _: waiting.cancel())
+            send(url, 1, 2, 3)
+            await asyncio.wait([waiting])
+            await consumer.rewind(2)
+            assert number(await consumer.next(PATIENCE)) == 3
+
+    run(test)
+
+
 # the rest of a consumer
 
 

@@ -20,7 +20,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis_entry_consumer import EntryConsumer, create_entry_consumer
-from tests.consumers.test_coredis_consumers import PATIENCE, Found, Keys, by_stream, take
+from tests.consumers.test_coredis_consumers import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
 from tests.polling import until
 from tests.services.lossy_proxy import LossyProxy
 
@@ -187,25 +187,41 @@ def test_a_group_that_is_removed_is_told_and_never_made_again(keys: Keys, remove
 # lost answers
 
 
-def test_entries_of_an_answer_that_got_lost_come_with_the_next(keys: Keys, redis_address: str) -> None:
-    keys.add(keys.a, range(2))
-    with keys.member(keys.a) as before:
+@pytest.mark.parametrize("before", [0, 2])
+def test_entries_of_an_answer_that_got_lost_come_with_the_next(keys: Keys, redis_address: str, before: int) -> None:
+    # Ids of several lengths.
+    for number in range(7, 9):
+        keys.client.xadd(keys.a, {"id": number}, id=f"{number}-1")
+    with keys.member(keys.a) as earlier:
         # Pending from before: not wanted again.
-        take(before, 2)
+        take(earlier, 2)
     with LossyProxy(redis_address) as proxy:
-        through = create_entry_consumer(
-            f"redis://{proxy.address}/{keys.a},{keys.b}", group="group-a", consumer="consumer-1"
-        )
-        with through as consumer:
-            assert consumer.get_entry() is None
-            for name in (keys.a, keys.b):
-                keys.add(name, range(2, 5))
-            assert len(take(consumer, 2)) == 2
+        url = f"redis://{proxy.address}/{keys.a}"
+        with create_entry_consumer(url, group=GROUP, consumer=ME) as consumer:
+            for number in range(9, 14):
+                keys.client.xadd(keys.a, {"id": number}, id=f"{number}-1")
+            found = take(consumer, before)
             proxy.drop_the_reply_of(b"XREADGROUP")
             with pytest.raises(BrokerUnavailableError):
                 consumer.get_entry()
             assert proxy.dropped == 1
-            assert by_stream(consumer) == {keys.a: [3, 4], keys.b: [3, 4]}
+            assert by_stream([*found, *consumer]) == {keys.a: list(range(9, 14))}
+
+
+def test_an_entry_that_could_not_be_acknowledged_is_returned_by_the_next_call(keys: Keys, redis_address: str) -> None:
+    keys.add(keys.a, range(3))
+    with keys.member(keys.a) as earlier:
+        take(earlier, 3)
+    with LossyProxy(redis_address) as proxy:
+        options = {"start_from_backlog": True, "auto_acknowledge": True, "buffer_size": 5}
+        url = f"redis://{proxy.address}/{keys.a}"
+        with create_entry_consumer(url, group=GROUP, consumer=ME, **options) as consumer:
+            found = take(consumer, 1)
+            proxy.drop_the_reply_of(b"XACK")
+            with pytest.raises(BrokerUnavailableError):
+                consumer.get_entry()
+            assert by_stream([*found, *consumer]) == {keys.a: [0, 1, 2]}
+            assert keys.pending(keys.a) == 0
 
 
 # waiting

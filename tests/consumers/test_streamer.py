@@ -74,6 +74,9 @@ def test_a_file_that_is_missing(place: str, path: Path) -> None:
     assert items(path) == []
     with pytest.raises(StreamExistsError):
         connect(place, file_options=new)
+    path.unlink()
+    with connect(place, file_options=new) as streamer:
+        assert streamer.create_producer("hello").send(b"x").sequence == 1
     connect(place).disconnect()
 
 
@@ -257,6 +260,30 @@ def test_disconnecting_flushes_ends_and_closes_everything(place: str, path: Path
     # The file is free again.
     with connect(f"{place}orders") as other:
         other.create_producer()
+
+
+def test_disconnecting_ends_a_file_whose_producers_are_closed(place: str, path: Path) -> None:
+    with connect(f"{place}orders", file_options=KIB_EOS) as streamer:
+        for number in range(2):
+            with streamer.create_producer() as producer:
+                producer.send(b"%d" % number)
+            assert [message.payload for message in sent(items(path))] == [b"%d" % n for n in range(number + 1)]
+    assert [message.payload for message in sent(items(path))] == [b"0", b"1", END_OF_STREAM.payload]
+
+
+def test_disconnecting_sends_what_producers_hold_that_nobody_closed(redis_address: str) -> None:
+    name = unique_name()
+    with connect(f"redis://{redis_address}/{name}") as streamer:
+        streamer.create_producer().send(b"forgotten")
+        with streamer.create_producer() as closed:
+            closed.send(b"closed")
+        producer = streamer.create_producer()
+        producer.send(b"held")
+    with pytest.raises(ProducerEndedError):
+        producer.send(b"x")
+    with connect(f"redis://{redis_address}/{name}") as streamer:
+        found = {message.text() for message in streamer.create_consumer(live=False)}
+    assert found == {"forgotten", "closed", "held"}
 
 
 def test_a_file_has_the_producers_of_one_streamer(place: str) -> None:
