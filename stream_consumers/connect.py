@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from stream_consumers.batches import BatchSource
 from stream_consumers.client_config import ClientConfig
@@ -26,6 +27,7 @@ from stream_consumers.redis_client import check_redis_options, check_redis_url
 from stream_consumers.redis_consumer import RedisConsumer
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_producer import RedisProducer
+from stream_consumers.shared_groups import SharedGroupConsumer
 from stream_consumers.stdio_consumer import StdioConsumer
 from stream_consumers.stdio_producer import StdioProducer, StdioProducerOptions
 from stream_consumers.urls import StreamUrl
@@ -196,7 +198,8 @@ def create_consumer(
     Args:
         url: where to read.
         mode: ``real_time`` has no group; ``resumable`` goes on where the group is, with all shards; ``load_balanced``
-            shares the shards with the group's other members.
+            shares with the group's other members: shards on Kafka, messages elsewhere. Members that read a file or
+            memory are those of this process, see :class:`stream_consumers.shared_groups.SharedGroupConsumer`.
         group: the consumer group.
         reset: where to start without a position.
         live: wait at the end; without it the stream ends there.
@@ -237,7 +240,7 @@ def create_consumer(
             options=group_options,
             on_dead_letter=on_dead_letter,
         )
-    if is_redis and group is not None:
+    if mode is ConsumerMode.REAL_TIME and group is not None:
         raise InvalidOptionError(
             f"mode real_time has no group, but group={group!r} is given",
             remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
@@ -247,13 +250,24 @@ def create_consumer(
     check_client(parsed, client)
     if parsed.protocol == "stdio":
         return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
-    if mode is not ConsumerMode.REAL_TIME or group is not None:
+    open_consumer = partial(_open_consumer, parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
+    if mode is ConsumerMode.RESUMABLE:
         raise InvalidOptionError(
-            f"{parsed.protocol} has no groups to consume with", remedy="Leave out the group; use mode real_time."
+            f"{parsed.protocol} remembers no positions to resume at", remedy="Use mode real_time or load_balanced."
         )
-    if parsed.protocol == "file":
-        return FileConsumer(parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
-    return MemoryConsumer(parsed, reset=reset, live=live)
+    if mode is ConsumerMode.REAL_TIME:
+        return open_consumer()
+    if group is None:
+        raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same group.")
+    return SharedGroupConsumer(parsed, group=group, reset=reset, live=live, open_consumer=open_consumer)
+
+
+def _open_consumer(
+    url: StreamUrl, *, reset: AutoStreamReset, live: bool, on_dead_letter: DeadLetterObserver
+) -> Consumer:
+    if url.protocol == "file":
+        return FileConsumer(url, reset=reset, live=live, on_dead_letter=on_dead_letter)
+    return MemoryConsumer(url, reset=reset, live=live)
 
 
 def create_producer(

@@ -169,6 +169,10 @@ class GroupActiveError(StreamAssetsError, Transient):
     """The group has live members that are not ours, so that its positions cannot be set from outside."""
 
 
+class GroupNotFoundError(StreamAssetsError, Terminal):
+    """A consumer group that was to be there is not."""
+
+
 class GroupRemovedError(StreamAssetsError, Terminal):
     """A consumer group was removed, alone or with its stream, while a member was reading."""
 

@@ -166,6 +166,14 @@ class KafkaCluster:
         with _options_explained():
             return Consumer({**_CONSUMER_DEFAULTS, **self.settings, **settings, "error_cb": self._reasons}, logger=_log)
 
+    def check(self) -> None:
+        """Ask whether somebody is there.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=REQUEST_SECONDS)}, "the cluster")
+
     def topics(self, streams: Sequence[str]) -> Mapping[str, Topic]:
         """The topics of these names.
 

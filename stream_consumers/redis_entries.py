@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from stream_consumers.errors import FormatError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis_ids import to_sequence, to_timestamp_ms
 
@@ -30,6 +31,29 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
     field = _readable(message_field)
     error = f"the entry has no field {field!r}" if not payloads else f"the field {field!r} occurs {len(payloads)} times"
     return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
+
+
+def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:
+    """What Redis replied for an entry, as a message; a dead letter where that cannot be.
+
+    Args:
+        shard: where it was read.
+        entry_id: its id.
+        fields: names and values in turn; ``None`` where it was trimmed while it was pending.
+        message_field: the name of the payload's field.
+
+    Example:
+        >>> read_reply(Shard("orders"), b"1-0", None, b"msg").error
+        'the entry 1-0 was trimmed or deleted while it was pending'
+    """
+    try:
+        if fields is not None:
+            return read_entry(shard, entry_id, fields, message_field)
+        sequence = to_sequence(entry_id)
+    except FormatError as error:
+        return DeadLetter(shard, None, None, original_bytes(fields or []), str(error))
+    said = f"the entry {entry_id.decode()} was trimmed or deleted while it was pending"
+    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), b"", said)
 
 
 def original_bytes(fields: list[bytes]) -> bytes:

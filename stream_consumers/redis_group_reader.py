@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from stream_consumers.errors import FormatError, StreamAssetsError
+from stream_consumers.errors import StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import AutoCommit, RedisGroupOptions
 from stream_consumers.redis_acknowledgements import Acknowledgements, Place
-from stream_consumers.redis_entries import original_bytes, read_entry
+from stream_consumers.redis_entries import read_reply
 from stream_consumers.redis_groups import NEW, START, RedisGroup
-from stream_consumers.redis_ids import to_sequence, to_timestamp_ms
 from stream_consumers.redis_server import RawEntry
 
 BATCH = 100
@@ -149,22 +148,10 @@ class RedisGroupReader:
             self._group.acknowledge(shard, [entry_id for entry_id, _ in entries])
         for entry_id, fields in entries:
             if self._acknowledgements.receive((shard, entry_id)):
-                item = _read(shard, entry_id, fields, self._message_field)
+                item = read_reply(shard, entry_id, fields, self._message_field)
                 if most is not None and counts.get(entry_id, 1) > most and isinstance(item, Message):
                     item = _too_often(item, counts[entry_id], most)
                 self._put((shard, entry_id), item)
-
-
-def _read(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:
-    """An entry as a message; a dead letter where that cannot be."""
-    try:
-        if fields is not None:
-            return read_entry(shard, entry_id, fields, message_field)
-        sequence = to_sequence(entry_id)
-    except FormatError as error:
-        return DeadLetter(shard, None, None, original_bytes(fields or []), str(error))
-    said = f"the entry {entry_id.decode()} was trimmed or deleted while it was pending"
-    return DeadLetter(shard, sequence, to_timestamp_ms(sequence), b"", said)
 
 
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:

@@ -115,9 +115,21 @@ class RedisGroup:
         with self._server.explained(f"acknowledging in {key}"):
             for begin in range(0, len(ids), ACK_CHUNK):
                 done += int(self._server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
-        if ids and not done and not self._is_there(key):
+        if ids and not done and self.last_delivered(shard) is None:
             raise self._removed([key], f"{len(ids)} entries could not be acknowledged")
         return done
+
+    def last_delivered(self, shard: Shard) -> str | None:
+        """The id of the last entry that the group gave to anybody; ``None`` if the group or the stream is not there."""
+        with self._server.explained("looking for the group"):
+            try:
+                groups = self._server.connection.xinfo_groups(self.keys[shard])
+            except redis.ResponseError as error:
+                if "no such key" in str(error):
+                    return None
+                raise
+        found = (group["last-delivered-id"].decode() for group in groups if group["name"] == self.name.encode())
+        return next(found, None)
 
     def has_idle_peer(self, shard: Shard, idle_seconds: float) -> bool:
         """Whether another member has entries and has been silent for so long."""
@@ -190,16 +202,6 @@ class RedisGroup:
         """Close the connections."""
         self.stop_reading()
         self._server.close()
-
-    def _is_there(self, key: str) -> bool:
-        with self._server.explained("looking for the group"):
-            try:
-                groups = self._server.connection.xinfo_groups(key)
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return False
-                raise
-        return any(group["name"] == self.name.encode() for group in groups)
 
     @contextmanager
     def _explained(self, what: str, keys: list[str]) -> Iterator[None]:

@@ -108,6 +108,18 @@ class RedisServer:
         """A client of its own, for requests that block up to ``reply_seconds``."""
         return new_client(self.url, self.client_options, reply_seconds=reply_seconds, is_cluster=self.is_cluster)
 
+    def check(self) -> None:
+        """Ask whether somebody is there.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError: as the server says.
+        """
+        try:
+            with self.explained("connecting"):
+                self.connection.ping()
+        finally:
+            self.close()
+
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
         """Errors of Redis within, in our words."""

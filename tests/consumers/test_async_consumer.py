@@ -1,0 +1,315 @@
+"""Consumers under asyncio: many that wait, some that are cancelled, and no message lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stream_consumers.async_consumer import AsyncConsumer
+from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.consumer import Edge
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamRemovedError
+from stream_consumers.messages import Message, Shard, from_milliseconds
+
+PATIENCE = 20.0
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://async-{next(_numbers)}/orders"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test(), PATIENCE)
+
+    asyncio.run(bounded())
+
+
+def send(url: str, *numbers: int) -> None:
+    with create_producer(url) as producer:
+        for number in numbers:
+            producer.send(b"%d" % number, timestamp_ms=1_000 + number)
+
+
+def number(message: Message | None) -> int | None:
+    return int(message.payload or b"") if message else None
+
+
+async def until_waiting(consumer: AsyncConsumer, count: int) -> None:
+    while len(consumer._waiters) != count:
+        await asyncio.sleep(0)
+
+
+def test_iterates_until_the_stream_ends(url: str) -> None:
+    send(url, *range(5))
+
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
+            assert [number(message) async for message in consumer] == list(range(5))
+            assert [message async for message in consumer] == []
+            with pytest.raises(StreamEndedError, match="no more messages"):
+                await consumer.next()
+
+    run(test)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.15])
+def test_next_without_a_message_gives_up_in_time(url: str, timeout: float) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            begin = time.monotonic()
+            assert await consumer.next(timeout) is None
+            assert timeout <= time.monotonic() - begin < timeout + 2
+
+    run(test)
+
+
+def test_next_without_waiting_gets_what_is_there(url: str) -> None:
+    send(url, 1, 2)
+
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            assert [number(await consumer.next(0)) for _ in range(3)] == [1, 2, None]
+
+    run(test)
+
+
+def test_somebody_who_does_not_wait_is_not_held_up_by_somebody_who_does(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            patient = asyncio.create_task(consumer.next())
+            await until_waiting(consumer, 1)
+            assert await consumer.next(0) is None
+            assert not patient.done()
+            send(url, 1)
+            assert number(await patient) == 1
+
+    run(test)
+
+
+def test_the_loop_goes_on_while_somebody_waits(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = asyncio.create_task(consumer.next())
+            begin = time.monotonic()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert time.monotonic() - begin < 1
+            send(url, 7)
+            assert number(await waiting) == 7
+
+    run(test)
+
+
+def test_many_that_wait_get_theirs_in_the_order_they_asked(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = [asyncio.create_task(consumer.next()) for _ in range(20)]
+            await until_waiting(consumer, 20)
+            send(url, *range(20))
+            assert [number(message) for message in await asyncio.gather(*waiting)] == list(range(20))
+
+    run(test)
+
+
+# cancellation
+
+
+def test_cancelled_while_waiting_takes_no_message(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = [asyncio.create_task(consumer.next()) for _ in range(3)]
+            await until_waiting(consumer, 3)
+            waiting[0].cancel()
+            waiting[2].cancel()
+            await asyncio.wait([waiting[0], waiting[2]])
+            send(url, 1, 2)
+            assert number(await waiting[1]) == 1
+            assert number(await consumer.next()) == 2
+
+    run(test)
+
+
+def test_cancelled_after_the_message_was_given_passes_it_on_first(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = asyncio.create_task(consumer.next())
+            await until_waiting(consumer, 1)
+            given = consumer._waiters[0].answer
+            send(url, 1, 2)
+            # The moment between the message and the task that wakes up with it.
+            given.add_done_callback(lambda _: waiting.cancel())
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [1, 2]
+
+    run(test)
+
+
+def test_a_read_that_everybody_has_left_keeps_its_message(url: str) -> None:
+    class Slow:
+        """Answers when it is told to, whatever the time."""
+
+        def __init__(self) -> None:
+            self.consumer = create_consumer(url)
+            self.asked, self.told = threading.Event(), threading.Event()
+
+        def next(self, timeout: float | None = None) -> Message | None:
+            self.asked.set()
+            assert self.told.wait(PATIENCE)
+            return self.consumer.next(timeout)
+
+        def close(self) -> None:
+            self.consumer.close()
+
+    send(url, 1, 2)
+
+    async def test() -> None:
+        slow: Any = Slow()
+        async with AsyncConsumer(slow) as consumer:
+            waiting = asyncio.create_task(consumer.next())
+            await asyncio.to_thread(slow.asked.wait, PATIENCE)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            slow.told.set()
+            assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [1, 2]
+
+    run(test)
+
+
+def test_cancelling_all_the_time_loses_nothing(url: str) -> None:
+    count = 300
+    found: list[int | None] = []
+
+    async def read(consumer: AsyncConsumer, place: int) -> None:
+        while len(found) < count:
+            task = asyncio.create_task(consumer.next())
+            for _ in range(place):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                found.append(number(task.result()))
+
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            send(url, *range(count))
+            await asyncio.gather(*(read(consumer, place) for place in (3, 5, 8, 50)))
+            assert sorted(n for n in found if n is not None) == list(range(count))
+            assert await consumer.next(0) is None
+
+    run(test)
+
+
+def test_an_event_loop_that_ends_while_somebody_waits_loses_nothing(url: str) -> None:
+    consumer = AsyncConsumer(create_consumer(url))
+    waiting = []
+
+    async def give_up() -> None:
+        waiting.append(asyncio.create_task(consumer.next()))
+        await until_waiting(consumer, 1)
+
+    async def go_on() -> None:
+        assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [1, 2]
+        await consumer.close()
+
+    run(give_up)
+    send(url, 1, 2)
+    run(go_on)
+
+
+def test_a_move_forgets_what_was_passed_on(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            waiting = asyncio.create_task(consumer.next())
+            await until_waiting(consumer, 1)
+            consumer._waiters[0].answer.add_done_callback(lambda _: waiting.cancel())
+            send(url, 1, 2, 3)
+            await asyncio.wait([waiting])
+            await consumer.rewind(2)
+            assert number(await consumer.next(PATIENCE)) == 3
+
+    run(test)
+
+
+# the rest of a consumer
+
+
+def test_moves(url: str) -> None:
+    send(url, *range(10))
+
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
+            assert number(await consumer.next()) == 0
+            await consumer.rewind(7)
+            assert [number(message) async for message in consumer] == [7, 8, 9]
+            await consumer.seek(from_milliseconds(1_008))
+            assert [number(message) async for message in consumer] == [8, 9]
+            with pytest.raises(OutOfBoundsError):
+                await consumer.rewind(10)
+            await consumer.assign(Shard("orders", 1))
+            await consumer.rewind(Edge.BEGINNING)
+            assert [message async for message in consumer] == []
+            await consumer.assign(Shard("orders", 0))
+            await consumer.unassign(Shard("orders", 1))
+            await consumer.rewind(Edge.BEGINNING)
+            assert number(await consumer.next()) == 0
+
+    run(test)
+
+
+def test_close_ends_those_that_wait(url: str) -> None:
+    async def test() -> None:
+        consumer = AsyncConsumer(create_consumer(url))
+        waiting = [asyncio.create_task(consumer.next()) for _ in range(3)]
+        await until_waiting(consumer, 3)
+        await consumer.close()
+        await consumer.close()
+        for task in waiting:
+            with pytest.raises(StreamEndedError, match="was closed"):
+                await task
+        for call in (consumer.next(), consumer.rewind(Edge.BEGINNING)):
+            with pytest.raises(StreamEndedError, match="was closed"):
+                await call
+        assert consumer._thread._shutdown
+
+    before = threading.active_count()
+    run(test)
+    assert threading.active_count() == before
+
+
+def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> None:
+    class Failing:
+        """Fails once."""
+
+        def __init__(self) -> None:
+            self.consumer = create_consumer(url)
+            self.errors = [StreamRemovedError("it is gone", remedy="Look.")]
+
+        def next(self, timeout: float | None = None) -> Message | None:
+            if self.errors:
+                raise self.errors.pop()
+            return self.consumer.next(timeout)
+
+        def close(self) -> None:
+            self.consumer.close()
+
+    send(url, 1)
+
+    async def test() -> None:
+        failing: Any = Failing()
+        async with AsyncConsumer(failing) as consumer:
+            first, second = asyncio.create_task(consumer.next()), asyncio.create_task(consumer.next())
+            with pytest.raises(StreamRemovedError):
+                await first
+            assert number(await second) == 1
+
+    run(test)
