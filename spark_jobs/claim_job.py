@@ -75,6 +75,7 @@ class ClaimJob:
         self._parallelism = parallelism(spark)
         self._origin: Mapping[Shard, int] | None = None
         self._mine: set[str] = set()
+        self._let_go: set[tuple[Shard, str]] = set()
         self._given_up = 0
         self._losses = ClaimLosses(spark, claims, ingestion, observer=observer)
         self._open: OpenBatch | None = None
@@ -202,6 +203,7 @@ class ClaimJob:
             return
         try:
             for shard in opened.held.ids:
+                self._let_go.add((shard, opened.held.name.bid))
                 self._claims.release(shard, opened.held.name)
         except StreamAssetsError as error:
             _log.warning("the claim of %s could not be released: %s", opened.held.name, error)
@@ -260,8 +262,9 @@ class ClaimJob:
         """The entries of a dead name, or those of another client that nobody touched, as many as one batch can hold."""
         # Of a name that is dead all may be taken: nobody adds to it, and what it held is not in the table.
         needs_idle = not isinstance(name, ClaimName)
-        if isinstance(name, ClaimName) and name.bid in self._mine:
-            # Given up or outrun, but by no means killed.
+        if isinstance(name, ClaimName) and name.bid in self._mine and (shard, name.bid) not in self._let_go:
+            # Given up or outrun, but by no means killed: that one delivery does not count.
+            self._let_go.add((shard, name.bid))
             self._claims.release(shard, name)
         count = 0
         for page in self._claims.pending(shard, name, idle=needs_idle):

@@ -133,7 +133,7 @@ class RedisServer:
     def _look_up(self, stream: str) -> None:
         numbered = {}
         with self.explained(f"looking for the shards of {stream!r}"):
-            for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE):
+            for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE, _type="STREAM"):
                 tail = key.decode("utf-8", "replace").removeprefix(f"{stream}:")
                 if tail.isascii() and tail.isdigit() and str(int(tail)) == tail:
                     numbered[Shard(stream, int(tail))] = f"{stream}:{tail}"
