@@ -825,7 +825,7 @@ def test_a_redis_group_that_claims_takes_no_position(redis_address: str) -> None
     with create_producer(url) as producer:
         shard = producer.send(b"1").shard
     server = RedisServer(url)
-    server.create_group("claimed", shard, at_end=False, facts=None)
+    server.create_group("claimed", shard, at_end=False)
     server.mark_claimed("claimed", shard)
     with pytest.raises(GroupActiveError, match="entry by entry"):
         RedisCommitter(url, "claimed").commit({shard: 5})
