@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Set
 from pathlib import Path
 
 import pyspark
@@ -15,6 +18,8 @@ from stream_consumers.errors import MissingDependencyError
 
 DELTA_COORDINATE = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
+RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
+REPORT_LINES = 40
 
 
 def cache_folder() -> Path:
@@ -44,53 +49,61 @@ def delta_jars() -> list[Path]:
     Raises:
         MissingDependencyError: no Java, or the download failed.
     """
-    folder = cache_folder() / "jars" / "-".join(DELTA_COORDINATE[1:])
-    if not (folder / "complete").exists():
-        _resolve(folder)
-    return sorted(folder.glob("*.jar"))
+    shipped = (Path(pyspark.__file__).parent / "jars").glob("*.jar")
+    return sorted(resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in shipped}).glob("*.jar"))
 
 
-def _resolve(folder: Path) -> None:
-    spark_jars = Path(pyspark.__file__).parent / "jars"
-    shipped = {_artifact(jar) for jar in spark_jars.glob("*.jar")}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        fetch_jars(DELTA_COORDINATE, Path(scratch) / "all")
-        needed = Path(scratch) / "needed"
-        needed.mkdir()
-        for jar in (Path(scratch) / "all").glob("*.jar"):
-            if _artifact(jar) not in shipped:
-                shutil.move(jar, needed / jar.name)
-        (needed / "complete").touch()
-        if folder.exists():
-            return
-        try:
-            needed.rename(folder)
-        except OSError:
-            # Somebody else was faster; what they put there is the same.
-            if not (folder / "complete").exists():
-                raise
+def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset()) -> Path:
+    """A folder with an artifact and all it depends on; downloaded at the first call.
 
+    Processes that ask at the same time wait for the one that downloads.
 
-def fetch_jars(coordinate: tuple[str, str, str], target: Path) -> None:
-    """Download an artifact and all it depends on into ``target``, with the Ivy that pyspark ships.
-
-    It has an Ivy cache of its own: a Maven cache with a pom but no jar would make Ivy give up.
+    Args:
+        coordinate: group, artifact and version, as Maven has them.
+        without: names of artifacts, without versions, that are left out.
 
     Raises:
-        MissingDependencyError: with the end of Ivy's report.
+        MissingDependencyError: no Java, or the download failed.
+    """
+    folder = cache_folder() / "jars" / "-".join(coordinate[1:])
+    if (folder / "complete").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                jars = Path(scratch) / "jars"
+                _download(coordinate, jars)
+                for jar in jars.glob("*.jar"):
+                    if _artifact(jar) in without:
+                        jar.unlink()
+                (jars / "complete").touch()
+                shutil.rmtree(folder, ignore_errors=True)
+                jars.rename(folder)
+    return folder
+
+
+def _download(coordinate: tuple[str, str, str], target: Path) -> None:
+    """Fetch it with the Ivy that pyspark ships; more than once, since repositories have bad moments.
+
+    Ivy has a cache of its own here: a Maven cache with a pom but no jar would make it give up.
     """
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     pattern = target / "[artifact]-[revision].[ext]"
     command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-dependency", *coordinate]
     command += ["-confs", "default", "-retrieve", str(pattern)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
-    if done.returncode or not any(target.glob("*.jar")):
-        report = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise MissingDependencyError(
-            f"{':'.join(coordinate)} could not be downloaded:\n{report}\n",
-            remedy="Check the connection to your Maven repository and try again.",
-        )
+    for pause in (*RETRY_PAUSES_SECONDS, None):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
+        if done.returncode == 0 and any(target.glob("*.jar")):
+            return
+        if pause is not None:
+            time.sleep(pause)
+    report = "\n".join((done.stdout + done.stderr).strip().splitlines()[-REPORT_LINES:])
+    raise MissingDependencyError(
+        f"{':'.join(coordinate)} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
+        remedy="Check the connection to your Maven repository and try again.",
+    )
 
 
 def _artifact(jar: Path) -> str:

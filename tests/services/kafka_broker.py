@@ -6,7 +6,6 @@ Run it by hand with ``python -m tests.services.kafka_broker --port 9092`` (``mak
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from spark_jobs.jars import cache_folder, fetch_jars, java
+from spark_jobs.jars import java, resolved
 from tests.polling import until
 
 COORDINATE = ("org.apache.kafka", "kafka_2.13", "4.1.0")
@@ -67,19 +66,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def broker_jars() -> Path:
-    """The folder with the broker's jars; downloaded at the first call."""
-    folder = cache_folder() / f"kafka-{COORDINATE[2]}"
-    if not (folder / "complete").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            fetch_jars(COORDINATE, Path(scratch) / "jars")
-            (Path(scratch) / "jars" / "complete").touch()
-            shutil.rmtree(folder, ignore_errors=True)
-            (Path(scratch) / "jars").rename(folder)
-    return folder
-
-
 @contextmanager
 def kafka_broker(folder: Path, *, port: int | None = None, secure: int | None = None) -> Iterator[str]:
     """A running broker, as ``host:port``; its data is in ``folder``.
@@ -97,7 +83,7 @@ def kafka_broker(folder: Path, *, port: int | None = None, secure: int | None = 
             folder=folder,
         )
     )
-    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{broker_jars()}/*"]
+    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{resolved(COORDINATE)}/*"]
     cluster = ["-t", "stream-assets-tests-000", "-c", str(config), "--ignore-formatted"]
     log_path = folder / "broker.log"
     with log_path.open("wb") as log:
