@@ -87,20 +87,18 @@ class Measurement:
         state: the ledger.
         extents: what the shards hold.
         lag: messages to come per shard, an upper bound.
-        redo: messages to be written again after a RESTORE.
         is_exact: whether the budget was enough to see everything.
     """
 
     state: LedgerState
     extents: Mapping[Shard, Extent]
     lag: Mapping[Shard, int]
-    redo: int
     is_exact: bool
 
     @property
     def total(self) -> int:
         """Messages to write."""
-        return sum(self.lag.values()) + self.redo
+        return sum(self.lag.values())
 
     def describe(self) -> str:
         """The numbers, for people."""
@@ -134,9 +132,7 @@ def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float
         if opened.is_exact:
             check_source(opened, ingestion.group, state, extents)
         behind, is_exact = lag(opened, state, extents), opened.is_exact
-    own = [state.shards[shard] for shard in extents if shard in state.shards]
-    redo = sum(part.end - part.start for shard in own for part in shard.redo)
-    return Measurement(state, extents, behind, redo, is_exact)
+    return Measurement(state, extents, behind, is_exact)
 
 
 def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerState) -> Measurement:
@@ -145,7 +141,7 @@ def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerSta
     with source.claims(ingestion.group) as claims:
         claims.check({shard: known.claimed for shard, known in state.shards.items()})
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
-        return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, 0, is_exact=True)
+        return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True)
 
 
 def build_lag_sensor(

@@ -27,6 +27,7 @@ from spark_jobs.source import LETTER_COLUMNS, STREAM_COLUMNS, read_splits, sourc
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
+from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
 
 MAX_RACES = 20
@@ -96,6 +97,7 @@ class BatchWriter:
             identities={**(state.newest.identities if state.newest else {}), **identities},
             letters=self._settled,
             sharing=state.sharing,
+            transform=self._ingestion.transform_name,
             **fields,
         )
 
@@ -149,41 +151,84 @@ class BatchWriter:
             self._checked = True
             self._settled = self._letters.settle(self._spark, self.ledger, after=state.letters)
 
-    def write(self, batch: Batch, *, check: Callable[[], None] = lambda: None) -> Written | None:
+    def write(
+        self,
+        batch: Batch,
+        *,
+        check: Callable[[], None] = lambda: None,
+        renew: Callable[[Batch], Batch | None] = lambda batch: None,
+    ) -> Written | None:
         """Steps 5 to 7; ``None`` if another run was faster, then plan again.
 
         Args:
             batch: what to write.
             check: called after the source was read: only then is it known that it was the stream that was planned.
+            renew: asked after a lost race for the same ranges under a new number and id, which are then written
+                without reading them again; ``None`` if they have to be planned anew.
 
         Raises:
             OutdatedError: the stream lost messages of the batch; nothing was written.
+            DataLossError: rows would be replaced whose messages the stream does not hold any more.
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
         read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder)
         frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
+        attempt: Batch | None = batch
         try:
             messages, dead = self._read(frame)
             check()
             self._observer(Step.READ, batch)
-            entry = replace(batch.entry, rows=sum(messages.values()), dead=sum(dead.values()))
-            if entry.dead or entry.lost:
-                letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *LETTER_COLUMNS)
-                letters = letters.unionByName(lost_letters(self._spark, entry)) if entry.lost else letters
-                if not self._letters.write(letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
-                    self.raced()
-                    return None
-            self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
-            commit = self._write(self._transformed(frame), entry, batch)
+            while attempt is not None:
+                entry = replace(attempt.entry, rows=sum(messages.values()), dead=sum(dead.values()))
+                commit = self._write_once(frame, entry, attempt)
+                if commit is not None:
+                    self._races = 0
+                    self._observer(Step.VERIFIED, attempt)
+                    return Written(entry, commit, messages)
+                self.raced()
+                attempt = renew(attempt)
         finally:
             frame.unpersist()
-        if commit is None:
-            self.raced()
-            return None
-        self._races = 0
-        self._observer(Step.VERIFIED, batch)
-        return Written(entry, commit, messages)
+        return None
+
+    def _write_once(self, frame: DataFrame, entry: Entry, batch: Batch) -> Commit | None:
+        """Dead letters and rows; the commit, or ``None`` if another run was faster."""
+        rows = self._transformed(frame)
+        if entry.mode == "replace":
+            rows = self._with_last_copies(rows, frame, entry)
+        if entry.dead or entry.lost:
+            letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *LETTER_COLUMNS)
+            letters = letters.unionByName(lost_letters(self._spark, entry)) if entry.lost else letters
+            if not self._letters.write(letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
+                return None
+        self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
+        return self._write(rows, entry, batch)
+
+    def _with_last_copies(self, rows: DataFrame, frame: DataFrame, entry: Entry) -> DataFrame:
+        """Together with the rows of the range whose messages cannot be read again: nobody else has them.
+
+        Raises:
+            DataLossError: there are some, and it was not said that they are to be kept.
+        """
+        place = ["_stream", "_shard", "_sequence"]
+        table = self._spark.read.format("delta").load(self._ingestion.table)
+        last = table.where(in_ranges(entry.ranges)).join(frame.select(*place), place, "left_anti")
+        found = last.agg(
+            f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last")
+        )
+        counts = found.collect()[0]
+        if not counts["rows"]:
+            return rows
+        if self._ingestion.on_data_loss is DataLoss.ERROR:
+            raise DataLossError(
+                f"{counts['rows']} rows of {self._ingestion.table} between sequences {counts['first']} and "
+                f"{counts['last']} would be replaced, but {self._url} does not hold their messages any more",
+                remedy="The rows are the last copy, so they are not touched. Replay only what the stream holds, or set "
+                "on_data_loss to 'record': then they stay as they are, and the others are replaced.",
+            )
+        _log.warning("%d rows whose messages are gone from %s stay as they are", counts["rows"], self._url)
+        return rows.unionByName(last.select(*table.columns), allowMissingColumns=True)
 
     def _without_written(self, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
         """Without what is in the table, or in the dead letters that count, within ``doubtful``."""

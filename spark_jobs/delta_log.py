@@ -37,7 +37,8 @@ class Commit:
         transactions: app ids and versions recorded in it.
         entry: our own account of it; ``None`` if somebody else wrote it.
         restored: for a RESTORE, the version or the ISO time it went back to.
-        output_rows: rows written, as the writer counted them.
+        output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
+        deleted_rows: rows that a replace took away.
         account: the commit's ``userMetadata``, if it is a JSON object.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
@@ -50,6 +51,7 @@ class Commit:
     entry: Entry | None = None
     restored: int | str | None = None
     output_rows: int | None = None
+    deleted_rows: int = 0
     account: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
     timestamp_ms: int | None = None
@@ -257,7 +259,7 @@ def parse_commit(version: int, text: str) -> Commit:
         target = parameters.get("version")
         moment = parameters.get("timestamp") or parameters.get("datetime")
         restored = int(target) if target not in (None, "", "null") else str(moment)
-    rows = metrics.get("numOutputRows")
+    rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
     return Commit(
         version,
@@ -265,7 +267,8 @@ def parse_commit(version: int, text: str) -> Commit:
         transactions,
         Entry.from_json(info.get("userMetadata")),
         restored,
-        int(rows) if rows is not None else None,
+        int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
+        int(metrics.get("numDeletedRows", 0)),
         _json_object(info.get("userMetadata")),
         str(parameters.get("predicate", "")),
         stamp if exact is None else exact,

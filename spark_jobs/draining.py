@@ -9,14 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.bounds import Bound
 from spark_jobs.claim_job import ClaimJob
 from spark_jobs.ingest import IngestJob
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from stream_consumers.batches import BatchSource
 from stream_consumers.connect import StreamSource
-from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError, StreamAssetsError
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    StreamAssetsError,
+    UnsupportedError,
+)
 from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
@@ -36,6 +44,8 @@ def drain(
     observer: Observer = ignore_steps,
     max_batches: int | None = None,
     on_tail: Callable[[str], None] = _log.warning,
+    origin: Bound | None = None,
+    stop: Bound | None = None,
 ) -> Iterator[tuple[BatchReport, bool]]:
     """Micro-batches up to the end that the source had at the beginning.
 
@@ -46,6 +56,8 @@ def drain(
         observer: told of each step.
         max_batches: stop after so many.
         on_tail: told what is wrong behind the last message, if anything is.
+        origin: where a group without a position starts, if not where ``ingestion`` says.
+        stop: go no further than this.
 
     Yields:
         Each batch when it is in the table and committed, and whether it is the last one.
@@ -63,6 +75,11 @@ def drain(
             f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
             remedy="Leave the member out: a second number line would write everything a second time.",
         )
+    if source.is_claimed and (origin or stop):
+        raise UnsupportedError(
+            f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start and no stop",
+            remedy="Leave them out, or use mode 'resumable'.",
+        )
     if source.is_claimed:
         with source.claims(ingestion.group) as claims:
             member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
@@ -70,11 +87,12 @@ def drain(
         return
     if source.mode is ConsumerMode.LOAD_BALANCED:
         with source.join(ingestion.group) as membership:
-            shared = SharedDrain(spark, source, ingestion, membership, observer=observer, max_batches=max_batches)
+            job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
+            shared = SharedDrain(source, ingestion, membership, job_of, max_batches=max_batches, stop=stop)
             yield from _with_last(shared.reports())
         return
     with source.open() as opened:
-        job = IngestJob(spark, opened, ingestion, observer=observer)
+        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop)
         count = 0
         batch = job.plan()
         while batch is not None:
@@ -141,32 +159,32 @@ class SharedDrain:
     the shard, and Delta picks one (protocol b10).
 
     Args:
-        spark: a session that can write Delta tables.
         source: the stream.
         ingestion: what goes where.
         membership: says which shards are ours; the caller closes it.
-        observer: told of each step of each batch, from several threads.
+        job_of: makes the job of one shard; its observer is told of each step of each batch, from several threads.
         max_batches: stop after so many, of all shards together.
+        stop: go no further than this.
         parallel_shards: how many batches are written at the same time.
     """
 
     def __init__(
         self,
-        spark: SparkSession,
         source: StreamSource,
         ingestion: Ingestion,
         membership: Membership,
+        job_of: Callable[[BatchSource, Ingestion], IngestJob],
         *,
-        observer: Observer = ignore_steps,
         max_batches: int | None = None,
+        stop: Bound | None = None,
         parallel_shards: int = PARALLEL_SHARDS,
     ) -> None:
-        self._spark = spark
         self._source = source
         self._ingestion = ingestion
         self._membership = membership
         self._ledger = ingestion.ledger()
-        self._observer = observer
+        self._job_of = job_of
+        self._stop_at = stop
         self._left = max_batches
         self._parallel = parallel_shards
         self._done: set[Shard] = set()
@@ -189,7 +207,9 @@ class SharedDrain:
                 remedy="Check the brokers and the group's other members; nothing was lost, run again.",
             )
         with self._source.open(self._membership) as opened:
-            ends = {shard: extent.end for shard, extent in opened.extents().items()}
+            extents = opened.extents()
+            stops = self._stop_at.resolve(opened, extents) if self._stop_at else {}
+            ends = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in extents.items()}
         running: dict[Future[bool], Shard] = {}
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
             try:
@@ -245,7 +265,7 @@ class SharedDrain:
         if not self._is_ours(shard):
             return False
         with self._source.open(self._membership) as opened:
-            job = IngestJob(self._spark, opened, replace(self._ingestion, shard=shard), observer=self._observer)
+            job = self._job_of(opened, replace(self._ingestion, shard=shard))
             while self._is_ours(shard):
                 batch = job.plan()
                 if batch is None or not self._start():

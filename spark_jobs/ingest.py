@@ -22,6 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.batch_writer import BatchWriter, OutdatedError
+from spark_jobs.bounds import Bound
 from spark_jobs.ingestion import (
     Batch,
     BatchReport,
@@ -33,14 +34,14 @@ from spark_jobs.ingestion import (
     check_source,
     ignore_steps,
     lag,
-    position_of,
 )
 from spark_jobs.intervals import LOWEST, Intervals
 from spark_jobs.ledger import LedgerState
+from spark_jobs.ledger_entries import ShardState
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, DataLoss
 
 T = TypeVar("T")
 
@@ -53,6 +54,8 @@ class IngestJob:
         source: the stream; the caller closes it.
         ingestion: what goes where.
         observer: told of each step, for progress bars and for tests that kill the process there.
+        origin: where a group without a position starts, if not where ``ingestion`` says.
+        stop: go no further than this.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -71,12 +74,17 @@ class IngestJob:
         ingestion: Ingestion,
         *,
         observer: Observer = ignore_steps,
+        origin: Bound | None = None,
+        stop: Bound | None = None,
     ) -> None:
         self._source = source
         self._ingestion = ingestion
         self._observer = observer
         self._writer = BatchWriter(spark, ingestion, url=source.url, observer=observer)
         self._extents: Mapping[Shard, Extent] | None = None
+        self._origin = origin or Bound(edge=ingestion.start)
+        self._stop = stop
+        self._stops: Mapping[Shard, int] = {}
         self._identities = source.identities()
         self._parallelism = parallelism(spark)
 
@@ -92,7 +100,7 @@ class IngestJob:
             check_sharing(state, self._ingestion)
             extents = self._freeze(state)
             if state.newest is None:
-                if not extents and self._ingestion.start is AutoStreamReset.EARLIEST:
+                if not extents and self._origin.edge is AutoStreamReset.EARLIEST:
                     return None
                 self._claim(state, extents)
                 continue
@@ -134,21 +142,21 @@ class IngestJob:
             written.entry.dead,
             lag(self._source, state, self._own(self._extents or {})),
             time.monotonic() - began,
+            replaced=written.commit.deleted_rows,
         )
 
     def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:
         if self._extents is None:
             hint = state.newest.hint if state.newest else None
-            resume = (
-                Resume(state.positions, hint)
-                if state.newest and not any(s.redo for s in state.shards.values())
-                else None
-            )
-            extents = self._source.extents(resume=resume)
+            extents = self._source.extents(resume=Resume(state.positions, hint) if state.newest else None)
             # Only here: later the position may be beyond the frozen end, because another run went on.
             check_source(self._source, self._ingestion.group, state, extents)
             self._extents = extents
+            self._stops = self._stop.resolve(self._source, extents) if self._stop else {}
         return self._extents
+
+    def _end(self, shard: Shard, extent: Extent) -> int:
+        return min(extent.end, self._stops.get(shard, extent.end))
 
     def _own(self, shards: Mapping[Shard, T]) -> Mapping[Shard, T]:
         """Those of this source, and of this number line."""
@@ -167,12 +175,14 @@ class IngestJob:
             )
 
     def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-        latest = self._ingestion.start is AutoStreamReset.LATEST
-        origin = {shard: extent.end if latest else extent.start for shard, extent in extents.items()}
+        named = self._origin.resolve(self._source, extents)
+        origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
         self._writer.claim(state, origin, identities=self._identities)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
-        redo = {shard: state.shards[shard].redo.ranges[0] for shard in extents if _has_redo(state, shard)}
+        ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
+        redo = {s: part.clamp(Range(LOWEST, ends[s])) for s in extents for part in _redo(state, s)[:1]}
+        redo = {shard: part for shard, part in redo.items() if part.start < part.end}
         lost: Mapping[Shard, Range] = {}
         if redo:
             self._check_redo(redo)
@@ -183,11 +193,11 @@ class IngestJob:
             new = {
                 shard: self._source.first(shard) if shard.stream in known else extent.start
                 for shard, extent in extents.items()
-                if position_of(state, shard) is None
+                if not state.shards.get(shard, ShardState()).covered
             }
             covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
-            found = {shard: covered[shard].first_gap(extent.end) for shard, extent in extents.items()}
+            found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
             lost = check_loss(self._source, self._ingestion, gaps)
             plan = self._plan_ranges(gaps)
@@ -211,11 +221,11 @@ class IngestJob:
     def _check_redo(self, redo: Mapping[Shard, Range]) -> None:
         """Rows are replaced only by what can be read again."""
         lost = self._source.lost(redo)
-        if lost:
+        if lost and self._ingestion.on_data_loss is DataLoss.ERROR:
             raise DataLossError(
                 f"{self._source.url} no longer holds messages whose rows would have to be replaced",
                 remedy="The rows in the table are the last copy, so they are not touched. Bring the messages back, or "
-                "go on with a new group name and another table.",
+                "set on_data_loss to 'record': then those rows stay as they are, and the others are replaced.",
                 **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
             )
 
@@ -247,5 +257,5 @@ def parallelism(spark: SparkSession) -> int:
         return 8
 
 
-def _has_redo(state: LedgerState, shard: Shard) -> bool:
-    return shard in state.shards and bool(state.shards[shard].redo)
+def _redo(state: LedgerState, shard: Shard) -> tuple[Range, ...]:
+    return state.shards[shard].redo.ranges if shard in state.shards else ()

@@ -76,6 +76,7 @@ class BatchReport:
         dead: dead letters.
         lag: messages between the position and the frozen end, per shard (an upper bound).
         seconds: from the plan to the commit.
+        replaced: rows that were there before, and were replaced.
     """
 
     batch: Batch
@@ -85,6 +86,7 @@ class BatchReport:
     dead: int
     lag: Mapping[Shard, int]
     seconds: float
+    replaced: int = 0
 
 
 Observer = Callable[[Step, "Batch | None"], None]
@@ -133,6 +135,11 @@ class Ingestion:
         """How the ledger calls the way in which the group shares; it tells which number lines there are."""
         return CLAIMS if self.claims else self.sharing.value
 
+    @property
+    def transform_name(self) -> str:
+        """What the ledger calls the transform; empty without one."""
+        return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
+
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
         log = DeltaLog(self.table, storage_options=self.storage_options)
@@ -144,17 +151,16 @@ class Ingestion:
 
 
 def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
-    """Per shard, the messages between the position and the end; an upper bound where sequences have holes."""
-    gaps = {}
-    for shard, extent in extents.items():
-        position = position_of(state, shard)
-        gaps[shard] = Range(extent.start if position is None else position, extent.end)
-    return source.count(gaps)
-
-
-def position_of(state: LedgerState, shard: Shard) -> int | None:
-    """The next sequence of a shard; ``None`` if the ledger knows nothing of it."""
-    return state.shards.get(shard, ShardState()).position
+    """Per shard, the messages to write: those behind what is covered, and those to replace; an upper bound."""
+    known = {shard: state.shards.get(shard, ShardState()) for shard in extents}
+    ends = {shard: s.covered.position for shard, s in known.items()}
+    starts = {shard: extents[shard].start if end is None else end for shard, end in ends.items()}
+    total = dict(source.count({shard: Range(start, extents[shard].end) for shard, start in starts.items()}))
+    for turn in range(max((len(s.redo.ranges) for s in known.values()), default=0)):
+        parts = {shard: s.redo.ranges[turn] for shard, s in known.items() if turn < len(s.redo.ranges)}
+        for shard, count in source.count(parts).items():
+            total[shard] += count
+    return total
 
 
 def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
@@ -217,7 +223,8 @@ def check_source(source: BatchSource, group: str, state: LedgerState, extents: M
                 ledger=known[stream],
                 found=identity,
             )
-    for shard, position in state.positions.items():
+    for shard, known_shard in state.shards.items():
+        position = known_shard.covered.position or 0
         end = extents[shard].end + extents[shard].blocked if shard in extents else None
         if shard.stream in identities and (end is None or end < position) and position > 0:
             raise SourceRecreatedError(

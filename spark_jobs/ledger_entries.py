@@ -36,8 +36,8 @@ class ShardState:
 
     @property
     def position(self) -> int | None:
-        """The next sequence to read; ``None`` if nothing is known."""
-        return self.covered.position
+        """The next sequence to write: where something has to be replaced, that; ``None`` if nothing is known."""
+        return self.redo.ranges[0].start if self.redo else self.covered.position
 
 
 State = Mapping[Shard, ShardState]
@@ -89,6 +89,10 @@ class Entry:
         lost: what was gone from the stream before it was read; the group goes on behind it, as the user chose.
         claims: what the batch holds where entries are claimed one by one (Redis, load_balanced); positions do not
             follow from it.
+        replay: the replay or the rewind that the commit is a part of, so that it is taken up again where it was killed.
+        goal: for a replay, all that it is to replace, in this and in other batches.
+        skipped: what the group went over without reading it, because somebody moved it forwards.
+        transform: the name of the function that made the rows, so that rows of another are not put in their place.
     """
 
     kind: str
@@ -113,6 +117,10 @@ class Entry:
     switch: str | None = None
     lost: Mapping[Shard, Intervals] = field(default_factory=dict)
     claims: Mapping[Shard, Claimed] = field(default_factory=dict)
+    replay: str = ""
+    goal: Mapping[Shard, Range] = field(default_factory=dict)
+    skipped: Mapping[Shard, Range] = field(default_factory=dict)
+    transform: str = ""
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -149,6 +157,10 @@ class Entry:
             "switch": self.switch,
             "lost": {str(shard): parts.to_json() for shard, parts in self.lost.items()},
             "claims": {str(shard): list(claimed) for shard, claimed in self.claims.items()},
+            "replay": self.replay,
+            "goal": {str(shard): list(part) for shard, part in self.goal.items()},
+            "skipped": {str(shard): list(part) for shard, part in self.skipped.items()},
+            "transform": self.transform,
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -191,6 +203,11 @@ class Entry:
                 switch=document["switch"],
                 lost={Shard.parse(s): Intervals.from_json(parts) for s, parts in document["lost"].items()},
                 claims={Shard.parse(s): Claimed(*claimed) for s, claimed in document["claims"].items()},
+                # Tables written before there were replays do not have these.
+                replay=document.get("replay", ""),
+                goal={Shard.parse(s): Range(*part) for s, part in document.get("goal", {}).items()},
+                skipped={Shard.parse(s): Range(*part) for s, part in document.get("skipped", {}).items()},
+                transform=document.get("transform", ""),
             )
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None

@@ -12,25 +12,19 @@ again. tests/ledger/test_sharing_model.py explores all interleavings.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.claim_switch import check_switch, mark_claims, remark_claims, settle_claims, unmark_claims
+from spark_jobs.empty_commit import commit_empty
 from spark_jobs.ingestion import CLAIMS, LEAVING_CLAIMS, SWITCHING, Ingestion
-from spark_jobs.ledger import LedgerState
-from spark_jobs.ledger_entries import Entry
-from spark_jobs.session import check_session
-from spark_jobs.sink import DeltaSink, explain, is_conflict
 from stream_consumers.batches import BatchSource, Range
-from stream_consumers.errors import StreamNotFoundError, WriteError
+from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.redis_claims import RedisClaims
-
-MAX_RACES = 20
 
 
 def switch_sharing(
@@ -115,51 +109,5 @@ def _fence(
     ranges: Mapping[Shard, Range] | None = None,
     hint: Mapping[str, object] | None = None,
 ) -> None:
-    """Take the next number of a line with an empty commit."""
-    ledger = ingestion.ledger()
-    rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
-    for _ in range(MAX_RACES):
-        state = ledger.read()
-        entry = _entry(state, app=ledger.app, ingestion=ingestion, switch=switch, ranges=ranges or {}, hint=hint)
-        failure: Exception | None = None
-        try:
-            DeltaSink(ingestion.table).write(rows, entry)
-        except Exception as error:  # noqa: BLE001 - whether it landed is for the ledger to say
-            failure = error
-        commit = ledger.written(entry.number, after=entry.base)
-        if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid:
-            return
-        if commit is None and failure is not None and not is_conflict(failure):
-            raise explain(failure, table=ingestion.table) from failure
-    raise WriteError(
-        f"{ledger.app} was always faster than its fence in {ingestion.table}",
-        remedy="Stop the group's runs, then again.",
-    )
-
-
-def _entry(
-    state: LedgerState,
-    *,
-    app: str,
-    ingestion: Ingestion,
-    switch: str | None,
-    ranges: Mapping[Shard, Range],
-    hint: Mapping[str, object] | None,
-) -> Entry:
-    newest = state.newest
-    return Entry(
-        kind="fence",
-        group=ingestion.group,
-        app=app,
-        number=state.last_number + 1,
-        by=ingestion.member,
-        bid=uuid.uuid4().hex,
-        base=state.version,
-        ranges=ranges,
-        state=state.shards,
-        identities=newest.identities if newest else {},
-        hint=hint or (newest.hint if newest else None),
-        letters=state.letters,
-        sharing=state.sharing,
-        switch=switch,
-    )
+    more = {"switch": switch, "ranges": ranges or {}} | ({"hint": hint} if hint else {})
+    commit_empty(spark, ingestion, "fence", lambda state: more)

@@ -144,6 +144,14 @@ class BatchSource(Protocol):
         """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
         ...
 
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """The first sequence with a timestamp at or after this one, per shard; the end where there is none.
+
+        As of the last :meth:`extents`. Ranges between two moments neither overlap nor leave anything out, also where
+        timestamps do not grow with sequences.
+        """
+        ...
+
     def first(self, shard: Shard) -> int:
         """Where a shard begins that appeared after its stream was read for the first time."""
         ...

@@ -46,6 +46,7 @@ class Checkpoint:
 
 START = Checkpoint(HEADER_SIZE, {})
 _NOTHING = Range(0, 0)
+_ENDLESS = Range(0, 2**63)
 
 
 class _Walk:
@@ -239,6 +240,7 @@ class FileBatchSource:
         ends: dict[Shard, int] = {}
         cuts = [begin]
         records = size = cut_at = 0
+        behind: set[Shard] = set()
         walk = _Walk(begin, self._streams)
         with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
             for item in _until(self._end, scanner):
@@ -251,6 +253,11 @@ class FileBatchSource:
                     size += payload_bytes
                     ends[shard] = sequence + 1
                 walk.step(item)
+                if shard is not None and sequence is not None and sequence + 1 >= gaps.get(shard, _ENDLESS).end:
+                    behind.add(shard)
+                if len(behind) == len(gaps) and walk.open_damage is None:
+                    ends = {shard: gap.end for shard, gap in gaps.items()}
+                    break
                 if records - cut_at >= CHECKPOINT_FRAMES and walk.open_damage is None:
                     cuts.append(walk.checkpoint())
                     cut_at = records
@@ -285,6 +292,20 @@ class FileBatchSource:
             )
             for cut, end in zip(starts, stops)
         ]
+
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
+        found: dict[Shard, int] = {}
+        with FrameScanner(self._path, stop=self._frozen_size) as scanner:
+            for item in _until(self._end, scanner):
+                shard, sequence, moment = item.shard, item.sequence, item.timestamp_ms
+                if shard is None or sequence is None or moment is None or moment < timestamp_ms:
+                    continue
+                if shard in self._extents:
+                    found.setdefault(shard, sequence)
+                if len(found) == len(self._extents):
+                    break
+        return {shard: found.get(shard, extent.end) for shard, extent in self._extents.items()}
 
     def first(self, shard: Shard) -> int:
         """What is there first; nothing is known of what may have been before."""

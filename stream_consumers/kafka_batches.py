@@ -274,6 +274,14 @@ class KafkaBatchSource:
         """Always: brokers know their ends."""
         return True
 
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`."""
+        found = self.cluster.at(self._extents, timestamp_ms)
+        return {
+            shard: extent.end if found[shard] < 0 else max(extent.start, min(found[shard], extent.end))
+            for shard, extent in self._extents.items()
+        }
+
     def first(self, shard: Shard) -> int:
         """Offset 0: a partition that is new has had nothing before it, so that what is gone by now is a loss."""
         return 0

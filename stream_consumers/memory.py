@@ -139,6 +139,16 @@ class MemoryBatchSource:
         splits = [MemorySplit(tuple(chosen[i : i + share])) for i in range(0, max(1, len(chosen)), share)]
         return BatchPlan(ranges, splits, len(chosen))
 
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`."""
+        found = {}
+        for shard, extent in self._extents.items():
+            with self._broker.changed:
+                log = list(self._broker.messages[shard])
+            reached = (m.sequence for m in log if m.sequence < extent.end and m.timestamp_ms >= timestamp_ms)
+            found[shard] = next(reached, extent.end)
+        return found
+
     def first(self, shard: Shard) -> int:
         """What is there first; nothing is known of what may have been before."""
         return self._extents[shard].start

@@ -263,6 +263,10 @@ class RedisBatchSource:
         """Always: the server knows its ends."""
         return True
 
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
+        return {s: max(e.start, min(timestamp_ms << 16, e.end)) for s, e in self._extents.items()}
+
     def first(self, shard: Shard) -> int:
         """What is there first; nothing is known of what may have been before."""
         return self._extents[shard].start

@@ -300,3 +300,48 @@ def test_committed_positions_are_told_back_where_there_is_somebody_to_tell(strea
         source.commit("group", ends)
         assert source.committed("group") in (None, ends)
         assert source.committed("another") in (None, {})
+
+
+def test_at_is_the_first_sequence_with_that_timestamp_or_a_later_one(stream: Stream) -> None:
+    receipts = stream.send(in_turn(30, shards=3), first_ms=1_000)
+    with open_batch_source(stream.url()) as source:
+        extents = source.extents()
+        for moment in (0, 1_000, 1_001, 1_140, 1_149, 1_290):
+            expected = {
+                shard: min((r.sequence for r in receipts if r.shard == shard and r.timestamp_ms >= moment), default=None)
+                for shard in extents
+            }
+            found = source.at(moment)
+            assert found.keys() == extents.keys()
+            for shard, sequence in expected.items():
+                gap = Range(found[shard], extents[shard].end)
+                assert min((s for _, i, s in _read_gap(source, shard, gap) if i == shard.id), default=None) == sequence
+        assert source.at(1_291) == {shard: extent.end for shard, extent in extents.items()}
+
+
+def test_ranges_between_moments_tile_the_stream(stream: Stream) -> None:
+    receipts = stream.send(in_turn(60, shards=2), first_ms=10_000)
+    with open_batch_source(stream.url()) as source:
+        source.extents()
+        found: list[set[Identity]] = []
+        for start in range(9_900, 10_700, 100):
+            begin, end = source.at(start), source.at(start + 100)
+            gaps = {shard: Range(begin[shard], end[shard]) for shard in begin}
+            plan = source.plan(gaps, limits=WIDE, parallelism=2)
+            found.append(read(plan) if plan else set())
+            expected = identities(r for r in receipts if start <= r.timestamp_ms < start + 100)
+            assert found[-1] == expected
+    assert sum(map(len, found)) == len(receipts)
+
+
+def test_at_looks_at_what_was_there_when_extents_were_asked_for(stream: Stream) -> None:
+    stream.send(in_turn(6, shards=2), first_ms=1_000)
+    with open_batch_source(stream.url()) as source:
+        ends = {shard: extent.end for shard, extent in source.extents().items()}
+        stream.send(in_turn(6, shards=2), first_ms=5_000)
+        assert source.at(4_000) == ends
+
+
+def _read_gap(source: BatchSource, shard: Shard, gap: Range) -> set[Identity]:
+    plan = source.plan({shard: gap}, limits=WIDE, parallelism=1) if gap.start < gap.end else None
+    return read(plan) if plan else set()

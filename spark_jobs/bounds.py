@@ -1,0 +1,133 @@
+"""Where a replay begins and ends, and where a rewind goes to: an edge, sequences, or a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from stream_consumers.batches import BatchSource, Extent
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset
+
+_REMEDY = (
+    "Use earliest, latest, a sequence, SHARD=SEQUENCE[,SHARD=SEQUENCE…] with shards like orders/0, "
+    "or a time like 2026-11-01T00:00:00Z."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A place in each shard of a stream, not yet looked up: exactly one of the four.
+
+    Args:
+        edge: the earliest message that the stream holds, or its end.
+        sequences: a sequence for some shards; the others have no bound.
+        sequence: the same sequence for every shard.
+        moment: the first message with this timestamp or a later one.
+
+    Example:
+        >>> Bound.parse("orders/0=5,orders/1=7").sequences[Shard("orders", 1)]
+        7
+        >>> Bound.parse("2026-11-01T00:00:00Z").timestamp_ms
+        1793491200000
+    """
+
+    edge: AutoStreamReset | None = None
+    sequences: Mapping[Shard, int] = field(default_factory=dict)
+    sequence: int | None = None
+    moment: datetime | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Bound:
+        """Read what a user wrote on the command line.
+
+        Raises:
+            InvalidOptionError: it is none of the four.
+        """
+        if text in (edge.value for edge in AutoStreamReset):
+            return cls(edge=AutoStreamReset(text))
+        if text.isdecimal():
+            return cls(sequence=int(text))
+        if "=" in text:
+            return cls.at_sequences(dict(part.rpartition("=")[::2] for part in text.split(",")))
+        return cls.at_time(text)
+
+    @classmethod
+    def at_sequences(cls, listed: Mapping[str, object]) -> Bound:
+        """From names of shards and sequences, as in a run config.
+
+        Raises:
+            InvalidOptionError: a name is no shard, or a value is no sequence.
+        """
+        sequences = {}
+        for name, value in listed.items():
+            if isinstance(value, bool) or not str(value).isdecimal():
+                raise InvalidOptionError(f"{value!r} is no sequence of shard {name!r}", remedy=_REMEDY)
+            try:
+                sequences[Shard.parse(name)] = int(str(value))
+            except (InvalidUrlError, ValueError) as error:
+                raise InvalidOptionError(f"{name!r} is no shard", remedy=_REMEDY) from error
+        if not sequences:
+            raise InvalidOptionError("no shard is named", remedy=_REMEDY)
+        return cls(sequences=sequences)
+
+    @classmethod
+    def at_time(cls, text: str) -> Bound:
+        """From a time in ISO format; without a zone it is UTC.
+
+        Raises:
+            InvalidOptionError: it is no time.
+        """
+        try:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise InvalidOptionError(f"{text!r} is no place in a stream", remedy=_REMEDY) from error
+        return cls(moment=moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+
+    @property
+    def timestamp_ms(self) -> int | None:
+        """The moment in milliseconds since 1970."""
+        return None if self.moment is None else round(self.moment.timestamp() * 1000)
+
+    def __str__(self) -> str:
+        if self.edge is not None:
+            return self.edge.value
+        if self.moment is not None:
+            return self.moment.isoformat()
+        if self.sequence is not None:
+            return str(self.sequence)
+        return ",".join(f"{shard}={sequence}" for shard, sequence in sorted(self.sequences.items()))
+
+    def resolve(self, source: BatchSource, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+        """The sequence in each shard that has a bound.
+
+        Args:
+            source: the stream; ``extents`` is what its ``extents()`` answered last.
+            extents: what each shard holds.
+
+        Raises:
+            InvalidOptionError: a shard that the stream does not have, or a sequence that it does not hold, with the
+                numbers.
+        """
+        if self.edge is not None:
+            is_first = self.edge is AutoStreamReset.EARLIEST
+            return {shard: extent.start if is_first else extent.end for shard, extent in extents.items()}
+        if self.timestamp_ms is not None:
+            return source.at(self.timestamp_ms)
+        wanted = self.sequences if self.sequence is None else dict.fromkeys(extents, self.sequence)
+        for shard, sequence in sorted(wanted.items()):
+            if shard not in extents:
+                raise InvalidOptionError(
+                    f"{source.url} has no shard {shard}", remedy=f"It has {', '.join(map(str, sorted(extents)))}."
+                )
+            extent = extents[shard]
+            if not extent.start <= sequence <= extent.end:
+                raise InvalidOptionError(
+                    f"{shard} of {source.url} does not hold sequence {sequence}",
+                    remedy=f"It holds {extent.start} to {extent.end - 1}: use earliest, latest, or one of these.",
+                    earliest=extent.start,
+                    latest=extent.end,
+                )
+        return dict(wanted)

@@ -1,0 +1,151 @@
+"""Moves the position of a group, backwards or forwards, by one empty commit on each of its number lines.
+
+Backwards: the commit replaces nothing itself, but says up to where the batches that follow replace (protocol 3.6,
+``until``); the ledger remembers what is left of that across crashes. Forwards: what is skipped counts as covered, and
+the ledger says that it was skipped. A batch that is on its way loses its number to the commit and is planned again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.bounds import Bound
+from spark_jobs.empty_commit import commit_empty
+from spark_jobs.ingestion import Ingestion, check_sharing, check_source
+from spark_jobs.ledger import LedgerState
+from spark_jobs.ledger_entries import ShardState
+from spark_jobs.replay import check_replay
+from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.errors import GroupActiveError, InvalidOptionError
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a rewind does to one shard.
+
+    Args:
+        shard: the shard.
+        position: the next sequence to write now.
+        covered: the end of what is in the table.
+        to: the new position.
+    """
+
+    shard: Shard
+    position: int
+    covered: int
+    to: int
+
+    @property
+    def replaced(self) -> Range:
+        """What is written again, in place of what is there."""
+        return Range(min(self.to, self.covered), self.covered)
+
+    @property
+    def skipped(self) -> Range:
+        """What is never read."""
+        return Range(self.covered, max(self.to, self.covered))
+
+
+def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[Move]:
+    """What :func:`rewind` would do, shard by shard; those that stay where they are are left out.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing.
+        UnsupportedError: the members of the group claim entries one by one.
+        InvalidOptionError: the stream does not hold the place, or it lies behind what is still to be replaced.
+    """
+    check_replay(state, ingestion)
+    check_sharing(state, ingestion)
+    extents = source.extents()
+    check_source(source, ingestion.group, state, extents)
+    moves = []
+    for shard, sequence in sorted(to.resolve(source, extents).items()):
+        move = _move(shard, sequence, state.shards.get(shard, ShardState()), extents[shard])
+        if move.to != move.position:
+            moves.append(move)
+    return moves
+
+
+def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
+    covered = known.covered.position
+    # A shard that nobody has read yet begins at its first message.
+    end = extent.start if covered is None else covered
+    position = end if known.position is None else known.position
+    if to > position and known.redo:
+        raise InvalidOptionError(
+            f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be replaced",
+            remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",
+        )
+    return Move(shard, position, end, to)
+
+
+def rewind(
+    spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, *, replay_id: str = ""
+) -> list[Move]:
+    """Move the group's position; the next run continues there.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: group and table.
+        to: the new position.
+        replay_id: a rewind with the id of one that is in the ledger does nothing.
+
+    Returns:
+        What was moved.
+
+    Raises:
+        StreamNotFoundError, UnsupportedError, InvalidOptionError: see :func:`plan_moves`.
+        WriteError: Spark failed; run it again.
+    """
+    rewind_id = replay_id or uuid.uuid4().hex
+    ledger = ingestion.ledger()
+    done = {s for c in ledger.surviving() if c.entry and c.entry.replay == rewind_id for s in c.entry.ranges}
+    moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
+    for line, shards in _lines(ingestion, moves).items():
+
+        def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
+            left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
+            return _fields(left) | {"replay": rewind_id} if left else None
+
+        commit_empty(spark, replace(ingestion, shard=line), "batch", fields)
+    if moves:
+        _tell_broker(source, ingestion)
+    return moves
+
+
+def _lines(ingestion: Ingestion, moves: list[Move]) -> Mapping[Shard | None, Set[Shard]]:
+    """The shards of each number line: one line for all of them, or one for each."""
+    shards = frozenset(move.shard for move in moves)
+    if ingestion.sharing is ConsumerMode.LOAD_BALANCED:
+        return {shard: {shard} for shard in sorted(shards)}
+    return {None: shards} if shards else {}
+
+
+def _fields(moves: list[Move]) -> dict[str, object]:
+    back = [move for move in moves if move.to < move.covered]
+    ahead = [move for move in moves if move.to > move.covered]
+    return {
+        "mode": "replace",
+        "ranges": {m.shard: Range(m.to, m.to) for m in back} | {m.shard: m.skipped for m in ahead},
+        "until": {m.shard: m.covered for m in back},
+        "skipped": {m.shard: m.skipped for m in ahead},
+    }
+
+
+def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
+    identities = source.identities()
+    positions = ingestion.ledger().read().positions
+    try:
+        source.commit(ingestion.group, {s: p for s, p in positions.items() if s.stream in identities})
+    except GroupActiveError as error:
+        _log.warning("the ledger is moved, but the broker was not told: %s", error)
