@@ -42,6 +42,7 @@ class ShardVerdict:
         rows: rows in the table.
         dead: dead letters that count.
         filtered: messages that the transform dropped, as the ledger counted them.
+        skipped: messages that the group went over because somebody moved it forwards.
         missing: sequences in neither of the two, and not filtered.
         duplicated: sequences that are there more than once.
         unknown: sequences that are there but not in the stream, from the stream's first one on.
@@ -56,6 +57,7 @@ class ShardVerdict:
     rows: int
     dead: int
     filtered: int
+    skipped: int
     missing: int
     duplicated: int
     unknown: int
@@ -116,7 +118,7 @@ def verify(
             letters = _settled(letters, covered, claims)
     shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
     behind = lag(source, state, extents) if claims is None else claims.lag
-    filtered, absent = _filtered(stream, rows, letters, ledger)
+    filtered, skipped, absent = _explained(stream, rows, letters, ledger)
     return [
         _judge(
             shard,
@@ -126,6 +128,7 @@ def verify(
             unplaced=unplaced.get(shard, 0),
             absent=absent.get(shard, _NONE),
             filtered=filtered.get(shard, 0),
+            skipped=skipped.get(shard, 0),
             start=extents[shard].start if shard in extents else 0,
             lag=behind.get(shard, 0),
         )
@@ -211,32 +214,37 @@ def _letters(
     return dict(_by_shard(frame, "_stream", "_shard", "_sequence")), unplaced
 
 
-def _filtered(
+def _explained(
     stream: Mapping[Shard, Sequences],
     rows: Mapping[Shard, Sequences],
     letters: Mapping[Shard, Sequences],
     ledger: Ledger,
-) -> tuple[Mapping[Shard, int], Mapping[Shard, Sequences]]:
-    """Tell what a transform dropped from what was lost.
+) -> tuple[Mapping[Shard, int], Mapping[Shard, int], Mapping[Shard, Sequences]]:
+    """Tell what a transform dropped, and what was skipped, from what was lost.
 
     The ledger knows how many messages each batch decoded and how many rows it wrote. So many of the sequences that are
     absent in its ranges were filtered; more than that is missing. The newest batch that wrote a range judges it.
 
     Returns:
-        Per shard how many were filtered, and the sequences that are absent.
+        Per shard how many were filtered and how many skipped, and the sequences that are absent otherwise.
     """
     absent = {
         shard: np.setdiff1d(found, np.concatenate([rows.get(shard, _NONE), letters.get(shard, _NONE)]))
         for shard, found in stream.items()
     }
     filtered: dict[Shard, int] = {}
+    skipped: dict[Shard, int] = {}
     judged: dict[Shard, Intervals] = {}
     if not any(len(sequences) for sequences in absent.values()):
-        return filtered, absent
+        return filtered, skipped, absent
     for commit in ledger.surviving():
         entry = commit.entry
         if entry is None or commit.output_rows is None:
             continue
+        for shard, part in entry.skipped.items():
+            gone = _within(absent.get(shard, _NONE), Intervals.of(part) - judged.get(shard, Intervals()))
+            skipped[shard] = skipped.get(shard, 0) + len(gone)
+            absent[shard] = np.setdiff1d(absent.get(shard, _NONE), gone)
         left = entry.rows - commit.output_rows
         for shard, (start, end, *_) in {**entry.ranges, **entry.claims}.items():
             own = Intervals.of((start, end)) - judged.get(shard, Intervals())
@@ -246,7 +254,7 @@ def _filtered(
             count = min(max(0, left), len(_within(absent.get(shard, _NONE), own)))
             left -= count
             filtered[shard] = min(filtered.get(shard, 0) + count, len(absent.get(shard, _NONE)))
-    return filtered, absent
+    return filtered, skipped, absent
 
 
 def _judge(
@@ -258,6 +266,7 @@ def _judge(
     unplaced: int,
     absent: Sequences,
     filtered: int,
+    skipped: int,
     start: int,
     lag: int,
 ) -> ShardVerdict:
@@ -277,6 +286,7 @@ def _judge(
         rows=len(rows),
         dead=len(letters) + unplaced,
         filtered=filtered,
+        skipped=skipped,
         missing=missing,
         duplicated=len(wrong["duplicated"]),
         unknown=len(wrong["unknown"]),

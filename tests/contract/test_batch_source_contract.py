@@ -308,7 +308,9 @@ def test_at_is_the_first_sequence_with_that_timestamp_or_a_later_one(stream: Str
         extents = source.extents()
         for moment in (0, 1_000, 1_001, 1_140, 1_149, 1_290):
             expected = {
-                shard: min((r.sequence for r in receipts if r.shard == shard and r.timestamp_ms >= moment), default=None)
+                shard: min(
+                    (r.sequence for r in receipts if r.shard == shard and r.timestamp_ms >= moment), default=None
+                )
                 for shard in extents
             }
             found = source.at(moment)
