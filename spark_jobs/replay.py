@@ -16,7 +16,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
@@ -170,6 +170,7 @@ class ReplayJob:
         ingestion: what goes where; its transform and decoder make the new rows.
         replay: what to replay.
         observer: told of each step, for progress bars and for tests that kill the process there.
+        on_wait: told when another commit was in the way, and how long it waits.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -183,15 +184,27 @@ class ReplayJob:
         replay: Replay,
         *,
         observer: Observer = ignore_steps,
+        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
         self._source = source
         self._ingestion = replace(ingestion, member=REPLAY_LINE, shard=None)
         self._replay = replay
         self._observer = observer
+        self._on_wait = on_wait
         self._writer = BatchWriter(spark, self._ingestion, url=source.url, observer=observer)
         self._identities = source.identities()
         self._parallelism = parallelism(spark)
         self._goal: Mapping[Shard, Range] | None = None
+
+    def goal(self) -> Mapping[Shard, Range]:
+        """All that is replaced, in this run and in those that were killed.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+        """
+        state = self._writer.ledger.read()
+        check_replay(state, self._ingestion)
+        return self._progress(state).goal
 
     def plan(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
@@ -284,11 +297,9 @@ class ReplayJob:
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
         pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
-        _log.warning(
-            "%s was written to while %s replaced rows in it; it is tried again in %.1f s",
-            self._ingestion.table,
-            self._writer.ledger.app,
-            pause,
+        self._on_wait(
+            f"another run wrote to {self._ingestion.table} while this one replaced rows in it; "
+            f"it is tried again in {pause:.1f} s"
         )
         time.sleep(pause)
         state = self._writer.ledger.read()

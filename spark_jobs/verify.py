@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -179,6 +180,35 @@ def _by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> I
         yield Shard(str(key), int(shard_id)), sequences.to_numpy(np.int64)
 
 
+def count_rows(ingestion: Ingestion, ranges: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+    """The rows of the table within these ranges, per shard.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    place = (pc.field("_stream"), pc.field("_shard"), pc.field("_sequence"))
+    try:
+        table = DeltaTable(ingestion.table, storage_options=dict(ingestion.storage_options)).to_pyarrow_dataset()
+        return {
+            shard: table.count_rows(
+                filter=(place[0] == shard.stream)
+                & (place[1] == shard.id)
+                & (place[2] >= part.start)
+                & (place[2] < part.end)
+            )
+            for shard, part in ranges.items()
+        }
+    except (DeltaError, OSError, KeyError, ValueError) as error:
+        raise _unreadable(ingestion.table, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> TableUnreadableError:
+    return TableUnreadableError(
+        f"the rows of {path} cannot be read without Spark ({error})",
+        remedy="The table needs its columns _stream, _shard and _sequence, and features that delta-rs can read.",
+    )
+
+
 def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -> Mapping[Shard, Sequences]:
     """All sequences of a version of a table per shard, duplicates included."""
     parts: dict[Shard, list[Sequences]] = {}
@@ -188,10 +218,7 @@ def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -
             for shard, sequences in _by_shard(batch.to_pandas(), "_stream", "_shard", "_sequence"):
                 parts.setdefault(shard, []).append(sequences)
     except (DeltaError, OSError, KeyError, ValueError) as error:
-        raise TableUnreadableError(
-            f"the rows of {path} cannot be read without Spark ({error})",
-            remedy="The table needs its columns _stream, _shard and _sequence, and features that delta-rs can read.",
-        ) from error
+        raise _unreadable(path, error) from error
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 

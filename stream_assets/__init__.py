@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from stream_assets.asset import StreamAsset, stream_asset
     from stream_assets.checks import build_continuity_check, build_dead_letter_check
     from stream_assets.composition import build_ingest_job, build_sensor, stream_definitions
-    from stream_assets.config import StreamConfig
+    from stream_assets.config import PlaceConfig, ReplayConfig, StreamConfig
+    from stream_assets.replay_job import build_replay_job
     from stream_assets.resources import SparkResource
 
 _HOMES = {
     "Json": "spark_jobs.decode",
+    "PlaceConfig": "stream_assets.config",
     "Raw": "spark_jobs.decode",
+    "ReplayConfig": "stream_assets.config",
     "SparkResource": "stream_assets.resources",
     "StreamAsset": "stream_assets.asset",
     "StreamConfig": "stream_assets.config",
@@ -23,6 +26,7 @@ _HOMES = {
     "build_continuity_check": "stream_assets.checks",
     "build_dead_letter_check": "stream_assets.checks",
     "build_ingest_job": "stream_assets.composition",
+    "build_replay_job": "stream_assets.replay_job",
     "build_sensor": "stream_assets.composition",
     "stream_asset": "stream_assets.asset",
     "stream_definitions": "stream_assets.composition",
@@ -30,7 +34,9 @@ _HOMES = {
 
 __all__ = [
     "Json",
+    "PlaceConfig",
     "Raw",
+    "ReplayConfig",
     "SparkResource",
     "StreamAsset",
     "StreamConfig",
@@ -38,6 +44,7 @@ __all__ = [
     "build_continuity_check",
     "build_dead_letter_check",
     "build_ingest_job",
+    "build_replay_job",
     "build_sensor",
     "stream_asset",
     "stream_definitions",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from sensors.lag import MEMBER_TAG, LagPolicy
 from spark_jobs.decode import Decoder, Raw
 from spark_jobs.draining import drain
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
-from stream_assets.config import StreamConfig
+from spark_jobs.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.rewind import rewind
+from stream_assets.config import LimitsConfig, StreamConfig
 from stream_assets.materializations import batch_metadata
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
+from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
 from stream_consumers.urls import StreamUrl
 
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
+DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
+_DATA_VERSION = "dagster/data_version"
 _KINDS = {"file": "file", "kafka": "kafka", "redis": "redis", "rediss": "redis"}
 
 
@@ -38,6 +45,7 @@ class StreamAsset:
         resource: the key of the resource that has the ``spark_session``.
         group_name, owners, tags, description, deps: as in ``dagster.AssetSpec``.
         observer: told of each step of each batch; for tests.
+        replay_partitions: of the replay job; ``None`` for no such job.
     """
 
     key: dg.AssetKey
@@ -53,6 +61,7 @@ class StreamAsset:
     description: str | None = None
     deps: Sequence[Any] = ()
     observer: Observer = ignore_steps
+    replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
 
     @property
     def source(self) -> StreamUrl:
@@ -115,57 +124,130 @@ class StreamAsset:
         return materialize
 
     def drain(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator["dg.MaterializeResult[Any]"]:
-        """What a run does: micro-batches up to the end that the stream had when it began.
+        """What a run does: micro-batches up to the end that the stream had when it began, or a replay.
 
         Each batch is reported when it is in the table and committed; the last one as the result of the asset.
 
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
-        spark: SparkSession = getattr(context.resources, self.resource).spark_session
+        with _failures():
+            config.check()
+            if config.start is not None and not config.move_group:
+                yield from self._results(context, self._replayed(context, config.replay(replay_id(context)), config))
+            else:
+                yield from self._results(context, self._drained(context, config))
+
+    def replay(
+        self, context: dg.OpExecutionContext, wanted: Replay, config: LimitsConfig
+    ) -> Iterator[dg.AssetMaterialization]:
+        """Replay into the table; a materialization for each batch.
+
+        Raises:
+            dagster.Failure: see :meth:`drain`.
+        """
+        with _failures():
+            for report, _ in self._replayed(context, wanted, config):
+                yield self._materialization(context, report)
+
+    def _drained(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[tuple[BatchReport, bool]]:
         tagged = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
         member = tagged if self.stream.is_claimed else self.ingestion.member
         ingestion = replace(self.ingestion, member=member, limits=config.limits(self.ingestion.limits))
+        to = config.start.bound() if config.start else None
+        if to is not None and ingestion.ledger().read().newest is not None:
+            with self.stream.open() as opened:
+                for move in rewind(self._spark(context), opened, ingestion, to, replay_id=replay_id(context)):
+                    context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
         is_empty = True
-        try:
-            for report, is_last in drain(
-                spark,
-                self.stream,
-                ingestion,
-                observer=self.observer,
-                max_batches=config.max_batches,
-                on_tail=context.log.warning,
-            ):
-                is_empty = False
-                yield from self._report(context, spark, report, is_last=is_last)
-            if is_empty:
-                context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
-        except StreamAssetsError as error:
-            if isinstance(error, Terminal):
-                raise dg.Failure(description=str(error), allow_retries=False) from error
-            raise
+        for report, is_last in drain(
+            self._spark(context),
+            self.stream,
+            ingestion,
+            observer=self.observer,
+            max_batches=config.max_batches,
+            on_tail=context.log.warning,
+            origin=to,
+            stop=config.stop.bound() if config.stop else None,
+        ):
+            is_empty = False
+            yield report, is_last
+        if is_empty:
+            context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
 
-    def _report(
-        self, context: dg.AssetExecutionContext, spark: SparkSession, report: BatchReport, *, is_last: bool
+    def _replayed(self, context: Context, wanted: Replay, config: LimitsConfig) -> Iterator[tuple[BatchReport, bool]]:
+        ingestion = replace(self.ingestion, limits=config.limits(self.ingestion.limits))
+        with self.stream.open() as opened:
+            job = ReplayJob(
+                self._spark(context),
+                opened,
+                ingestion,
+                wanted,
+                observer=self.observer,
+                on_wait=context.log.info,
+            )
+            context.log.info(f"replaying {describe_ranges(job.goal()) or 'nothing'}")
+            yield from drain_replay(job, max_batches=config.max_batches)
+
+    def _spark(self, context: Context) -> SparkSession:
+        spark: SparkSession = getattr(context.resources, self.resource).spark_session
+        return spark
+
+    def _results(
+        self, context: dg.AssetExecutionContext, reports: Iterator[tuple[BatchReport, bool]]
     ) -> Iterator["dg.MaterializeResult[Any]"]:
+        for report, is_last in reports:
+            made = self._materialization(context, report)
+            if is_last:
+                version = dg.DataVersion(f"delta:{report.version}")
+                yield dg.MaterializeResult(self.key, metadata=made.metadata, data_version=version)
+            else:
+                context.log_event(made)
+
+    def _materialization(self, context: Context, report: BatchReport) -> dg.AssetMaterialization:
         path = self.ingestion.table
         metadata = batch_metadata(
             report,
             table=path,
             total_rows=self.ingestion.ledger().log.row_count(),
-            columns=spark.read.format("delta").load(path).schema.fields,
+            columns=self._spark(context).read.format("delta").load(path).schema.fields,
         )
         entry = report.batch.entry
-        places = {**entry.ranges, **entry.claims}
-        ranges = ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in places.items())
-        context.log.info(f"batch {report.batch.number} is in version {report.version} of {path}: {ranges}")
-        data_version = f"delta:{report.version}"
-        if is_last:
-            yield dg.MaterializeResult(self.key, metadata=metadata, data_version=dg.DataVersion(data_version))
-        else:
-            context.log_event(
-                dg.AssetMaterialization(self.key, metadata=metadata, tags={"dagster/data_version": data_version})
-            )
+        places = describe_ranges({**entry.ranges, **entry.claims})
+        context.log.info(f"{entry.kind} {entry.number} is in version {report.version} of {path}: {places}")
+        return dg.AssetMaterialization(self.key, metadata=metadata, tags={_DATA_VERSION: f"delta:{report.version}"})
+
+
+def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
+    """Ranges for people.
+
+    Example:
+        >>> describe_ranges({Shard("orders", 1): (5, 9)})
+        'orders/1 [5, 9)'
+    """
+    return ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in sorted(ranges.items()))
+
+
+def replay_id(context: Context) -> str:
+    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew."""
+    run = context.run
+    while run.parent_run_id is not None:
+        parent = context.instance.get_run_by_id(run.parent_run_id)
+        if parent is None or parent.status is dg.DagsterRunStatus.SUCCESS:
+            break
+        run = parent
+    return run.run_id
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Errors that come back until somebody changes something are not retried."""
+    try:
+        yield
+    except StreamAssetsError as error:
+        if isinstance(error, Terminal):
+            raise dg.Failure(description=str(error), allow_retries=False) from error
+        raise
 
 
 def stream_asset(
@@ -196,6 +278,7 @@ def stream_asset(
     deps: Sequence[Any] = (),
     resource: str = "spark",
     observer: Observer = ignore_steps,
+    replay_partitions: dg.TimeWindowPartitionsDefinition | None = DAILY,
 ) -> Callable[[Transform], StreamAsset]:
     """Declare a stream asset; the decorated function is the transform of each micro-batch.
 
@@ -235,6 +318,8 @@ def stream_asset(
         deps: more assets that it depends on.
         resource: the key of a resource with a ``spark_session``.
         observer: told of each step; for tests.
+        replay_partitions: the partitions of the job that replays the messages of a day or an hour; daily in UTC by
+            default, ``None`` for no such job. Where members claim entries there is none.
 
     Raises:
         InvalidUrlError, InvalidOptionError: at once, when the code is loaded.
@@ -287,6 +372,7 @@ def stream_asset(
             description=description or (transform.__doc__ or None),
             deps=deps,
             observer=observer,
+            replay_partitions=None if stream.is_claimed else replay_partitions,
         )
 
     return declare

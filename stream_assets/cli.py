@@ -8,6 +8,7 @@ import click
 
 from stream_assets.cli_options import print_rows, reports_errors
 from stream_assets.cli_relay import relay
+from stream_assets.cli_replay import replay, rewind, seek
 from stream_assets.cli_streams import peek, produce
 from stream_assets.cli_tables import ingest, lag, switch, verify
 
@@ -47,7 +48,7 @@ def doctor() -> None:
         sys.exit(1)
 
 
-for command in (produce, peek, relay, ingest, lag, verify, switch):
+for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch):
     main.add_command(command)
 
 if __name__ == "__main__":

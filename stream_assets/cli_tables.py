@@ -19,18 +19,18 @@ from stream_assets.cli_options import (
     stream_options,
     table_path,
 )
+from stream_assets.cli_rows import check_maker, limit_options, limits, row_maker, row_options, spark_options
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, choice
 from stream_consumers.stdio_spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from spark_jobs.decode import Decoder
     from spark_jobs.ingestion import BatchReport
     from spark_jobs.ledger import LedgerState
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--source", required=True, help="The stream URL.")
 @click.option("--table", required=True, help="The Delta table, a path or URI.")
-@click.option("--decode", type=click.Choice(["raw", "text", "json"]), default="raw", show_default=True)
-@click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'.")
 @click.option("--mode", type=click.Choice(MODES), default="resumable", show_default=True)
 @click.option(
     "--start",
@@ -48,19 +46,18 @@ if TYPE_CHECKING:
 )
 @click.option("--on-data-loss", type=click.Choice(["error", "record"]), default="error", show_default=True)
 @click.option("--member", default="main", show_default=True, help="Its name among members that claim entries (Redis).")
-@click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch.")
-@click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch.")
-@click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
 @click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio: <table>.spool.ss by default.")
-@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
-@click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master.")
+@row_options
+@limit_options
+@spark_options
 @stream_options
 @reports_errors
 def ingest(
     source: str,
     table: str,
-    decode: str,
+    decode: str | None,
     schema: str | None,
+    transform: str | None,
     mode: str,
     start: str | None,
     on_data_loss: str,
@@ -88,34 +85,31 @@ def ingest(
           -X sasl.password=env:KAFKA_PASSWORD
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
-    from spark_jobs.decode import Json, Raw, Text
     from spark_jobs.draining import drain
     from spark_jobs.ingestion import Ingestion
     from spark_jobs.session import SparkOptions, create_session
 
-    if (decode == "json") != (schema is not None):
-        raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
-    decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
-    defaults = Limits()
+    maker = row_maker(decode, schema, transform)
     url, pipe = _file_of_pipe(StreamUrl.parse(source), table, spool)
     stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = Ingestion(
         group=group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         table=table_path(table),
-        decoder=Json(schema) if schema else decoders[decode],
+        decoder=maker.decoder,
+        transform=maker.transform,
         member=member,
         sharing=stream.mode,
         claims=stream.is_claimed,
         start=choice(AutoStreamReset, start or first, option="--start"),
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
-        limits=Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes),
+        limits=limits(max_records, max_bytes),
     )
     reports: list[dict[str, object]] = []
     tails: list[str] = []
     with progress_bar() as progress:
         # What is wrong with either of them is told before Spark starts.
-        ingestion.ledger().read()
+        check_maker(ingestion.ledger().read(), maker)
         if pipe is not None:
             _spool(pipe, url, progress)
         with stream.open() as opened:
@@ -273,7 +267,19 @@ def verify(source: str, table: str, group: str, client: ClientConfig, as_json: b
     with open_batch_source(source, client=client) as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
-    columns = ("first", "last", "messages", "rows", "dead", "filtered", "missing", "duplicated", "unknown", "lag")
+    columns = (
+        "first",
+        "last",
+        "messages",
+        "rows",
+        "dead",
+        "filtered",
+        "skipped",
+        "missing",
+        "duplicated",
+        "unknown",
+        "lag",
+    )
     rows = [{"shard": str(v.shard), **{name: getattr(v, name) for name in columns}} for v in verdicts]
     renamed = [{("dead letters" if k == "dead" else k): value for k, value in row.items()} for row in rows]
     print_rows(renamed, as_json=as_json, title=f"{source} and {table}", empty="the stream is empty")

@@ -10,6 +10,7 @@ import dagster as dg
 from sensors.lag import build_lag_sensor
 from stream_assets.asset import StreamAsset
 from stream_assets.checks import build_continuity_check, build_dead_letter_check
+from stream_assets.replay_job import build_replay_job
 from stream_assets.resources import SparkResource
 from stream_consumers.errors import InvalidOptionError
 
@@ -68,13 +69,14 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
                 name=stream.name,
             )
     jobs = {stream.name: build_ingest_job(stream) for stream in streams}
+    replays = [build_replay_job(stream, stream.replay_partitions) for stream in streams if stream.replay_partitions]
     upstream = {spec.key: spec for stream in streams for spec in stream.upstream_specs()}
     return dg.Definitions(
         assets=[*(stream.assets_definition() for stream in streams), *upstream.values()],
         asset_checks=[
             check for stream in streams for check in (build_dead_letter_check(stream), build_continuity_check(stream))
         ],
-        jobs=list(jobs.values()),
+        jobs=[*jobs.values(), *replays],
         sensors=[build_sensor(stream, jobs[stream.name]) for stream in streams],
         resources={**{stream.resource: SparkResource() for stream in streams}, **(resources or {})},
     )

@@ -1,16 +1,66 @@
-"""The run config of every stream asset."""
+"""The run config of every stream asset, and of its replay job."""
+
+import enum
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
+from spark_jobs.bounds import Bound
+from spark_jobs.replay import OnReplay, Replay
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits
 
 
-class StreamConfig(dg.Config):
+class ReplayMode(enum.Enum):
+    """What becomes of the rows that a replayed range has in the table; Dagster shows the names."""
+
+    replace = "replace"
+    append = "append"
+
+
+class PlaceConfig(dg.Config):
+    """A place in the stream: exactly one of the two.
+
+    Example:
+        >>> str(PlaceConfig(rewind={"orders/0": 100, "orders/1": 90}).bound())
+        'orders/0=100,orders/1=90'
+        >>> str(PlaceConfig(seek="2026-11-01T00:00:00Z").bound())
+        '2026-11-01T00:00:00+00:00'
+    """
+
+    rewind: Any = Field(
+        default=None, description="earliest, latest, a sequence, or sequences of shards: {orders/0: 100, orders/1: 90}."
+    )
+    seek: str | None = Field(
+        default=None, description="The first message with this time or a later one, like 2026-11-01T00:00:00Z."
+    )
+
+    def bound(self) -> Bound:
+        """The place.
+
+        Raises:
+            InvalidOptionError: none or both are given, or what is given is no place.
+        """
+        if (self.rewind is None) == (self.seek is None):
+            raise InvalidOptionError(
+                f"rewind={self.rewind!r} and seek={self.seek!r} name no place", remedy="Give exactly one of the two."
+            )
+        if self.seek is not None:
+            return Bound.at_time(self.seek)
+        if isinstance(self.rewind, dict):
+            return Bound.at_sequences(self.rewind)
+        bound = Bound.parse(str(self.rewind))
+        if bound.moment is not None:
+            raise InvalidOptionError(f"rewind does not go to a time: {self.rewind!r}", remedy="Use seek for that.")
+        return bound
+
+
+class LimitsConfig(dg.Config):
     """How much one run does. Everything is optional; a wrong key gives Dagster's own readable error.
 
     Example:
-        >>> StreamConfig(max_records=1000).limits(Limits()).max_records
+        >>> LimitsConfig(max_records=1000).limits(Limits()).max_records
         1000
     """
 
@@ -23,3 +73,57 @@ class StreamConfig(dg.Config):
     def limits(self, default: Limits) -> Limits:
         """The limits of a batch in this run."""
         return Limits(self.max_records or default.max_records, self.max_bytes or default.max_bytes)
+
+
+class ReplayConfig(LimitsConfig):
+    """The run config of a replay job; its partition says what is replayed."""
+
+    on_replay: ReplayMode = Field(
+        default=ReplayMode.replace, description="replace the rows of the range, or append to them."
+    )
+
+
+class StreamConfig(ReplayConfig):
+    """The run config of a stream asset. Without ``start`` the run ingests from the group's position on.
+
+    With ``start`` it replays: from there to ``stop``, or to the group's position; no position moves. With
+    ``move_group`` it moves the group to ``start`` instead, and ingests from there.
+
+    Example:
+        >>> config = StreamConfig(start=PlaceConfig(rewind="earliest"), stop=PlaceConfig(seek="2026-11-01"))
+        >>> config.replay("run-1").on_replay.value
+        'replace'
+    """
+
+    start: PlaceConfig | None = Field(default=None, description="Replay from here, or move the group here.")
+    stop: PlaceConfig | None = Field(default=None, description="Go no further than this.")
+    move_group: bool = Field(
+        default=False, description="Move the group to start, also backwards; the next runs continue behind this one."
+    )
+
+    def check(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            InvalidOptionError: naming it.
+        """
+        is_append = self.on_replay is ReplayMode.append
+        if self.start is None and (self.move_group or is_append):
+            raise InvalidOptionError(
+                f"{'move_group' if self.move_group else 'on_replay: append'} says nothing without start",
+                remedy="Give start, as {rewind: earliest} or {seek: 2026-11-01T00:00:00Z}.",
+            )
+        if self.move_group and is_append:
+            raise InvalidOptionError(
+                "on_replay: append does not go together with move_group",
+                remedy="A group that moves back replaces what it writes again; leave one of the two out.",
+            )
+
+    def replay(self, replay_id: str) -> Replay:
+        """What to replay."""
+        return Replay(
+            self.start.bound() if self.start else None,
+            self.stop.bound() if self.stop else None,
+            OnReplay(self.on_replay.value),
+            replay_id,
+        )

@@ -1,0 +1,60 @@
+"""The partitioned replay job of a stream asset: the Dagster backfill page ingests days or hours again."""
+
+from datetime import timezone
+
+import dagster as dg
+
+from spark_jobs.bounds import Bound
+from spark_jobs.replay import OnReplay, Replay
+from stream_assets.asset import DAILY, StreamAsset, replay_id
+from stream_assets.config import ReplayConfig
+from stream_consumers.errors import InvalidOptionError
+
+
+def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDefinition = DAILY) -> dg.JobDefinition:
+    """A job that replays the messages of one partition, by their timestamps; it never moves the group.
+
+    Partitions neither overlap nor leave a message out. They may run at the same time: one that meets another commit
+    waits a moment, says so, and writes again.
+
+    Args:
+        stream: the asset.
+        partitions: the days or hours, in the zone that counts.
+
+    Raises:
+        InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges.
+    """
+    if stream.stream.is_claimed:
+        raise InvalidOptionError(
+            f"{stream.key.to_user_string()} claims entries one by one, so that there are no ranges to replay",
+            remedy="Use mode 'resumable', or build no replay job.",
+        )
+
+    @dg.op(
+        name=f"replay_{stream.name}",
+        description=f"Replace the rows of one partition of {stream.source} in {stream.ingestion.table}.",
+        required_resource_keys={stream.resource},
+        pool=f"replay_{stream.name}",
+        out=dg.Out(dg.Nothing),
+    )
+    def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+        window = context.partition_time_window
+        wanted = Replay(
+            Bound(moment=window.start.astimezone(timezone.utc)),
+            Bound(moment=window.end.astimezone(timezone.utc)),
+            OnReplay(config.on_replay.value),
+            replay_id(context),
+        )
+        for materialization in stream.replay(context, wanted, config):
+            context.log_event(materialization)
+
+    @dg.job(
+        name=f"replay_{stream.name}",
+        description=f"Replay {stream.source} into {stream.ingestion.table}, by the time of the messages.",
+        partitions_def=partitions,
+        executor_def=dg.in_process_executor,
+    )
+    def replay_job() -> None:
+        replay()
+
+    return replay_job
