@@ -109,7 +109,9 @@ def row_maker(decode: str | None, schema: str | None, transform: str | None) -> 
 
 def _imported(path: str) -> object:
     module, _, name = path.partition(":")
-    sys.path.insert(0, "")
+    # Also later: a function of that module may be called while rows are made.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -117,8 +119,6 @@ def _imported(path: str) -> object:
             f"--transform {path} cannot be imported: {error}",
             remedy="Write MODULE:NAME, like my_definitions:orders, and run in the folder of the module.",
         ) from error
-    finally:
-        sys.path.remove("")
 
 
 def check_maker(state: LedgerState, maker: RowMaker) -> None:
