@@ -13,6 +13,7 @@ import dagster as dg
 
 from spark_jobs.ingestion import Ingestion, check_sharing, check_source, lag
 from spark_jobs.ledger import LedgerState
+from spark_jobs.truncation import read_or_recover
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.connect import StreamSource
 from stream_consumers.messages import Shard
@@ -121,10 +122,10 @@ def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
     """
-    state = ingestion.ledger().read()
     if source.is_claimed:
-        return _measure_claims(source, ingestion, state)
+        return _measure_claims(source, ingestion, ingestion.ledger().read())
     with source.open() as opened:
+        state, _ = read_or_recover(opened, ingestion)
         if state.newest is None:
             ingestion.ledger().check_first(opened.extents())
         resume = Resume(state.positions, state.newest.hint) if state.newest else None

@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -143,6 +146,22 @@ class DeadLetterTable:
             is_older = ~f.col("_batch").isin(sorted(replaced.since))
             letters = letters.where(~f.coalesce(is_older & f.expr(in_ranges(replaced.ranges)), f.lit(False)))
         return letters
+
+    def counted_places(self, ledger: Ledger) -> pa.Table:
+        """Stream, shard and sequence of the dead letters that count, without Spark; no rows if there is no table."""
+        columns = ["_stream", "_shard", "_sequence", "_batch"]
+        if self.log().snapshot() is None:
+            return pa.table({name: [] for name in columns})
+        strays = pa.array([stray.bid for stray in self.strays(ledger)], pa.string())
+        is_counted = (pc.field("_group") == ledger.group) & ~pc.field("_batch").isin(strays)
+        for replaced in replacements(ledger):
+            for shard, part in replaced.ranges.items():
+                is_inside = (pc.field("_stream") == shard.stream) & (pc.field("_shard") == shard.id)
+                is_inside &= (pc.field("_sequence") >= part.start) & (pc.field("_sequence") < part.end)
+                is_older = ~pc.field("_batch").isin(pa.array(sorted(replaced.since), pa.string()))
+                is_counted &= ~pc.coalesce(is_inside & is_older, pc.scalar(False))
+        table = DeltaTable(self.path, storage_options=dict(self.storage_options))
+        return table.to_pyarrow_dataset().to_table(columns=columns, filter=is_counted)
 
     def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
         """Delete the dead letters of batches that never made it into the main table (D5).

@@ -19,7 +19,12 @@ MAX_RACES = 20
 
 
 def commit_empty(
-    spark: SparkSession, ingestion: Ingestion, kind: str, fields: Callable[[LedgerState], Mapping[str, Any] | None]
+    spark: SparkSession,
+    ingestion: Ingestion,
+    kind: str,
+    fields: Callable[[LedgerState], Mapping[str, Any] | None],
+    *,
+    read: Callable[[], LedgerState] | None = None,
 ) -> None:
     """Take the next number of a line with an empty commit.
 
@@ -29,6 +34,7 @@ def commit_empty(
         kind: of the entry.
         fields: more fields of :class:`spark_jobs.ledger_entries.Entry`, for the ledger as it is at each attempt;
             ``None`` if there is nothing to commit any more.
+        read: tells what the ledger is, if not the ledger.
 
     Raises:
         WriteError: Spark failed, or others were always faster.
@@ -36,7 +42,7 @@ def commit_empty(
     ledger = ingestion.ledger()
     rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
     for _ in range(MAX_RACES):
-        state = ledger.read()
+        state = (read or ledger.read)()
         more = fields(state)
         if more is None:
             return

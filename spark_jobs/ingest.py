@@ -38,6 +38,7 @@ from spark_jobs.ingestion import (
 from spark_jobs.intervals import LOWEST, Intervals
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import ShardState
+from spark_jobs.truncation import keep, line_mark, read_or_recover
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.messages import Shard
@@ -77,6 +78,7 @@ class IngestJob:
         origin: Bound | None = None,
         stop: Bound | None = None,
     ) -> None:
+        self._spark = spark
         self._source = source
         self._ingestion = ingestion
         self._observer = observer
@@ -96,7 +98,10 @@ class IngestJob:
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state = self._writer.ledger.read()
+            state, is_recovered = read_or_recover(self._source, self._ingestion)
+            if is_recovered:
+                keep(self._spark, self._source, self._ingestion, state)
+                continue
             check_sharing(state, self._ingestion)
             extents = self._freeze(state)
             if state.newest is None:
@@ -132,7 +137,7 @@ class IngestJob:
         if written is None:
             return None
         state = self._writer.ledger.read()
-        self._source.commit(self._ingestion.group, self._own(state.positions))
+        self._commit(state)
         self._observer(Step.COMMITTED, batch)
         return BatchReport(
             Batch(written.entry, batch.plan),
@@ -240,8 +245,13 @@ class IngestJob:
         known = self._source.committed(self._ingestion.group)
         positions = self._own(state.positions)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
-            self._source.commit(self._ingestion.group, positions)
+            self._commit(state)
         self._writer.settle(state)
+
+    def _commit(self, state: LedgerState) -> None:
+        positions = self._own(state.positions)
+        mark = line_mark(self._writer.ledger.app, state, positions)
+        self._source.commit(self._ingestion.group, positions, mark=mark)
 
     def _look_again(self, outdated: OutdatedError) -> None:
         self._extents = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
@@ -20,8 +20,9 @@ from spark_jobs.ingestion import Ingestion, check_sharing, check_source
 from spark_jobs.ledger import LedgerState
 from spark_jobs.ledger_entries import ShardState
 from spark_jobs.replay import check_replay
+from spark_jobs.truncation import keep, line_mark, surviving_state
 from stream_consumers.batches import BatchSource, Extent, Range
-from stream_consumers.errors import GroupActiveError, InvalidOptionError
+from stream_consumers.errors import GroupActiveError, InvalidOptionError, LedgerTruncatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 
@@ -53,6 +54,14 @@ class Move:
     def skipped(self) -> Range:
         """What is never read."""
         return Range(self.covered, max(self.to, self.covered))
+
+
+def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
+    """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
+    try:
+        return ingestion.ledger().read(), False
+    except LedgerTruncatedError:
+        return surviving_state(ingestion, source), True
 
 
 def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[Move]:
@@ -103,15 +112,20 @@ def rewind(
     Returns:
         What was moved.
 
+    A group whose log was cleaned so far that its position is unknown is set anew; see :mod:`spark_jobs.truncation`.
+
     Raises:
         StreamNotFoundError, UnsupportedError, InvalidOptionError: see :func:`plan_moves`.
         WriteError: Spark failed; run it again.
     """
     rewind_id = replay_id or uuid.uuid4().hex
     ledger = ingestion.ledger()
+    state, is_guess = read_or_guess(source, ingestion)
+    if is_guess:
+        keep(spark, source, ingestion, state)
     done = {s for c in ledger.surviving() if c.entry and c.entry.replay == rewind_id for s in c.entry.ranges}
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
-    for line, shards in _lines(ingestion, moves).items():
+    for line, shards in _lines(ingestion, [move.shard for move in moves]).items():
 
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
@@ -123,9 +137,9 @@ def rewind(
     return moves
 
 
-def _lines(ingestion: Ingestion, moves: list[Move]) -> Mapping[Shard | None, Set[Shard]]:
+def _lines(ingestion: Ingestion, shards: Iterable[Shard]) -> Mapping[Shard | None, Set[Shard]]:
     """The shards of each number line: one line for all of them, or one for each."""
-    shards = frozenset(move.shard for move in moves)
+    shards = frozenset(shards)
     if ingestion.sharing is ConsumerMode.LOAD_BALANCED:
         return {shard: {shard} for shard in sorted(shards)}
     return {None: shards} if shards else {}
@@ -144,8 +158,12 @@ def _fields(moves: list[Move]) -> dict[str, object]:
 
 def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
     identities = source.identities()
-    positions = ingestion.ledger().read().positions
-    try:
-        source.commit(ingestion.group, {s: p for s, p in positions.items() if s.stream in identities})
-    except GroupActiveError as error:
-        _log.warning("the ledger is moved, but the broker was not told: %s", error)
+    for line in _lines(ingestion, list(ingestion.ledger().read().positions)):
+        ledger = replace(ingestion, shard=line).ledger()
+        state = ledger.read()
+        own = {s: p for s, p in state.positions.items() if s.stream in identities and line in (None, s)}
+        try:
+            source.commit(ingestion.group, own, mark=line_mark(ledger.app, state, own))
+        except GroupActiveError as error:
+            _log.warning("the ledger is moved, but the broker was not told: %s", error)
+            return

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.claim_names import ClaimState
-from spark_jobs.dead_letters import DeadLetterTable, replacements
+from spark_jobs.dead_letters import DeadLetterTable
 from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
@@ -114,7 +114,7 @@ def verify(
     letters: Mapping[Shard, Sequences] = {}
     unplaced: Mapping[Shard, int] = {}
     if dead_letters.log().snapshot() is not None:
-        letters, unplaced = _letters(dead_letters, ledger, ingestion)
+        letters, unplaced = _letters(dead_letters, ledger)
         if claims is not None:
             letters = _settled(letters, covered, claims)
     shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
@@ -202,6 +202,22 @@ def count_rows(ingestion: Ingestion, ranges: Mapping[Shard, Range]) -> Mapping[S
         raise _unreadable(ingestion.table, error) from error
 
 
+def last_sequences(ingestion: Ingestion) -> Mapping[Shard, int]:
+    """The last sequence of each shard in the table and its dead letters.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    found: dict[Shard, int] = {}
+    letters = ingestion.dead_letters()
+    for path, log in ((ingestion.table, ingestion.ledger().log), (letters.path, letters.log())):
+        snapshot = log.snapshot()
+        if snapshot is not None:
+            for shard, own in _sequences(path, ingestion.storage_options, version=snapshot.version).items():
+                found[shard] = max(int(own.max()), found.get(shard, -1))
+    return found
+
+
 def _unreadable(path: str, error: Exception) -> TableUnreadableError:
     return TableUnreadableError(
         f"the rows of {path} cannot be read without Spark ({error})",
@@ -222,20 +238,9 @@ def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 
-def _letters(
-    table: DeadLetterTable, ledger: Ledger, ingestion: Ingestion
-) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
+def _letters(table: DeadLetterTable, ledger: Ledger) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
     """The dead letters that count: sequences per shard, and how many have no sequence."""
-    delta = DeltaTable(table.path, storage_options=dict(ingestion.storage_options))
-    columns = ["_stream", "_shard", "_sequence", "_batch", "_group"]
-    frame = delta.to_pyarrow_table(columns=columns).to_pandas()
-    strays = [stray.bid for stray in table.strays(ledger)]
-    frame = frame[(frame["_group"] == ingestion.group) & ~frame["_batch"].isin(strays)]
-    for replaced in replacements(ledger):
-        for shard, part in replaced.ranges.items():
-            is_inside = (frame["_stream"] == shard.stream) & (frame["_shard"] == shard.id)
-            is_inside &= (frame["_sequence"] >= part.start) & (frame["_sequence"] < part.end)
-            frame = frame[~(is_inside & ~frame["_batch"].isin(replaced.since))]
+    frame = table.counted_places(ledger).to_pandas()
     lost = frame[frame["_sequence"].isna()].groupby(["_stream", "_shard"]).size()
     unplaced = {Shard(str(stream), int(number)): int(count) for (stream, number), count in lost.items()}
     return dict(_by_shard(frame, "_stream", "_shard", "_sequence")), unplaced

@@ -16,6 +16,7 @@ from spark_jobs.draining import drain
 from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
 from spark_jobs.replay import Replay, ReplayJob, drain_replay
 from spark_jobs.rewind import rewind
+from spark_jobs.truncation import has_begun
 from stream_assets.config import LimitsConfig, StreamConfig
 from stream_assets.materializations import batch_metadata
 from stream_consumers.client_config import ClientConfig
@@ -155,7 +156,7 @@ class StreamAsset:
         member = tagged if self.stream.is_claimed else self.ingestion.member
         ingestion = replace(self.ingestion, member=member, limits=config.limits(self.ingestion.limits))
         to = config.start.bound() if config.start else None
-        if to is not None and ingestion.ledger().read().newest is not None:
+        if to is not None and has_begun(ingestion):
             with self.stream.open() as opened:
                 for move in rewind(self._spark(context), opened, ingestion, to, replay_id=replay_id(context)):
                     context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")

@@ -14,7 +14,7 @@ from stream_assets.cli_rows import check_maker, limit_options, limits, row_maker
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, DataLoss, choice
 from stream_consumers.urls import StreamUrl
@@ -154,7 +154,12 @@ def _ingestion(group: str, table: str) -> Ingestion:
     from spark_jobs.ingestion import Ingestion
 
     ingestion = Ingestion(group=group, table=table_path(table))
-    sharing = ingestion.ledger().read().sharing
+    try:
+        sharing = ingestion.ledger().read().sharing
+    except LedgerTruncatedError:
+        # A group that shares its shards has a number line for each.
+        is_one_line = ingestion.ledger().last_number(ingestion.member) > 0
+        sharing = (ConsumerMode.RESUMABLE if is_one_line else ConsumerMode.LOAD_BALANCED).value
     modes = {mode.value: mode for mode in ConsumerMode}
     return replace(ingestion, sharing=modes.get(sharing, ConsumerMode.RESUMABLE))
 
@@ -171,13 +176,13 @@ def _move(
     remote: str | None,
     as_json: bool,
 ) -> None:
-    from spark_jobs.rewind import plan_moves, rewind
+    from spark_jobs.rewind import plan_moves, read_or_guess, rewind
     from spark_jobs.session import SparkOptions, create_session
 
     ingestion = _ingestion(group, table)
     mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with StreamSource(StreamUrl.parse(source), mode, client).open() as opened, progress_bar() as progress:
-        state = ingestion.ledger().read()
+        state, _ = read_or_guess(opened, ingestion)
         moves = plan_moves(opened, ingestion, to, state=state)
         replaced = {move.shard: move.replaced for move in moves}
         messages, rows = opened.count(replaced), _rows_in(ingestion, replaced)

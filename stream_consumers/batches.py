@@ -172,8 +172,18 @@ class BatchSource(Protocol):
         """What the broker was told of the group; ``None`` where there is no broker to tell."""
         ...
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
-        """Tell the broker how far the group is; called only after the batch is in the table."""
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Tell the broker how far the group is; called only after the batch is in the table.
+
+        Args:
+            group: the group.
+            positions: the next sequence of each shard.
+            mark: kept with them, where the broker can: which batch they belong to.
+        """
+        ...
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """The marks of the last commits; a shard without one is left out."""
         ...
 
     def close(self) -> None:

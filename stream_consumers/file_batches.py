@@ -348,8 +348,12 @@ class FileBatchSource:
         """Nothing: a file has no broker."""
         return None
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
         """Nothing: a file has no broker."""
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """Nothing: a file has no broker."""
+        return {}
 
     def close(self) -> None:
         """Nothing stays open between calls."""

@@ -382,17 +382,21 @@ class KafkaBatchSource:
             return None
         return self.cluster.committed(group, self._shards())
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
-        """Set the group's positions.
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Set the group's positions, with the mark as their metadata.
 
         Raises:
             GroupActiveError: the group has live members that are not ours; the message names them.
         """
         if self._membership is not None:
             # Refused is no error: whoever has the shard now commits what the ledger says.
-            self._membership.commit(positions)
+            self._membership.commit(positions, mark=mark)
         elif self._mode is not ConsumerMode.REAL_TIME:
-            self.cluster.commit(group, positions)
+            self.cluster.commit(group, positions, mark=mark)
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """The metadata of the group's positions."""
+        return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.marks(group, self._shards())
 
     def close(self) -> None:
         """Nothing stays open between calls."""

@@ -211,6 +211,13 @@ class KafkaCluster:
 
     def committed(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """What the group has committed of these shards; those without are left out (0 is not nothing)."""
+        return {shard: int(place.offset) for shard, place in self._places(group, shards).items()}
+
+    def marks(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
+        """The metadata of what the group has committed; those without are left out."""
+        return {shard: place.metadata for shard, place in self._places(group, shards).items() if place.metadata}
+
+    def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
         asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
         if not asked:
             return {}
@@ -225,18 +232,18 @@ class KafkaCluster:
                 raise self._explain(place.error, f"the position of group {group!r}")
             # None is told by a negative number; 0 is an offset.
             if place.offset >= 0:
-                found[Shard(place.topic, place.partition)] = int(place.offset)
+                found[Shard(place.topic, place.partition)] = place
         return found
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
-        """Set the positions of a group that has no members.
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Set the positions of a group that has no members, with ``mark`` as their metadata.
 
         Raises:
             GroupActiveError: it has some; the message names them.
         """
         if not positions:
             return
-        places = [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
         request = [ConsumerGroupTopicPartitions(group, places)]
         future = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)[group]
         try:

@@ -83,9 +83,9 @@ class KafkaMembership:
                 raise self._error
             return self._assignments > 0
 
-    def commit(self, positions: Mapping[Shard, int]) -> bool:
+    def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
         """See :meth:`stream_consumers.membership.Membership.commit`."""
-        places = [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
         if not places:
             return True
         answer: Future[list[KafkaError]] = Future()

@@ -23,7 +23,7 @@ class Membership(Protocol):
         """Wait for the first assignment; whether it came. It may be empty where there are more members than shards."""
         ...
 
-    def commit(self, positions: Mapping[Shard, int]) -> bool:
+    def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
         """Tell the broker how far the shards are; ``False`` if it refused, since somebody else has them by now.
 
         Raises:

@@ -29,6 +29,7 @@ class MemoryBroker:
     created_ns: int = field(default_factory=time.time_ns)
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
     committed: dict[tuple[str, Shard], int] = field(default_factory=dict)
+    marks: dict[tuple[str, Shard], str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def append(self, shard: Shard, payload: bytes | None, timestamp_ms: int | None = None) -> Receipt:
@@ -174,10 +175,16 @@ class MemoryBatchSource:
                 if owner == group and shard.stream in self._streams
             }
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
         """Remember the positions of the group."""
         with self._broker.changed:
             self._broker.committed.update({(group, shard): end for shard, end in positions.items()})
+            self._broker.marks.update({(group, shard): mark for shard in positions})
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """The marks of the last commits."""
+        with self._broker.changed:
+            return {shard: mark for (owner, shard), mark in self._broker.marks.items() if owner == group and mark}
 
     def close(self) -> None:
         """Nothing to release."""

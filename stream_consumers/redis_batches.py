@@ -361,7 +361,7 @@ class RedisBatchSource:
         found = {shard: self.server.group_facts(group, shard) for shard in self._extents or self.extents()}
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
-    def commit(self, group: str, positions: Mapping[Shard, int]) -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
         """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
         for shard, position in sorted(positions.items()):
             if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
@@ -372,6 +372,10 @@ class RedisBatchSource:
                 continue
             for ids in self.server.pending_below(group, shard, position):
                 self.server.acknowledge(group, shard, ids)
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """Nothing: Redis keeps a position of a group, and nothing with it."""
+        return {}
 
     def close(self) -> None:
         """Close the connection."""

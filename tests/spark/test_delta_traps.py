@@ -16,8 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
+from spark_jobs.bounds import Bound
 from spark_jobs.ingestion import Step
 from spark_jobs.ledger_entries import Entry
+from spark_jobs.rewind import rewind
 from spark_jobs.sink import DeltaSink, is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
@@ -136,12 +138,66 @@ def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
     before = what.rows()
     clean_log(what.table)
     stream.send(*orders(3))
-    with pytest.raises(LedgerTruncatedError, match="wrote 2 batches, none is readable"):
+    with what.source.open() as opened:
+        # Moved by hand, so that the broker does not say with which batch it got there.
+        opened.commit(what.ingestion.group, {SHARD: 4})
+    with pytest.raises(LedgerTruncatedError, match=r"none is readable(?s:.*)stream-assets rewind --to"):
         what.drain()
     with pytest.raises(LedgerTruncatedError):
         measure(what.source, what.ingestion)
     assert what.rows() == before
     assert stream.committed(what) == 4
+
+
+def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    assert measure(what.source, what.ingestion).total == 3
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+    assert what.ingestion.ledger().read().positions == {SHARD: 7}
+    clean_log(what.table)
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+@pytest.mark.parametrize("position", [0, 2, 5])
+def test_a_lost_ledger_goes_on_anywhere_without_doubling(
+    spark: SparkSession, stream: Stream, folder: Path, position: int
+) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder, limits=Limits(max_records=2))
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    with what.source.open() as opened:
+        opened.commit(what.ingestion.group, {SHARD: 4})
+        moves = rewind(spark, opened, what.ingestion, Bound(sequence=position))
+    assert [(move.position, move.to) for move in moves] == [(6, position)]
+    assert measure(what.source, what.ingestion).total == 9 - position
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, stream: Stream, folder: Path) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    with what.source.open() as opened:
+        rewind(spark, opened, what.ingestion, Bound(sequence=2))
+        assert opened.committed(what.ingestion.group) == {SHARD: 2}
+        assert opened.marks(what.ingestion.group) == {}
+    clean_log(what.table)
+    # The newest commit is still there, and another one hides it.
+    DeltaTable(what.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 2 days"})
+    clean_log(what.table)
+    with pytest.raises(LedgerTruncatedError):
+        what.drain()
 
 
 def test_d02_a_new_group_does_not_write_again_what_a_lost_ledger_no_longer_tells_of(
