@@ -156,10 +156,8 @@ class DeadLetterTable:
         is_counted = (pc.field("_group") == ledger.group) & ~pc.field("_batch").isin(strays)
         for replaced in replacements(ledger):
             for shard, part in replaced.ranges.items():
-                is_inside = (pc.field("_stream") == shard.stream) & (pc.field("_shard") == shard.id)
-                is_inside &= (pc.field("_sequence") >= part.start) & (pc.field("_sequence") < part.end)
                 is_older = ~pc.field("_batch").isin(pa.array(sorted(replaced.since), pa.string()))
-                is_counted &= ~pc.coalesce(is_inside & is_older, pc.scalar(False))
+                is_counted &= ~(_within(shard, part) & is_older)
         table = DeltaTable(self.path, storage_options=dict(self.storage_options))
         return table.to_pyarrow_dataset().to_table(columns=columns, filter=is_counted)
 
@@ -232,6 +230,14 @@ class DeadLetterTable:
             if app.startswith(f"{ledger.group}/") and isinstance(number, int):
                 found.append(Stray(str(commit.account.get("bid")), app, number, version))
         return found, deleted
+
+
+def _within(shard: Shard, part: Range) -> pc.Expression:
+    """Those in a range; those without a sequence lie in none."""
+    place = (pc.field("_stream") == shard.stream) & (pc.field("_shard") == shard.id)
+    sequence = pc.field("_sequence")
+    inside: pc.Expression = place & (sequence >= part.start) & (sequence < part.end)
+    return inside & sequence.is_valid()
 
 
 def lost_letters(spark: SparkSession, entry: Entry) -> DataFrame:

@@ -144,3 +144,20 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     config = {"ops": {"replay_orders": {"config": {"on_replay": "append"}}}}
     assert job.execute_in_process(instance=instance, partition_key="2026-11-16", run_config=config).success
     assert makers(folder) == {"old": 60, "new": 60}
+
+
+def test_dead_letters_that_a_replay_replaced_fail_no_check(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 40, malformed=frozenset({5, 30}))
+    first = execute(declare(folder, "old"), instance)
+    assert _dead(first) == 2
+    replayed = execute(declare(folder, "new"), instance, config={"start": {"rewind": 1}, "stop": {"rewind": 11}})
+    assert _dead(replayed) == 2, "the same two, not three"
+    text = declare(folder, "new", decode=Json("id BIGINT, user STRING, more STRING"), merge_schema=True)
+    assert _dead(execute(text, instance, config={"start": {"rewind": "earliest"}})) == 2
+
+
+def _dead(result: dg.ExecuteInProcessResult) -> object:
+    (found,) = [e for e in result.get_asset_check_evaluations() if e.check_name == "no_dead_letters"]
+    return found.metadata["stream/dead_letters"].value
