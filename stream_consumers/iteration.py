@@ -42,6 +42,8 @@ class MessageIterator(ABC):
 class Assignment:
     """The shards that a consumer was told to read: all that there are, until one is assigned or unassigned.
 
+    What is assigned counts from the next seek or rewind on; a consumer keeps a :meth:`copy` of what it reads until then.
+
     Args:
         streams: those that the consumer is for.
 
@@ -64,6 +66,20 @@ class Assignment:
     def __contains__(self, shard: object) -> bool:
         is_subscribed = isinstance(shard, Shard) and shard.stream in self._streams
         return is_subscribed and (self._only is None or shard in self._only)
+
+    def copy(self) -> Assignment:
+        """The same shards; what is assigned later does not change them.
+
+        Example:
+            >>> assignment = Assignment(["orders"])
+            >>> reading = assignment.copy()
+            >>> assignment.assign(Shard("orders", 1))
+            >>> Shard("orders", 0) in assignment, Shard("orders", 0) in reading
+            (False, True)
+        """
+        copied = Assignment(self._streams)
+        copied._only = self._only
+        return copied
 
     def of(self, shards: Iterable[Shard]) -> list[Shard]:
         """Those of ``shards`` that are to be read, in order."""

@@ -187,6 +187,7 @@ class MemoryConsumer(MessageIterator):
         self._live = live
         self._closed = False
         self._assignment = Assignment(url.required_streams())
+        self._reading = self._assignment.copy()
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
         self._unreached: set[Shard] = set()
@@ -220,13 +221,11 @@ class MemoryConsumer(MessageIterator):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        if to is Edge.BEGINNING:
+        if isinstance(to, Edge):
             with self._broker.changed:
-                self._next, self._unreached = {}, set()
-        elif isinstance(to, Edge):
-            with self._broker.changed:
-                self._next = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
-                self._unreached = set()
+                ends = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
+                self._next, self._unreached = {} if to is Edge.BEGINNING else ends, set()
+                self._reading = self._assignment.copy()
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
@@ -253,10 +252,12 @@ class MemoryConsumer(MessageIterator):
             self._broker.changed.notify_all()
 
     def _shards(self) -> list[Shard]:
+        """The shards that the next seek or rewind is about."""
         return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
-        for shard in sorted(self._shards(), key=lambda s: self._turn.index(s) if s in self._turn else -1):
+        shards = self._reading.of(self._broker.messages)
+        for shard in sorted(shards, key=lambda s: self._turn.index(s) if s in self._turn else -1):
             log, at = self._broker.messages[shard], self._next.get(shard, 0)
             while at < len(log) and shard in self._unreached and not self._is_reached(log[at]):
                 at += 1
@@ -280,6 +281,7 @@ class MemoryConsumer(MessageIterator):
             # A shard that has no such message yet goes on with the first one that comes.
             self._unreached = {shard for shard, index in found.items() if index is None}
             self._is_reached = is_reached
+            self._reading = self._assignment.copy()
 
 
 class MemoryProducer:
