@@ -42,7 +42,7 @@ class MessageIterator(ABC):
 class Assignment:
     """The shards that a consumer was told to read: all that there are, until one is assigned or unassigned.
 
-    What is assigned counts from the next seek or rewind on; a consumer keeps a :meth:`copy` of what it reads until then.
+    What is assigned counts from the next seek or rewind on; until then, a consumer reads a :meth:`copy`.
 
     Args:
         streams: those that the consumer is for.

@@ -28,6 +28,7 @@ from stream_consumers.redis_server import RedisServer
 from stream_consumers.sharders import Sharder
 from stream_consumers.ss_format import INTERNAL_KEY
 from stream_consumers.ss_scanner import FrameScanner
+from stream_consumers.stdio_producer import StdioProducerOptions
 from stream_consumers.streamer_producer import StreamerProducer
 from stream_consumers.urls import StreamUrl
 
@@ -41,12 +42,19 @@ class Streamer:
         url: where; its streams are the default ones.
         client: configuration of the broker's client.
         file_options: of the producers of a file.
+        stdio_options: of the producers of lines.
     """
 
     def __init__(
-        self, url: StreamUrl, *, client: ClientConfig | None = None, file_options: FileProducerOptions | None = None
+        self,
+        url: StreamUrl,
+        *,
+        client: ClientConfig | None = None,
+        file_options: FileProducerOptions | None = None,
+        stdio_options: StdioProducerOptions | None = None,
     ) -> None:
-        self._url, self._client, self._file_options = url, client, file_options
+        self._url, self._client = url, client
+        self._file_options, self._stdio_options = file_options, stdio_options
         self._lock = threading.RLock()
         self._consumers: WeakSet[Consumer] = WeakSet()
         # Strong: what somebody sent and forgot is flushed by disconnecting.
@@ -126,7 +134,9 @@ class Streamer:
         def open_writer(name: str) -> Producer:
             if is_file:
                 return self._shared_writer(name)
-            return create_producer(self._url_of(name), client=self._client, shards=shards)
+            return create_producer(
+                self._url_of(name), client=self._client, stdio_options=self._stdio_options, shards=shards
+            )
 
         with self._lock:
             self._check_connected()
@@ -177,7 +187,11 @@ class Streamer:
 
 
 def connect(
-    url: str | StreamUrl, *, client: ClientConfig | None = None, file_options: FileProducerOptions | None = None
+    url: str | StreamUrl,
+    *,
+    client: ClientConfig | None = None,
+    file_options: FileProducerOptions | None = None,
+    stdio_options: StdioProducerOptions | None = None,
 ) -> Streamer:
     """Connect to where a URL says (SeaStreamer's ``Streamer::connect``); disconnect when done.
 
@@ -186,6 +200,7 @@ def connect(
             behind the slash are the default ones.
         client: configuration of the broker's client.
         file_options: of a file. Without them it must be there; with them ``creation`` says.
+        stdio_options: of lines on stdout; with ``loopback``, consumers of this process get what it sends.
 
     Raises:
         InvalidUrlError: unknown protocol.
@@ -203,6 +218,8 @@ def connect(
     check_protocol(parsed)
     if file_options is not None and parsed.protocol != "file":
         raise InvalidOptionError(f"{parsed} is no file that file_options are for", remedy="Leave them out.")
+    if stdio_options is not None and parsed.protocol != "stdio":
+        raise InvalidOptionError(f"{parsed} is not written in lines", remedy="Leave stdio_options out.")
     if parsed.protocol == "kafka":
         KafkaCluster(parsed, client).check()
     elif parsed.protocol in _REDIS:
@@ -211,7 +228,7 @@ def connect(
         check_client(parsed, client)
     if parsed.protocol == "file":
         file_options = _create_file(parsed, file_options)
-    return Streamer(parsed, client=client, file_options=file_options)
+    return Streamer(parsed, client=client, file_options=file_options, stdio_options=stdio_options)
 
 
 def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FileProducerOptions:
