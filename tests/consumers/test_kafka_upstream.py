@@ -59,6 +59,14 @@ def test_consumer(kafka: str) -> None:
     assert committed(kafka, group, topic) == {0: 19}
 
 
+def test_the_default_group(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, host = create_topic(kafka, 1), unique_group()
+    monkeypatch.setenv("HOST_ID", host)
+    with KafkaConsumer(StreamUrl.parse(f"kafka://{kafka}/{topic}"), mode=ConsumerMode.RESUMABLE) as consumer:
+        consumer.commit({Shard(topic): 0})
+    assert committed(kafka, f"{host}r", topic) == {0: 0}
+
+
 @pytest.mark.parametrize(("partitions", "shares"), [(2, [1, 1]), (3, [1, 2]), (1, [0, 1])])
 def test_two_members_share_partitions_and_one_without_stands_by(kafka: str, partitions: int, shares: list[int]) -> None:
     topic, group = create_topic(kafka, partitions), unique_group()
