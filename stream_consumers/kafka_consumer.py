@@ -75,6 +75,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._closed = threading.Event()
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
+        self._reading = self._assignment.copy()
         self._given: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
@@ -132,7 +133,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             shards = self._selected()
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
-                self._unreached = set()
+                self._unreached, self._reading = set(), self._assignment.copy()
                 self._go_to(places)
                 return
             sequence = to
@@ -246,7 +247,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
 
     def _meet_new_shards(self) -> None:
         """Partitions that were added to a topic; the group protocol finds them by itself."""
-        is_due = self._live and self._assignment.chosen is None and time.monotonic() > self._look_again
+        is_due = self._live and self._reading.chosen is None and time.monotonic() > self._look_again
         if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
             return
         self._look_again = time.monotonic() + METADATA_SECONDS
@@ -275,6 +276,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         # A shard that has no such message yet goes on with the first one that comes.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
+        self._reading = self._assignment.copy()
         self._go_to({**found, **self._cluster.ends(waiting)})
 
     def _go_to(self, positions: Positions) -> None:

@@ -57,6 +57,7 @@ class RedisConsumer(MessageIterator):
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._assignment = Assignment(url.required_streams())
+        self._reading_shards = self._assignment.copy()
         self._buffer: deque[Message | DeadLetter] = deque()
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
@@ -140,7 +141,7 @@ class RedisConsumer(MessageIterator):
                 self._buffer.append(item)
 
     def _meet_new_shards(self) -> None:
-        if not self._live or self._assignment.chosen is not None or time.monotonic() < self._look_again:
+        if not self._live or self._reading_shards.chosen is not None or time.monotonic() < self._look_again:
             return
         self._look_again = time.monotonic() + SHARDS_SECONDS
         found = frozenset(self._server.shards())
@@ -167,3 +168,4 @@ class RedisConsumer(MessageIterator):
     def _go_to(self, positions: dict[Shard, int]) -> None:
         self._buffer.clear()
         self._next = positions
+        self._reading_shards = self._assignment.copy()
