@@ -241,9 +241,10 @@ def create_consumer(
             on_dead_letter=on_dead_letter,
         )
     if mode is ConsumerMode.REAL_TIME and group is not None:
+        others = "resumable (one member) or load_balanced (several)" if is_redis else "load_balanced"
         raise InvalidOptionError(
             f"mode real_time has no group, but group={group!r} is given",
-            remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
+            remedy=f"Leave it out, or use {others}.",
         )
     if is_redis:
         return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
