@@ -64,7 +64,9 @@ SEASTREAMER = {
         _STREAMER + "test_a_file_that_is_missing",
         _STREAMER + "test_a_file_that_is_created_if_it_is_missing",
     ),
-    "F-sample": _of("the sample file: 1 to 22, then the end", _REAL + "test_sample"),
+    "F-sample": _of(
+        "a file of the real producer is read to its end", _REAL + "test_messages_are_what_the_real_one_was_given"
+    ),
     "F-surveyor": _of("the binary search over beacons that may not know", _SEARCH + "test_surveyor_vectors"),
     "F-loopback::loopback/file": _of(
         "what is written is read; header, message, beacon and checksum; a name that is too long; while the file grows",
@@ -97,7 +99,7 @@ SEASTREAMER = {
         "seek by sequence and by time, with and without beacons, and out of bounds",
         _FILE + "test_seek_in_a_file_without_and_with_beacons",
     ),
-    "F-reader": _of("the file of 100 messages, from beacons 1 and 4, then the end", _REAL + "test_reader"),
+    "F-reader": _of("a file of 100 messages with all its beacons", _REAL + "test_every_beacon_is_read"),
     "R-consumer-group": _of(
         "a stream that is not there is an error, or is made",
         _REDIS + "test_consumer_group_does_not_make_a_stream_unless_told",

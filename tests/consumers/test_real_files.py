@@ -7,16 +7,12 @@ from pathlib import Path
 import pytest
 
 from stream_consumers.connect import create_consumer
-from stream_consumers.consumer import Edge
-from stream_consumers.errors import StreamEndedError
 from stream_consumers.ss_format import HEADER_SIZE, Header, decode_beacon
-from stream_consumers.ss_scanner import FrameScanner
 from stream_consumers.ss_writer import FrameWriter
 from tests.consumers.ss_files import damages, items, sent
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SAMPLE, NUMBERED = "upstream_sample_1.ss", "upstream_consumer.ss"
-ONE_SESSION = [*(path.name for path in sorted(FIXTURES.glob("b*.ss"))), SAMPLE, NUMBERED]
+ONE_SESSION = [path.name for path in sorted(FIXTURES.glob("b*.ss"))]
 TWO_SESSIONS = "app_b1024_s3_sink.ss"
 
 
@@ -34,7 +30,7 @@ def encode(path: Path, sessions: list[int]) -> bytes:
 
 
 def test_there_are_fixtures() -> None:
-    assert len(ONE_SESSION) == 7
+    assert len(ONE_SESSION) == 5
 
 
 @pytest.mark.parametrize("name", ONE_SESSION)
@@ -73,31 +69,3 @@ def test_every_beacon_is_read(name: str) -> None:
         assert beacon is not None
         assert size >= 7
         assert beacon.encode() == data[offset : offset + size]
-
-
-def test_sample() -> None:
-    """F-sample: upstream's own sample file."""
-    with create_consumer(f"file://{FIXTURES / SAMPLE}/event") as consumer:
-        found = [consumer.next(0) for _ in range(22)]
-        assert [message.sequence for message in found if message] == list(range(1, 23))
-        with pytest.raises(StreamEndedError):
-            consumer.next(0)
-
-
-def test_reader() -> None:
-    """F-reader: upstream's file of 100 messages, from its beacons and from anywhere."""
-    path = FIXTURES / NUMBERED
-    texts = [f"hello-{number}" for number in range(100)]
-    with create_consumer(f"file://{path}/hello") as consumer:
-        assert [message.text() for message in consumer] == texts
-        for start in (21, 86, 0, 99):
-            consumer.rewind(start)
-            assert [message.text() for message in consumer] == texts[start:]
-        consumer.rewind(Edge.BEGINNING)
-        assert [message.text() for message in consumer] == texts
-        with pytest.raises(StreamEndedError):
-            consumer.next(0)
-    with FrameScanner(path) as scanner:
-        for beacon, sequence in ((1, 21), (4, 86)):
-            assert scanner.skip_spliced(1024 * beacon)
-            assert sent(iter(scanner))[0].sequence == sequence
