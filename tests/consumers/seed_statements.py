@@ -64,9 +64,7 @@ SEASTREAMER = {
         _STREAMER + "test_a_file_that_is_missing",
         _STREAMER + "test_a_file_that_is_created_if_it_is_missing",
     ),
-    "F-sample": _of(
-        "a file of the real producer is read to its end", _REAL + "test_messages_are_what_the_real_one_was_given"
-    ),
+    "F-sample": _of("a file of the real producer, to its end", _REAL + "test_messages_are_what_the_real_one_was_given"),
     "F-surveyor": _of("the binary search over beacons that may not know", _SEARCH + "test_surveyor_vectors"),
     "F-loopback::loopback/file": _of(
         "what is written is read; header, message, beacon and checksum; a name that is too long; while the file grows",
