@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
-from stream_consumers.errors import GroupActiveError, GroupsNotRememberedError
+from stream_consumers.errors import GroupActiveError, GroupsNotRememberedError, InvalidOptionError
 from stream_consumers.kafka_consumer import KafkaConsumer
 from stream_consumers.memory import MemoryBatchSource
 from stream_consumers.messages import Shard
+from stream_consumers.options import AutoCommit
+from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_server import RedisServer
+from stream_consumers.shared_groups import SharedGroupConsumer
 from stream_consumers.urls import StreamUrl
 
 Positions = Mapping[Shard, int]
+Entries = Mapping[Shard, Sequence[int]]
 
 
 class CommitResult(enum.Enum):
@@ -48,6 +52,22 @@ class PositionCommitter(Protocol):
 
         Raises:
             StreamAssetsError: it cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
+class EntryCommitter(Protocol):
+    """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order."""
+
+    def commit_entries(self, entries: Entries) -> None:
+        """Keep that these messages are finished.
+
+        Args:
+            entries: their sequences, per shard.
+
+        Raises:
+            StreamAssetsError: they may not have been kept.
         """
         ...
 
@@ -160,6 +180,80 @@ class RedisCommitter:
         return {shard: found.position for shard, found in facts.items() if found is not None}
 
 
+class RedisGroupCommitter:
+    """Acknowledges the entries of a member of a Redis group, one by one: what is finished, whatever came before it.
+
+    A message is told to the server (XACK) when it is acknowledged *and* a commit runs; until then it is pending, and
+    delivered again to the next consumer of the same name, or to a peer that takes it over.
+
+    Args:
+        consumer: the member, with ``auto_commit`` ``disabled``: any other one would acknowledge what is unfinished, or
+            only at its own times.
+
+    Raises:
+        InvalidOptionError: the member acknowledges by itself.
+
+    Example::
+
+        options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
+        member = RedisGroupConsumer(url, group="billing", options=options)
+        with TrackedConsumer(member, RedisGroupCommitter(member)) as consumer:
+            for message in consumer:
+                with consumer.processing(message):
+                    bill(message)
+    """
+
+    is_transactional = False
+
+    def __init__(self, consumer: RedisGroupConsumer) -> None:
+        if consumer.auto_commit is not AutoCommit.DISABLED:
+            raise InvalidOptionError(
+                f"auto_commit of {consumer} is {consumer.auto_commit.value!r}: it would not wait for the messages that "
+                "are unfinished",
+                remedy="Give it RedisGroupOptions(auto_commit=AutoCommit.DISABLED).",
+            )
+        self._consumer = consumer
+
+    def commit(self, positions: Positions) -> None:
+        """Nothing: a group that shares entries has no positions."""
+
+    def commit_entries(self, entries: Entries) -> None:
+        """See :meth:`EntryCommitter.commit_entries`.
+
+        Raises:
+            GroupRemovedError: the group is gone.
+            BrokerUnavailableError, AccessDeniedError: as the server says; the next commit tells it all again.
+        """
+        for shard, sequences in entries.items():
+            for sequence in sequences:
+                self._consumer.ack((shard, sequence))
+        self._consumer.commit()
+
+    def committed(self) -> Positions:
+        """Nothing: the server knows what is pending, and delivers that."""
+        return {}
+
+
+def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
+    """Refuse positions for a consumer that is given single messages of a shard, others of which are somebody else's.
+
+    Raises:
+        InvalidOptionError: naming what fits it.
+    """
+    if isinstance(consumer, SharedGroupConsumer):
+        raise InvalidOptionError(
+            f"a member of group {consumer.group!r} is given some messages of each shard: a position would say that "
+            "those of the other members are finished, too",
+            remedy="Track a consumer without a group, and share its messages between threads.",
+        )
+    if isinstance(consumer, RedisGroupConsumer) and not isinstance(committer, EntryCommitter):
+        raise InvalidOptionError(
+            f"{type(committer).__name__} keeps positions, and {consumer} is given entries that are acknowledged one "
+            "by one: nothing would be acknowledged",
+            remedy="Use RedisGroupCommitter(consumer), or create_committer with this consumer.",
+        )
+
+
 def create_committer(
     url: StreamUrl, group: str, *, consumer: Consumer | None = None, client: ClientConfig | None = None
 ) -> PositionCommitter:
@@ -168,11 +262,13 @@ def create_committer(
     Args:
         url: the stream.
         group: whose positions.
-        consumer: that reads; a Kafka group takes positions from its member only.
+        consumer: that reads. A Kafka group takes positions from its member only; the entries of a Redis group are
+            acknowledged through their member.
         client: configuration of the broker's client.
 
     Raises:
         GroupsNotRememberedError: nobody does, or for Kafka no consumer of it was given.
+        InvalidOptionError: the consumer is a member of another group, or acknowledges by itself.
 
     Example:
         >>> create_committer(StreamUrl.parse("file:///tmp/a.ss/orders"), "billing")
@@ -182,6 +278,12 @@ def create_committer(
     """
     if url.protocol == "memory":
         return MemoryCommitter(url, group)
+    if isinstance(consumer, RedisGroupConsumer):
+        if consumer.group != group:
+            raise InvalidOptionError(
+                f"{consumer} is no member of group {group!r}", remedy=f"Give group={consumer.group!r}."
+            )
+        return RedisGroupCommitter(consumer)
     if url.protocol in {"redis", "rediss"}:
         return RedisCommitter(url, group, client)
     if isinstance(consumer, KafkaConsumer):

@@ -109,6 +109,11 @@ class RedisGroupConsumer(MessageIterator):
         """This member's name in the group."""
         return self._group.consumer
 
+    @property
+    def auto_commit(self) -> AutoCommit:
+        """When it acknowledges what it was given."""
+        return self._options.auto_commit
+
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`.
 
