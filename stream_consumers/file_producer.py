@@ -17,12 +17,11 @@ from stream_consumers.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
-from stream_consumers.messages import Receipt, Shard
+from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions
 from stream_consumers.ss_format import (
     EOS_PAYLOAD,
     HEADER_SIZE,
-    INTERNAL_KEY,
     Header,
     checksum,
 )

@@ -186,7 +186,7 @@ class MemoryConsumer(MessageIterator):
         self._broker = memory_broker(url)
         self._live = live
         self._closed = False
-        self._assignment = Assignment(url.required_streams())
+        self._assignment = Assignment(url.subscribed_streams())
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
         self._unreached: set[Shard] = set()

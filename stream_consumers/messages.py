@@ -11,6 +11,10 @@ from datetime import datetime, timedelta, timezone
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
 
 MAX_STREAM_KEY_BYTES = 249
+WILDCARD = "SEA_STREAMER_WILDCARD"
+"""The stream key that subscribes to all streams (SeaStreamer's); ``*`` is short for it."""
+INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
+"""The stream key of SeaStreamer's own messages, like the end of a stream."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -33,6 +37,19 @@ def check_stream_key(key: str) -> str:
             length=len(key),
         )
     return key
+
+
+def subscription_key(key: str) -> str:
+    """As :func:`check_stream_key`; ``*`` is :data:`WILDCARD`, all streams.
+
+    Raises:
+        InvalidStreamKeyError: naming the key and its length.
+
+    Example:
+        >>> subscription_key("*"), subscription_key("orders")
+        ('SEA_STREAMER_WILDCARD', 'orders')
+    """
+    return WILDCARD if key == "*" else check_stream_key(key)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -16,7 +16,7 @@ from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, lo
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
 from stream_consumers.file_producer import FileProducer
 from stream_consumers.kafka_cluster import KafkaCluster
-from stream_consumers.messages import check_stream_key, from_milliseconds, to_milliseconds
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
@@ -26,7 +26,6 @@ from stream_consumers.options import (
 )
 from stream_consumers.redis_server import RedisServer
 from stream_consumers.sharders import Sharder
-from stream_consumers.ss_format import INTERNAL_KEY
 from stream_consumers.ss_scanner import FrameScanner
 from stream_consumers.streamer_producer import StreamerProducer
 from stream_consumers.urls import StreamUrl
@@ -76,7 +75,7 @@ class Streamer:
         """A consumer, see :func:`stream_consumers.connect.create_consumer`; closed when the streamer disconnects.
 
         Args:
-            streams: which to read; by default those of the URL.
+            streams: which to read; by default those of the URL. ``*`` stands for all.
             mode: how it shares and remembers.
             group: the consumer group.
             reset: where to start without a position. SeaStreamer's default is the latest.
@@ -119,7 +118,7 @@ class Streamer:
         """
         if shards is None and sharder is not None and self._url.protocol in _REDIS:
             shards = sharder.shards
-        if stream is None and len(self._url.streams) == 1:
+        if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
         is_file = self._url.protocol == "file"
 
@@ -173,7 +172,7 @@ class Streamer:
         if streams is None:
             return self._url
         names = (streams,) if isinstance(streams, str) else tuple(streams)
-        return replace(self._url, streams=tuple(map(check_stream_key, names)))
+        return replace(self._url, streams=tuple(map(subscription_key, names)))
 
 
 def connect(
