@@ -167,6 +167,14 @@ def test_a_topic_that_comes_later_is_read(kafka: str, monkeypatch: pytest.Monkey
             delete_topics(kafka, ["refunds"])
 
 
+def test_a_broker_without_topics_is_an_end_and_no_wait(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stream_consumers.kafka_cluster import KafkaCluster
+
+    monkeypatch.setattr(KafkaCluster, "all_topics", lambda self: {})
+    with create_consumer(f"kafka://{kafka}/*", live=False) as consumer, pytest.raises(StreamEndedError):
+        consumer.next(0)
+
+
 def test_topics_of_the_brokers_themselves_are_left_out(kafka: str) -> None:
     from stream_consumers.kafka_cluster import KafkaCluster
     from tests.services.topics import create_topic, delete_topics
