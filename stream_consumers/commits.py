@@ -23,7 +23,12 @@ Entries = Mapping[Shard, Sequence[int]]
 
 
 class CommitResult(enum.Enum):
-    """What came of a commit; Faust's ``bool`` cannot tell the four apart."""
+    """What came of a commit; Faust's ``bool`` cannot tell the four apart.
+
+    Example:
+        >>> CommitResult.FAILED.value
+        'failed'
+    """
 
     NOTHING_TO_DO = "nothing to do"
     COMMITTED = "committed"
@@ -32,7 +37,13 @@ class CommitResult(enum.Enum):
 
 
 class PositionCommitter(Protocol):
-    """Keeps the positions of one group. A position is the next sequence to read; 0 is not "none"."""
+    """Keeps the positions of one group. A position is the next sequence to read; 0 is not "none".
+
+    Example:
+        >>> committer: PositionCommitter = ProcessCommitter({Shard("orders"): 3})
+        >>> committer.committed()
+        {Shard(stream='orders', id=0): 3}
+    """
 
     @property
     def is_transactional(self) -> bool:
@@ -58,7 +69,12 @@ class PositionCommitter(Protocol):
 
 @runtime_checkable
 class EntryCommitter(Protocol):
-    """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order."""
+    """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order.
+
+    Example:
+        >>> isinstance(ProcessCommitter(), EntryCommitter)
+        False
+    """
 
     def commit_entries(self, entries: Entries) -> None:
         """Keep that these messages are finished.
@@ -129,6 +145,15 @@ class KafkaCommitter:
 
     Args:
         consumer: with a group (mode ``resumable`` or ``load_balanced``).
+
+    Example::
+
+        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        member = KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing")
+        with TrackedConsumer(member, KafkaCommitter(member)) as consumer:
+            for message in consumer:
+                with consumer.processing(message):
+                    bill(message)
     """
 
     is_transactional = False
@@ -152,6 +177,13 @@ class RedisCommitter:
         url: ``redis://host:6379/orders``.
         group: whose; it is made at the first commit.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        committer = RedisCommitter(url, "billing")
+        with TrackedConsumer(create_consumer(url), committer) as consumer:
+            consumer.seek_to_committed()
     """
 
     is_transactional = False
@@ -237,8 +269,16 @@ class RedisGroupCommitter:
 def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
     """Refuse positions for a consumer that is given single messages of a shard, others of which are somebody else's.
 
+    Args:
+        consumer: what is read.
+        committer: what is to keep what was finished.
+
     Raises:
         InvalidOptionError: naming what fits it.
+
+    Example:
+        >>> from stream_consumers.connect import create_consumer
+        >>> check_committer(create_consumer("file://orders.ss/orders"), ProcessCommitter())
     """
     if isinstance(consumer, SharedGroupConsumer):
         raise InvalidOptionError(

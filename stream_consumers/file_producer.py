@@ -48,6 +48,11 @@ class FileProducer:
         StreamNotFoundError, StreamExistsError: as ``options.creation`` asks.
         ProducerBusyError: another producer has it open.
         FormatError: there is a file, but no stream file.
+
+    Example:
+        >>> with FileProducer(StreamUrl.parse("file://orders.ss/orders")) as producer:
+        ...     producer.send(b"the fourth one").sequence
+        4
     """
 
     def __init__(self, url: StreamUrl, options: FileProducerOptions | None = None) -> None:

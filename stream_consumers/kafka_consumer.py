@@ -53,6 +53,14 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
     Raises:
         InvalidOptionError: a group where there is none, or none where one is needed.
         StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+
+    Example::
+
+        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        with KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing") as consumer:
+            for message in consumer:
+                bill(message)
+                consumer.commit({message.shard: message.sequence + 1})
     """
 
     def __init__(

@@ -56,6 +56,10 @@ def subscription_key(key: str) -> str:
 class Shard:
     """One ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, a shard id in a file.
 
+    Args:
+        stream: the stream key.
+        id: its number, from 0.
+
     Example:
         >>> str(Shard("orders", 3)), Shard.parse("orders/3") == Shard("orders", 3)
         ('orders/3', True)
@@ -179,6 +183,11 @@ class DeadLetter:
         payload: the original bytes.
         error: why it cannot be used.
         offset: where it starts, in bytes from the start of the file.
+
+    Example:
+        >>> letter = DeadLetter(Shard("orders"), 7, 1_700_000_000_000, b"?", "checksum mismatch", offset=128)
+        >>> letter.sequence, letter.error
+        (7, 'checksum mismatch')
     """
 
     shard: Shard
@@ -201,7 +210,12 @@ def to_milliseconds(moment: datetime) -> int:
 
 
 def from_milliseconds(milliseconds: int) -> datetime:
-    """The aware UTC datetime of unix milliseconds."""
+    """The aware UTC datetime of unix milliseconds.
+
+    Example:
+        >>> from_milliseconds(1000).isoformat()
+        '1970-01-01T00:00:01+00:00'
+    """
     return _EPOCH + milliseconds * _MILLISECOND
 
 

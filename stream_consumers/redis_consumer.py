@@ -40,6 +40,13 @@ class RedisConsumer(MessageIterator):
 
     Raises:
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        with RedisConsumer(url, live=False, on_dead_letter=log_dead_letter) as consumer:
+            for message in consumer:
+                print(message.shard, message.sequence, message.text())
     """
 
     def __init__(

@@ -54,6 +54,16 @@ class RedisGroupConsumer(MessageIterator):
     Raises:
         InvalidOptionError: mode ``real_time``, or an empty group name.
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
+        with RedisGroupConsumer(url, group="billing", options=options) as consumer:
+            for message in consumer:
+                bill(message)
+                consumer.ack(message)
+                consumer.commit()
     """
 
     def __init__(

@@ -48,6 +48,12 @@ class RedisProducer:
 
     Raises:
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        with RedisProducer(StreamUrl.parse("redis://localhost:6379/orders"), shards=4) as producer:
+            receipt = producer.send(b"{}", shard=3, headers=[("source", b"web")])
+            print(receipt.shard, receipt.sequence)
     """
 
     def __init__(self, url: StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:

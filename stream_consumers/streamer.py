@@ -40,6 +40,13 @@ class Streamer:
         url: where; its streams are the default ones.
         client: configuration of the broker's client.
         file_options: of the producers of a file.
+
+    Example:
+        >>> with connect("memory://fruit/") as streamer:
+        ...     with streamer.create_producer() as producer:
+        ...         receipts = [producer.send(b"%d" % n, stream=name) for n, name in enumerate(["apples", "pears"])]
+        ...     [message.text() for message in streamer.create_consumer("*", live=False)]
+        ['0', '1']
     """
 
     def __init__(
@@ -227,6 +234,10 @@ def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FilePro
 def rewind_after(consumer: Consumer, sequence: int) -> None:
     """Continue behind a sequence (SeaStreamer's rewind on Redis), not at it as :meth:`Consumer.rewind` does.
 
+    Args:
+        consumer: which to move.
+        sequence: the last one that is not delivered again.
+
     Raises:
         OutOfBoundsError: there is nothing behind it yet; the position stays.
 
@@ -244,7 +255,19 @@ def rewind_after(consumer: Consumer, sequence: int) -> None:
 def seek_after(consumer: Consumer, moment: datetime) -> None:
     """Continue at the first message later than ``moment`` (SeaStreamer's seek on Redis and files), to the millisecond.
 
+    Args:
+        consumer: which to move.
+        moment: the last time that is not delivered again.
+
     Raises:
         OutOfBoundsError: there is none yet; the position stays.
+
+    Example:
+        >>> with connect("memory://seek-after/orders") as streamer:
+        ...     producer, consumer = streamer.create_producer(), streamer.create_consumer()
+        ...     receipts = [producer.send(b"%d" % second, timestamp_ms=1000 * second) for second in range(3)]
+        ...     seek_after(consumer, from_milliseconds(1000))
+        ...     consumer.next().text()
+        '2'
     """
     consumer.seek(from_milliseconds(to_milliseconds(moment) + 1))
