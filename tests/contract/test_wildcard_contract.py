@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import redis
 from click.testing import CliRunner
 
 from stream_assets.cli import main
@@ -17,10 +20,27 @@ from stream_consumers.streamer import connect
 from stream_consumers.urls import StreamUrl
 from tests.contract.backends import STREAMS, Stream, in_turn
 from tests.polling import until
+from tests.services.kafka_broker import kafka_broker
 
 PATIENCE = 20.0
 BOTH = in_turn(12, shards=3, streams=STREAMS)
 Place = tuple[Shard, int]
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker of its own: all its topics are those of the test."""
+    with kafka_broker(tmp_path_factory.mktemp("wildcard")) as address:
+        yield address
+
+
+@pytest.fixture
+def redis_address(redis_address: str) -> str:
+    """The server, without what other tests have left."""
+    host, _, port = redis_address.partition(":")
+    with redis.Redis(host, int(port)) as client:
+        client.flushdb()
+    return redis_address
 
 
 def places(found: list[Message]) -> set[Place]:
@@ -195,8 +215,6 @@ def test_topics_of_the_brokers_themselves_are_left_out(kafka: str) -> None:
 def test_redis_keys_that_are_no_stream_keys_are_left_out_and_told(
     redis_address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import redis
-
     host, _, port = redis_address.partition(":")
     with redis.Redis(host, int(port)) as client:
         client.flushdb()
@@ -213,8 +231,6 @@ def test_redis_keys_that_are_no_stream_keys_are_left_out_and_told(
 
 
 def test_an_empty_redis_is_waited_for_without_a_busy_loop(redis_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import redis
-
     reads: list[float] = []
     read = redis_consumer.RedisConsumer._read
 
