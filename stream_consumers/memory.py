@@ -24,7 +24,18 @@ from stream_consumers.urls import StreamUrl
 
 @dataclass
 class MemoryBroker:
-    """The messages of one ``memory://name``; shared by everything in this process that opens the same name."""
+    """The messages of one ``memory://name``; shared by everything in this process that opens the same name.
+
+    Args:
+        created_ns: when it was made, unix nanoseconds.
+        messages: per shard, in order.
+        committed: positions, by group and shard.
+        changed: held to look at the others, and notified of each message.
+
+    Example:
+        >>> MemoryBroker().append(Shard("orders"), b"{}", timestamp_ms=1000)
+        Receipt(orders/0, 0, 1000)
+    """
 
     created_ns: int = field(default_factory=time.time_ns)
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
@@ -59,7 +70,15 @@ def memory_broker(url: StreamUrl) -> MemoryBroker:
 
 
 def forget_memory_broker(url: StreamUrl) -> None:
-    """Drop the broker of this URL; the next one starts empty."""
+    """Drop the broker of this URL; the next one starts empty.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://forgotten/orders")
+        >>> _ = memory_broker(url).append(Shard("orders"), b"{}")
+        >>> forget_memory_broker(url)
+        >>> memory_broker(url).messages
+        {}
+    """
     with _brokers_lock:
         _brokers.pop(",".join(url.nodes), None)
 
@@ -76,7 +95,18 @@ class MemorySplit:
 
 
 class MemoryBatchSource:
-    """A memory broker as a batch source."""
+    """A memory broker as a batch source; see :class:`stream_consumers.batches.BatchSource`.
+
+    Args:
+        url: ``memory://name/orders``.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://batches/orders")
+        >>> _ = MemoryProducer(url).send(b"{}")
+        >>> with MemoryBatchSource(url) as source:
+        ...     source.extents()[Shard("orders")].end
+        1
+    """
 
     def __init__(self, url: StreamUrl) -> None:
         self._url = url
@@ -180,13 +210,26 @@ class MemoryBatchSource:
 
 
 class MemoryConsumer(MessageIterator):
-    """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`."""
+    """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`.
+
+    Args:
+        url: ``memory://name/orders``; with ``*`` all streams, also those that come later.
+        reset: where to start.
+        live: wait at the end; without it the stream ends there.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://consumed/orders")
+        >>> _ = MemoryProducer(url).send(b"{}")
+        >>> with MemoryConsumer(url, live=False) as consumer:
+        ...     [message.text() for message in consumer]
+        ['{}']
+    """
 
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
         self._broker = memory_broker(url)
         self._live = live
         self._closed = False
-        self._assignment = Assignment(url.required_streams())
+        self._assignment = Assignment(url.subscribed_streams())
         self._reading = self._assignment.copy()
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
@@ -285,7 +328,16 @@ class MemoryConsumer(MessageIterator):
 
 
 class MemoryProducer:
-    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`."""
+    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`.
+
+    Args:
+        url: ``memory://name/orders``; ``send`` uses its first stream by default.
+
+    Example:
+        >>> with MemoryProducer(StreamUrl.parse("memory://produced/orders")) as producer:
+        ...     [producer.send(b"{}").sequence for _ in range(2)]
+        [0, 1]
+    """
 
     def __init__(self, url: StreamUrl) -> None:
         self._broker = memory_broker(url)

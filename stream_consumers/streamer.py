@@ -16,7 +16,7 @@ from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, lo
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
 from stream_consumers.file_producer import FileProducer
 from stream_consumers.kafka_cluster import KafkaCluster
-from stream_consumers.messages import check_stream_key, from_milliseconds, to_milliseconds
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
@@ -26,7 +26,6 @@ from stream_consumers.options import (
 )
 from stream_consumers.redis_server import RedisServer
 from stream_consumers.sharders import Sharder
-from stream_consumers.ss_format import INTERNAL_KEY
 from stream_consumers.ss_scanner import FrameScanner
 from stream_consumers.stdio_producer import StdioProducerOptions
 from stream_consumers.streamer_producer import StreamerProducer
@@ -43,6 +42,13 @@ class Streamer:
         client: configuration of the broker's client.
         file_options: of the producers of a file.
         stdio_options: of the producers of lines.
+
+    Example:
+        >>> with connect("memory://fruit/") as streamer:
+        ...     with streamer.create_producer() as producer:
+        ...         receipts = [producer.send(b"%d" % n, stream=name) for n, name in enumerate(["apples", "pears"])]
+        ...     [message.text() for message in streamer.create_consumer("*", live=False)]
+        ['0', '1']
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class Streamer:
         """A consumer, see :func:`stream_consumers.connect.create_consumer`; closed when the streamer disconnects.
 
         Args:
-            streams: which to read; by default those of the URL.
+            streams: which to read; by default those of the URL. ``*`` stands for all.
             mode: how it shares and remembers.
             group: the consumer group.
             reset: where to start without a position. SeaStreamer's default is the latest.
@@ -127,7 +133,7 @@ class Streamer:
         """
         if shards is None and sharder is not None and self._url.protocol in _REDIS:
             shards = sharder.shards
-        if stream is None and len(self._url.streams) == 1:
+        if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
         is_file = self._url.protocol == "file"
 
@@ -183,7 +189,7 @@ class Streamer:
         if streams is None:
             return self._url
         names = (streams,) if isinstance(streams, str) else tuple(streams)
-        return replace(self._url, streams=tuple(map(check_stream_key, names)))
+        return replace(self._url, streams=tuple(map(subscription_key, names)))
 
 
 def connect(
@@ -245,6 +251,10 @@ def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FilePro
 def rewind_after(consumer: Consumer, sequence: int) -> None:
     """Continue behind a sequence (SeaStreamer's rewind on Redis), not at it as :meth:`Consumer.rewind` does.
 
+    Args:
+        consumer: which to move.
+        sequence: the last one that is not delivered again.
+
     Raises:
         OutOfBoundsError: there is nothing behind it yet; the position stays.
 
@@ -262,7 +272,19 @@ def rewind_after(consumer: Consumer, sequence: int) -> None:
 def seek_after(consumer: Consumer, moment: datetime) -> None:
     """Continue at the first message later than ``moment`` (SeaStreamer's seek on Redis and files), to the millisecond.
 
+    Args:
+        consumer: which to move.
+        moment: the last time that is not delivered again.
+
     Raises:
         OutOfBoundsError: there is none yet; the position stays.
+
+    Example:
+        >>> with connect("memory://seek-after/orders") as streamer:
+        ...     producer, consumer = streamer.create_producer(), streamer.create_consumer()
+        ...     receipts = [producer.send(b"%d" % second, timestamp_ms=1000 * second) for second in range(3)]
+        ...     seek_after(consumer, from_milliseconds(1000))
+        ...     consumer.next().text()
+        '2'
     """
     consumer.seek(from_milliseconds(to_milliseconds(moment) + 1))
