@@ -30,7 +30,12 @@ def main() -> None:
 @click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
 @reports_errors
 def demo(messages: int) -> None:
-    """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way."""
+    """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way.
+
+    \b
+    Example:
+      stream-assets demo --messages 10000
+    """
     from stream_assets.demo import run_demo
 
     sys.exit(run_demo(messages=messages))
@@ -39,7 +44,12 @@ def demo(messages: int) -> None:
 @main.command()
 @reports_errors
 def doctor() -> None:
-    """Check what this machine has: Java, the Delta jars, packages."""
+    """Check what this machine has: Java, the Delta jars, packages.
+
+    \b
+    Example:
+      stream-assets doctor && stream-assets demo
+    """
     from stream_assets.doctor import examine
 
     findings = examine()

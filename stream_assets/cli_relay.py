@@ -29,12 +29,21 @@ IDLE_SECONDS = 0.05
 @click.argument("source")
 @click.argument("target")
 @click.option("--live/--no-live", default=False, show_default=True, help="Wait for more at the end of the source.")
+@click.option(
+    "--shards", type=click.IntRange(min=1), help="A stream that is not in TARGET is made with so many (Kafka, Redis)."
+)
 @click.option("--bare", is_flag=True, help="Write payloads without headers to stdout, for tools like jq.")
 @named_client_option("--source-client", of="source's")
 @named_client_option("--target-client", of="target's")
 @reports_errors
 def relay(
-    source: str, target: str, live: bool, bare: bool, source_client: ClientConfig, target_client: ClientConfig
+    source: str,
+    target: str,
+    live: bool,
+    shards: int | None,
+    bare: bool,
+    source_client: ClientConfig,
+    target_client: ClientConfig,
 ) -> None:
     """Send every message of SOURCE to TARGET, from the beginning to the end.
 
@@ -45,6 +54,7 @@ def relay(
     \b
     Examples:
       producer | stream-assets relay stdio:///orders redis://localhost:6379/orders
+      stream-assets relay --shards 4 file://orders.ss/orders redis://localhost:6379/orders
       stream-assets relay file://orders.ss/orders stdio:///orders --bare | jq .id
       stream-assets relay --live kafka://localhost:9092/orders file://copy.ss/orders
     """
@@ -54,10 +64,12 @@ def relay(
     run = Relay(routes(from_url, to_url))
     if bare and to_url.protocol != "stdio":
         raise InvalidOptionError(f"--bare is for stdio, not for {target}", remedy="Leave it out.")
+    if shards is not None and to_url.protocol not in {"kafka", "redis", "rediss"}:
+        raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {target}", remedy="Leave it out.")
     options = StdioProducerOptions(bare=bare) if to_url.protocol == "stdio" else None
     with (
         create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_letter) as consumer,
-        create_producer(to_url, client=target_client, stdio_options=options) as producer,
+        create_producer(to_url, client=target_client, stdio_options=options, shards=shards) as producer,
     ):
         try:
             run.run(consumer, producer)

@@ -157,9 +157,11 @@ class AsyncConsumer:
             else:
                 is_own = False
             read = self._read
-            await asyncio.wait([asyncio.wrap_future(read)])
+            answer = asyncio.wrap_future(read)
+            await asyncio.wait([answer])
             self._read = None
-            error = read.exception()
+            # Asked of the loop's own future, which would else complain that nobody did.
+            error = answer.exception()
             if error is not None:
                 if self._waiters:
                     self._waiters.popleft().answer.set_exception(error)

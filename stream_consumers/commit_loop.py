@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from stream_consumers.commits import CommitResult, PositionCommitter
+from stream_consumers.commits import CommitResult, EntryCommitter, PositionCommitter
 from stream_consumers.errors import StreamAssetsError, TransactionAbortedError
 from stream_consumers.messages import Shard
 from stream_consumers.tracked_shards import TrackedShards
@@ -34,6 +34,7 @@ class CommitLoop:
         options: TrackingOptions,
     ) -> None:
         self._committer, self._shards, self._changed, self._options = committer, shards, changed, options
+        self._entries = committer if isinstance(committer, EntryCommitter) else None
         self._is_running = False
         self._turns = 0
         self._error: Exception | None = None
@@ -108,16 +109,20 @@ class CommitLoop:
             if isinstance(self._error, TransactionAbortedError):
                 return CommitResult.FAILED
             positions, counted = self._shards.committable(chosen), self._acknowledged
-            if not positions:
+            entries = {} if self._entries is None else self._shards.finished(chosen)
+            if not (positions if self._entries is None else entries):
                 self._tried = counted
                 return CommitResult.NOTHING_TO_DO
         try:
-            self._committer.commit(positions)
+            if self._entries is None:
+                self._committer.commit(positions)
+            else:
+                self._entries.commit_entries(entries)
         except Exception as error:  # noqa: BLE001 - a committer may raise anything; it is kept, and tried again
             if isinstance(error, StreamAssetsError):
-                _log.warning("committing %d shards failed: %s", len(positions), error)
+                _log.warning("committing %d shards failed: %s", len(positions or entries), error)
             else:
-                _log.exception("committing %d shards failed", len(positions))
+                _log.exception("committing %d shards failed", len(positions or entries))
             with self._changed:
                 self._error = error
                 self._failures += 1
@@ -126,6 +131,7 @@ class CommitLoop:
             return CommitResult.FAILED
         with self._changed:
             self._shards.committed(positions)
+            self._shards.settled(entries)
             self._error, self._failures = None, 0
             if chosen is None:
                 self._acknowledged -= counted

@@ -170,6 +170,10 @@ def check_client(url: StreamUrl, client: ClientConfig | None) -> None:
 def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = None) -> BatchSource:
     """The batch source of a URL, in ``resumable`` mode; close it when done.
 
+    Args:
+        url: which streams, each by its name.
+        client: configuration of the broker's client.
+
     Raises:
         InvalidUrlError: unknown protocol, no stream.
         StreamNotFoundError, FormatError: as the backend says.
@@ -210,6 +214,11 @@ def create_consumer(
     Raises:
         InvalidUrlError: unknown protocol, no stream.
         InvalidOptionError: a group or a mode that the backend does not have, or options of a group where there is none.
+
+    Example:
+        >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
+        ...     [message.text() for message in orders]
+        ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
     parsed = _parsed(url)
     check_protocol(parsed)
@@ -240,16 +249,18 @@ def create_consumer(
             options=group_options,
             on_dead_letter=on_dead_letter,
         )
+    if parsed.protocol == "stdio":
+        check_client(parsed, client)
+        return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
     if mode is ConsumerMode.REAL_TIME and group is not None:
+        others = "resumable (one member) or load_balanced (several)" if is_redis else "load_balanced"
         raise InvalidOptionError(
             f"mode real_time has no group, but group={group!r} is given",
-            remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
+            remedy=f"Leave it out, or use {others}.",
         )
     if is_redis:
         return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
     check_client(parsed, client)
-    if parsed.protocol == "stdio":
-        return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
     open_consumer = partial(_open_consumer, parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
     if mode is ConsumerMode.RESUMABLE:
         raise InvalidOptionError(
@@ -290,6 +301,11 @@ def create_producer(
     Raises:
         InvalidUrlError: unknown protocol, no stream.
         InvalidOptionError: options of stdio for another backend.
+
+    Example:
+        >>> with create_producer("memory://example-connect/orders") as producer:
+        ...     producer.send(b"{}").sequence
+        0
     """
     parsed = _parsed(url)
     check_protocol(parsed)

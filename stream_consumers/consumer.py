@@ -12,7 +12,15 @@ from stream_consumers.messages import DeadLetter, Message, Receipt, Shard
 
 
 class Edge(enum.Enum):
-    """The two places of a stream that need no number."""
+    """The two places of a stream that need no number.
+
+    Example:
+        >>> from stream_consumers.connect import create_consumer
+        >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
+        ...     orders.rewind(Edge.END)
+        ...     list(orders)
+        []
+    """
 
     BEGINNING = "beginning"
     END = "end"
@@ -23,7 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 def log_dead_letter(letter: DeadLetter) -> None:
-    """The default observer: one warning a dead letter, without its bytes."""
+    """The default observer: one warning a dead letter, without its bytes.
+
+    Example:
+        >>> from stream_consumers.connect import create_consumer
+        >>> with create_consumer("file://orders.ss/orders", live=False, on_dead_letter=log_dead_letter) as orders:
+        ...     len(list(orders))
+        3
+    """
     _log.warning("dead letter in %s at offset %s: %s", letter.shard, letter.offset, letter.error)
 
 
@@ -32,6 +47,16 @@ class Consumer(Protocol):
 
     Meanings are the same on every backend: a rewind to n delivers n first (inclusive), a seek to t delivers the
     first message with a timestamp at or after t.
+
+    Example:
+        >>> from stream_consumers.connect import create_consumer
+        >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
+        ...     first = orders.next(timeout=1)
+        ...     print(first.shard, first.sequence, first.text())
+        ...     orders.rewind(3)
+        ...     [message.sequence for message in orders]
+        orders/0 1 {"id": 0}
+        [3]
     """
 
     def next(self, timeout: float | None = None) -> Message | None:
@@ -92,7 +117,15 @@ class Consumer(Protocol):
 
 
 class Producer(Protocol):
-    """Sends messages. Close it when done; it is a context manager, and leaving it flushes."""
+    """Sends messages. Close it when done; it is a context manager, and leaving it flushes.
+
+    Example:
+        >>> from stream_consumers.connect import create_producer
+        >>> with create_producer("memory://example-producer/orders") as producer:
+        ...     receipt = producer.send(b"{}", shard=2, timestamp_ms=1_700_000_000_000)
+        ...     receipt.shard, receipt.sequence
+        (Shard(stream='orders', id=2), 0)
+    """
 
     def send(
         self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None

@@ -18,6 +18,10 @@ class ErrorScope(str, enum.Enum):
     ``read``: reading, or an entry that is malformed. ``reclaim``: taking over, keeping or redelivering entries.
     ``ack``: acknowledging. ``dead_letter``: publishing a dead letter. ``handler``: the handler raised. ``drop``: the
     subscription was dropped without being closed.
+
+    Example:
+        >>> ErrorScope("handler") is ErrorScope.HANDLER
+        True
     """
 
     READ = "read"
@@ -40,6 +44,11 @@ class ErrorReport:
         consumer: of the subscription.
         entry_id: which entry; ``None`` if it is not about one.
         attempt: which delivery of it.
+
+    Example:
+        >>> report = ErrorReport(ErrorScope.HANDLER, ValueError("no"), "orders", "billing", "me", "7-0", 2)
+        >>> report.scope.value, report.attempt
+        ('handler', 2)
     """
 
     scope: ErrorScope
@@ -55,7 +64,12 @@ ErrorObserver = Callable[[ErrorReport], None]
 
 
 def log_error(report: ErrorReport) -> None:
-    """The default observer: a warning in the log."""
+    """The default observer: a warning in the log.
+
+    Example:
+        >>> observe: ErrorObserver = log_error
+        >>> observe(ErrorReport(ErrorScope.READ, ValueError("no"), "orders", "billing", "me"))
+    """
     place = f" entry {report.entry_id} (attempt {report.attempt})" if report.entry_id else ""
     _log.warning("%s of %r as %r:%s %s", report.scope.value, report.stream, report.group, place, report.error)
 

@@ -42,11 +42,21 @@ def _rebuild(kind: type[StreamAssetsError], what: str, remedy: str, facts: dict[
 
 
 class Terminal:
-    """Mixed into errors that come back until somebody changes something."""
+    """Mixed into errors that come back until somebody changes something.
+
+    Example:
+        >>> issubclass(InvalidUrlError, Terminal)
+        True
+    """
 
 
 class Transient:
-    """Mixed into errors that may be gone at the next try."""
+    """Mixed into errors that may be gone at the next try.
+
+    Example:
+        >>> issubclass(BrokerUnavailableError, Transient)
+        True
+    """
 
 
 class InvalidUrlError(StreamAssetsError, Terminal):

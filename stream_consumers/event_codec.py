@@ -17,7 +17,13 @@ _TEXTS = ("uid", "key", "kind")
 
 
 class EventCodec(Protocol):
-    """How a message becomes the bytes of an entry."""
+    """How a message becomes the bytes of an entry.
+
+    Example:
+        >>> codec: EventCodec = JsonCodec()
+        >>> codec.decode(b'{"payload": "hello"}').payload
+        b'hello'
+    """
 
     def encode(self, message: EventMessage) -> bytes:
         """The bytes of a message."""

@@ -40,6 +40,12 @@ class Delivery:
         attempt: the backend's own delivery counter, from 1; it counts what a killed process got, too.
         first_received: when somebody got it first.
         last_received: when this delivery was.
+
+    Example:
+        >>> from datetime import timezone
+        >>> now = datetime.now(timezone.utc)
+        >>> Delivery(2, now, now).redelivered
+        True
     """
 
     attempt: int
@@ -60,6 +66,12 @@ class Decoded:
         id: its place in the stream.
         message: what was published.
         delivery: which delivery this is.
+
+    Example:
+        >>> from datetime import timezone
+        >>> now = datetime.now(timezone.utc)
+        >>> Decoded("7-0", EventMessage(b"{}"), Delivery(1, now, now)).message.payload
+        b'{}'
     """
 
     id: str
@@ -77,6 +89,12 @@ class Malformed:
         original: its bytes; none if they are too many, or were removed from the stream.
         delivery: which delivery this is.
         size: how many bytes it has; 0 where it was removed.
+
+    Example:
+        >>> from datetime import timezone
+        >>> now = datetime.now(timezone.utc)
+        >>> Malformed("7-0", "no JSON", b"{", Delivery(1, now, now), 1).error
+        'no JSON'
     """
 
     id: str

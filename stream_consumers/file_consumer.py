@@ -25,7 +25,8 @@ class FileConsumer(MessageIterator):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
-        url: ``file://path/to/orders.ss/orders``; several stream keys may be given.
+        url: ``file://path/to/orders.ss/orders``; several stream keys may be given, and ``*`` for all that
+            the file has or gets.
         reset: where to start.
         live: wait for more at the end of the file; without it the end of the file ends the stream.
         on_dead_letter: told of damaged frames; they are logged by default, and reading goes on.
@@ -53,10 +54,11 @@ class FileConsumer(MessageIterator):
                 remedy="Use earliest, or live=True.",
             )
         self._path = Path(url.path)
-        self._streams = frozenset(url.required_streams())
+        self._streams = frozenset(url.subscribed_streams())
         self._live = live
         self._on_dead_letter = on_dead_letter
         self._assignment = Assignment(self._streams)
+        self._reading = self._assignment.copy()
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._skip: Callable[[Frame], bool] | None = None
@@ -151,7 +153,7 @@ class FileConsumer(MessageIterator):
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
-        if shard not in self._assignment:
+        if shard not in self._reading:
             return False
         if self._skip is not None and shard not in self._passed:
             if self._skip(frame):
@@ -160,7 +162,7 @@ class FileConsumer(MessageIterator):
         return True
 
     def _report(self, damage: Damage) -> None:
-        if damage.shard is not None and damage.shard not in self._assignment:
+        if damage.shard is not None and damage.shard not in self._reading:
             return
         shard = damage.shard or Shard(min(self._streams))
         payload = self._scanner.read_bytes(damage)
@@ -173,11 +175,12 @@ class FileConsumer(MessageIterator):
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
         with FrameScanner(self._path) as scanner:
-            return {item.shard for item in scanner if item.shard is not None and item.shard.stream in self._streams}
+            return {item.shard for item in scanner if item.shard is not None and item.shard in self._assignment}
 
     def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
         with self._lock, BeaconSearch(self._path) as beacons:
-            first = min((find(beacons, shard) for shard in self._known_shards(beacons)), default=0)
+            known = self._known_shards(beacons)
+            first = 0 if known is None else min((find(beacons, shard) for shard in known), default=0)
             start = self._frame_start(beacons.offset(first))
             with FrameScanner(self._path, start=start) as scanner:
                 if not any(
@@ -188,13 +191,12 @@ class FileConsumer(MessageIterator):
                     )
             self._go_to(start, skip)
 
-    def _known_shards(self, beacons: BeaconSearch) -> set[Shard]:
-        """The shards to look for: the assigned ones, or those that the beacons name."""
+    def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
+        """The shards to look for: the assigned ones, or those that the beacons name; ``None`` if they cannot tell."""
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
-        read = map(beacons.read, range(1, beacons.count + 1))
-        named = {marker.shard for beacon in read if beacon for marker in beacon.markers}
-        return {shard for shard in named if shard.stream in self._streams}
+        named = beacons.shards()
+        return None if named is None else {shard for shard in named if shard in self._assignment}
 
     def _frame_start(self, offset: int) -> int:
         if offset == HEADER_SIZE:
@@ -206,6 +208,7 @@ class FileConsumer(MessageIterator):
         self._scanner.seek(offset)
         self._items = iter(())
         self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
+        self._reading = self._assignment.copy()
 
     def _go_to_end(self) -> None:
         with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:

@@ -17,12 +17,11 @@ from stream_consumers.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
-from stream_consumers.messages import Receipt, Shard
+from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard
 from stream_consumers.options import FileCreation, FileProducerOptions
 from stream_consumers.ss_format import (
     EOS_PAYLOAD,
     HEADER_SIZE,
-    INTERNAL_KEY,
     Header,
     checksum,
 )
@@ -49,6 +48,11 @@ class FileProducer:
         StreamNotFoundError, StreamExistsError: as ``options.creation`` asks.
         ProducerBusyError: another producer has it open.
         FormatError: there is a file, but no stream file.
+
+    Example:
+        >>> with FileProducer(StreamUrl.parse("file://orders.ss/orders")) as producer:
+        ...     producer.send(b"the fourth one").sequence
+        4
     """
 
     def __init__(self, url: StreamUrl, options: FileProducerOptions | None = None) -> None:

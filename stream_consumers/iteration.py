@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from stream_consumers.errors import NotSubscribedError, StreamEndedError
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
 
 Self = TypeVar("Self", bound="MessageIterator")
 
@@ -42,8 +42,10 @@ class MessageIterator(ABC):
 class Assignment:
     """The shards that a consumer was told to read: all that there are, until one is assigned or unassigned.
 
+    What is assigned counts from the next seek or rewind on; until then, a consumer reads a :meth:`copy`.
+
     Args:
-        streams: those that the consumer is for.
+        streams: those that the consumer is for; with the wildcard among them, all but SeaStreamer's own.
 
     Example:
         >>> assignment = Assignment(["orders"])
@@ -57,13 +59,36 @@ class Assignment:
         self._only: frozenset[Shard] | None = None
 
     @property
+    def is_for_all(self) -> bool:
+        """Whether it is for all streams."""
+        return WILDCARD in self._streams
+
+    def subscribes(self, stream: str) -> bool:
+        """Whether it is for this stream."""
+        return stream in self._streams or (self.is_for_all and stream != INTERNAL_KEY)
+
+    @property
     def chosen(self) -> frozenset[Shard] | None:
         """The shards that were chosen; ``None`` if none were, so that new ones are read, too."""
         return self._only
 
     def __contains__(self, shard: object) -> bool:
-        is_subscribed = isinstance(shard, Shard) and shard.stream in self._streams
+        is_subscribed = isinstance(shard, Shard) and self.subscribes(shard.stream)
         return is_subscribed and (self._only is None or shard in self._only)
+
+    def copy(self) -> Assignment:
+        """The same shards; what is assigned later does not change them.
+
+        Example:
+            >>> assignment = Assignment(["orders"])
+            >>> reading = assignment.copy()
+            >>> assignment.assign(Shard("orders", 1))
+            >>> Shard("orders", 0) in assignment, Shard("orders", 0) in reading
+            (False, True)
+        """
+        copied = Assignment(self._streams)
+        copied._only = self._only
+        return copied
 
     def of(self, shards: Iterable[Shard]) -> list[Shard]:
         """Those of ``shards`` that are to be read, in order."""
@@ -71,7 +96,7 @@ class Assignment:
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        if shard.stream not in self._streams:
+        if not self.subscribes(shard.stream):
             raise NotSubscribedError(
                 f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
             )

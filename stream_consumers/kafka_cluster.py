@@ -30,6 +30,7 @@ from stream_consumers.errors import (
     GroupActiveError,
     InvalidOptionError,
     StreamAssetsError,
+    StreamNotFoundError,
 )
 from stream_consumers.kafka_errors import ConnectionReasons, explain, is_about_connection, is_passing
 from stream_consumers.messages import Shard
@@ -181,9 +182,36 @@ class KafkaCluster:
             StreamNotFoundError: one of them is not there.
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
+        return {name: _topic(topic) for name, topic in self._described(streams).items()}
+
+    def all_topics(self) -> Mapping[str, Topic]:
+        """All topics that this client may see, but those that the brokers keep for themselves.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        for is_last in (False, False, True):
+            listed = self._ask(self._listed, "the topics")[""].topics
+            if not listed:
+                return {}
+            try:
+                found = self._described(list(listed))
+            except StreamNotFoundError:
+                # It was deleted in between.
+                if is_last:
+                    raise
+                continue
+            return {name: _topic(topic) for name, topic in found.items() if not topic.is_internal}
+        return {}
+
+    def _listed(self) -> Mapping[str, Future[Any]]:
+        future: Future[Any] = Future()
+        future.set_result(self._admin.list_topics(timeout=REQUEST_SECONDS))
+        return {"": future}
+
+    def _described(self, streams: Sequence[str]) -> Mapping[str, Any]:
         names = TopicCollection(list(streams))
-        found = self._ask(lambda: self._admin.describe_topics(names, request_timeout=REQUEST_SECONDS), "topic")
-        return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in found.items()}
+        return self._ask(lambda: self._admin.describe_topics(names, request_timeout=REQUEST_SECONDS), "topic")
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """The first offset that the brokers keep, of each shard."""
@@ -318,6 +346,10 @@ def _options_explained() -> Iterator[None]:
         raise InvalidOptionError(
             f"the Kafka client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
         ) from error
+
+
+def _topic(described: Any) -> Topic:
+    return Topic(described.name, str(described.topic_id), len(described.partitions))
 
 
 def _name(asked: object) -> str:

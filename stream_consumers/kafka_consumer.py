@@ -25,7 +25,7 @@ from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.kafka_errors import explain, is_lost
 from stream_consumers.kafka_headers import read_headers
 from stream_consumers.kafka_shard_control import KafkaShardControl, Positions
-from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.urls import StreamUrl
 
@@ -41,7 +41,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
     Nothing is committed unless :meth:`commit` is called.
 
     Args:
-        url: ``kafka://host:9092/orders``.
+        url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
         mode: ``real_time``: all partitions, no group. ``resumable``: all partitions, from where the group is.
             ``load_balanced``: those that the group gives to this member; they come and go.
         group: the consumer group; for ``resumable`` by default the host's id and ``r`` (SeaStreamer's rule).
@@ -53,6 +53,14 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
     Raises:
         InvalidOptionError: a group where there is none, or none where one is needed.
         StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+
+    Example::
+
+        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        with KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing") as consumer:
+            for message in consumer:
+                bill(message)
+                consumer.commit({message.shard: message.sequence + 1})
     """
 
     def __init__(
@@ -69,12 +77,14 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._on_dead_letter = on_dead_letter
         self._group = _group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
-        self._streams = url.required_streams()
+        has_group = mode is not ConsumerMode.REAL_TIME
+        self._streams = url.required_streams() if has_group else url.subscribed_streams()
         self._cluster = KafkaCluster(url, client)
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
+        self._reading = self._assignment.copy()
         self._given: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
@@ -106,7 +116,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
                 message = self._take(min(left, POLL_SECONDS))
                 if message is not None:
                     return message
-                if not self._live and self._given and self._given <= self._reached.keys():
+                if not self._live and self._has_shards() and self._given <= self._reached.keys():
                     raise StreamEndedError(
                         "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
                     )
@@ -132,7 +142,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             shards = self._selected()
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
-                self._unreached = set()
+                self._unreached, self._reading = set(), self._assignment.copy()
                 self._go_to(places)
                 return
             sequence = to
@@ -241,12 +251,12 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             raise explain(error, what=f"reading {shard} of {self._url}", reason=self._cluster.reason(error))
 
     def _all_shards(self) -> frozenset[Shard]:
-        topics = self._cluster.topics(self._streams)
+        topics = self._cluster.all_topics() if WILDCARD in self._streams else self._cluster.topics(self._streams)
         return frozenset(shard for topic in topics.values() for shard in topic.shards)
 
     def _meet_new_shards(self) -> None:
         """Partitions that were added to a topic; the group protocol finds them by itself."""
-        is_due = self._live and self._assignment.chosen is None and time.monotonic() > self._look_again
+        is_due = self._live and self._reading.chosen is None and time.monotonic() > self._look_again
         if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
             return
         self._look_again = time.monotonic() + METADATA_SECONDS
@@ -256,6 +266,10 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             self._given |= new
             self._begun |= self._cluster.starts(new)
             self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
+
+    def _has_shards(self) -> bool:
+        """Whether what it was given is all that it will be given: a group may not have done so yet."""
+        return bool(self._given) or self._mode is not ConsumerMode.LOAD_BALANCED
 
     def _selected(self) -> list[Shard]:
         """The shards that the next seek or rewind is about."""
@@ -275,6 +289,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         # A shard that has no such message yet goes on with the first one that comes.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
+        self._reading = self._assignment.copy()
         self._go_to({**found, **self._cluster.ends(waiting)})
 
     def _go_to(self, positions: Positions) -> None:

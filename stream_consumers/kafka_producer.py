@@ -53,6 +53,12 @@ class KafkaProducer:
         StreamNotFoundError: a topic is missing, and ``shards`` was not given.
         InvalidOptionError: a setting that the client refuses, or that this project decides.
         BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+
+    Example::
+
+        with KafkaProducer(StreamUrl.parse("kafka://localhost:9092/orders"), {"linger.ms": 5}) as producer:
+            receipt = producer.send(b"{}", key=b"customer-7")
+            print(receipt.shard, receipt.sequence)
     """
 
     def __init__(

@@ -52,6 +52,14 @@ class KafkaTransactions:
     Raises:
         ProducerFencedError: somebody else uses this id now.
         BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+
+    Example::
+
+        with TrackedConsumer(member, transactions, options=options) as consumer:
+            for message in consumer.get_many(100, timeout=1.0):
+                transactions.send(priced(message.payload), stream="priced")
+                consumer.ack(message)
+            consumer.commit()
     """
 
     is_transactional = True

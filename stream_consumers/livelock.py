@@ -32,6 +32,10 @@ class ShardProgress:
         committable: the position that a commit would set.
         unfinished: messages that were handed out and are not acknowledged.
         is_paused: whether somebody paused it.
+
+    Example:
+        >>> ShardProgress(shard=Shard("orders"), started=0.0, received=7, committed=5, unfinished=2).unfinished
+        2
     """
 
     shard: Shard
@@ -53,6 +57,10 @@ class ShardEnd:
     Args:
         readable: the sequence behind what can be read (Kafka's last stable offset with ``read_committed``).
         written: the sequence behind what was written; greater while a transaction is open.
+
+    Example:
+        >>> ShardEnd(readable=7, written=9).written
+        9
     """
 
     readable: int
@@ -60,7 +68,12 @@ class ShardEnd:
 
 
 class LivelockKind(enum.Enum):
-    """What stands still, in the order in which it is looked for (Faust's)."""
+    """What stands still, in the order in which it is looked for (Faust's).
+
+    Example:
+        >>> LivelockKind.COMMIT_STOPPED.value
+        'nothing is committed any more'
+    """
 
     NO_ASSIGNMENT = "no shard is assigned"
     NEVER_FETCHED = "nothing was ever asked for"
@@ -73,7 +86,15 @@ class LivelockKind(enum.Enum):
 
 
 class Standstill(enum.Enum):
-    """Why a shard stands still without anything being wrong."""
+    """Why a shard stands still without anything being wrong.
+
+    Example:
+        >>> idle = ShardProgress(shard=Shard("orders"), started=0, fetched=9, received=7, committed=7)
+        >>> watch = LivelockWatch(lambda: [idle], lambda: {Shard("orders"): ShardEnd(7, 7)}, clock=lambda: 10)
+        >>> _ = watch.check()
+        >>> watch.standstills[Shard("orders")]
+        <Standstill.NOTHING_TO_READ: 'nothing to read'>
+    """
 
     NOTHING_TO_READ = "nothing to read"
     PAUSED = "paused"
@@ -90,6 +111,10 @@ class Livelock:
         seconds: for how long.
         numbers: what was compared.
         advice: the likely causes, and the setting that is about it.
+
+    Example:
+        >>> print(Livelock(LivelockKind.COMMIT_STOPPED, Shard("orders"), 301.0, {"committed": 5}, "Acknowledge."))
+        orders/0: nothing is committed any more for 301 s (committed=5). Acknowledge.
     """
 
     kind: LivelockKind
@@ -112,6 +137,10 @@ class LivelockOptions:
         arrival_timeout_seconds: without a message although there are some.
         commit_timeout_seconds: without a commit although there is something behind the position.
         check_interval_seconds: between two looks of the watch's own thread.
+
+    Example:
+        >>> LivelockOptions(commit_timeout_seconds=60.0).fetch_timeout_seconds
+        300.0
     """
 
     fetch_timeout_seconds: float = 300.0
@@ -127,7 +156,11 @@ class LivelockOptions:
 
 
 def log_livelock(livelock: Livelock) -> None:
-    """The default callback: one error line."""
+    """The default callback: one error line.
+
+    Example:
+        >>> log_livelock(Livelock(LivelockKind.COMMIT_STOPPED, Shard("orders"), 301.0, {}, "Acknowledge."))
+    """
     _log.error("%s", livelock)
 
 

@@ -24,7 +24,18 @@ from stream_consumers.urls import StreamUrl
 
 @dataclass
 class MemoryBroker:
-    """The messages of one ``memory://name``; shared by everything in this process that opens the same name."""
+    """The messages of one ``memory://name``; shared by everything in this process that opens the same name.
+
+    Args:
+        created_ns: when it was made, unix nanoseconds.
+        messages: per shard, in order.
+        committed: positions, by group and shard.
+        changed: held to look at the others, and notified of each message.
+
+    Example:
+        >>> MemoryBroker().append(Shard("orders"), b"{}", timestamp_ms=1000)
+        Receipt(orders/0, 0, 1000)
+    """
 
     created_ns: int = field(default_factory=time.time_ns)
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
@@ -60,7 +71,15 @@ def memory_broker(url: StreamUrl) -> MemoryBroker:
 
 
 def forget_memory_broker(url: StreamUrl) -> None:
-    """Drop the broker of this URL; the next one starts empty."""
+    """Drop the broker of this URL; the next one starts empty.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://forgotten/orders")
+        >>> _ = memory_broker(url).append(Shard("orders"), b"{}")
+        >>> forget_memory_broker(url)
+        >>> memory_broker(url).messages
+        {}
+    """
     with _brokers_lock:
         _brokers.pop(",".join(url.nodes), None)
 
@@ -77,7 +96,18 @@ class MemorySplit:
 
 
 class MemoryBatchSource:
-    """A memory broker as a batch source."""
+    """A memory broker as a batch source; see :class:`stream_consumers.batches.BatchSource`.
+
+    Args:
+        url: ``memory://name/orders``.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://batches/orders")
+        >>> _ = MemoryProducer(url).send(b"{}")
+        >>> with MemoryBatchSource(url) as source:
+        ...     source.extents()[Shard("orders")].end
+        1
+    """
 
     def __init__(self, url: StreamUrl) -> None:
         self._url = url
@@ -197,13 +227,27 @@ class MemoryBatchSource:
 
 
 class MemoryConsumer(MessageIterator):
-    """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`."""
+    """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`.
+
+    Args:
+        url: ``memory://name/orders``; with ``*`` all streams, also those that come later.
+        reset: where to start.
+        live: wait at the end; without it the stream ends there.
+
+    Example:
+        >>> url = StreamUrl.parse("memory://consumed/orders")
+        >>> _ = MemoryProducer(url).send(b"{}")
+        >>> with MemoryConsumer(url, live=False) as consumer:
+        ...     [message.text() for message in consumer]
+        ['{}']
+    """
 
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
         self._broker = memory_broker(url)
         self._live = live
         self._closed = False
-        self._assignment = Assignment(url.required_streams())
+        self._assignment = Assignment(url.subscribed_streams())
+        self._reading = self._assignment.copy()
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
         self._unreached: set[Shard] = set()
@@ -237,13 +281,11 @@ class MemoryConsumer(MessageIterator):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        if to is Edge.BEGINNING:
+        if isinstance(to, Edge):
             with self._broker.changed:
-                self._next, self._unreached = {}, set()
-        elif isinstance(to, Edge):
-            with self._broker.changed:
-                self._next = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
-                self._unreached = set()
+                ends = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
+                self._next, self._unreached = {} if to is Edge.BEGINNING else ends, set()
+                self._reading = self._assignment.copy()
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
@@ -270,10 +312,12 @@ class MemoryConsumer(MessageIterator):
             self._broker.changed.notify_all()
 
     def _shards(self) -> list[Shard]:
+        """The shards that the next seek or rewind is about."""
         return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
-        for shard in sorted(self._shards(), key=lambda s: self._turn.index(s) if s in self._turn else -1):
+        shards = self._reading.of(self._broker.messages)
+        for shard in sorted(shards, key=lambda s: self._turn.index(s) if s in self._turn else -1):
             log, at = self._broker.messages[shard], self._next.get(shard, 0)
             while at < len(log) and shard in self._unreached and not self._is_reached(log[at]):
                 at += 1
@@ -297,10 +341,20 @@ class MemoryConsumer(MessageIterator):
             # A shard that has no such message yet goes on with the first one that comes.
             self._unreached = {shard for shard, index in found.items() if index is None}
             self._is_reached = is_reached
+            self._reading = self._assignment.copy()
 
 
 class MemoryProducer:
-    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`."""
+    """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`.
+
+    Args:
+        url: ``memory://name/orders``; ``send`` uses its first stream by default.
+
+    Example:
+        >>> with MemoryProducer(StreamUrl.parse("memory://produced/orders")) as producer:
+        ...     [producer.send(b"{}").sequence for _ in range(2)]
+        [0, 1]
+    """
 
     def __init__(self, url: StreamUrl) -> None:
         self._broker = memory_broker(url)

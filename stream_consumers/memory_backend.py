@@ -37,6 +37,12 @@ class MemoryBackend:
     Args:
         codec: how messages become bytes.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
+
+    Example:
+        >>> from stream_consumers.event_messages import EventMessage
+        >>> backend = MemoryBackend()
+        >>> backend.publish("orders", EventMessage(b"{}"))
+        '1-0'
     """
 
     def __init__(self, *, codec: EventCodec | None = None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:

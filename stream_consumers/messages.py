@@ -11,6 +11,10 @@ from datetime import datetime, timedelta, timezone
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
 
 MAX_STREAM_KEY_BYTES = 249
+WILDCARD = "SEA_STREAMER_WILDCARD"
+"""The stream key that subscribes to all streams (SeaStreamer's); ``*`` is short for it."""
+INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
+"""The stream key of SeaStreamer's own messages, like the end of a stream."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -35,9 +39,26 @@ def check_stream_key(key: str) -> str:
     return key
 
 
+def subscription_key(key: str) -> str:
+    """As :func:`check_stream_key`; ``*`` is :data:`WILDCARD`, all streams.
+
+    Raises:
+        InvalidStreamKeyError: naming the key and its length.
+
+    Example:
+        >>> subscription_key("*"), subscription_key("orders")
+        ('SEA_STREAMER_WILDCARD', 'orders')
+    """
+    return WILDCARD if key == "*" else check_stream_key(key)
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class Shard:
     """One ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, a shard id in a file.
+
+    Args:
+        stream: the stream key.
+        id: its number, from 0.
 
     Example:
         >>> str(Shard("orders", 3)), Shard.parse("orders/3") == Shard("orders", 3)
@@ -162,6 +183,11 @@ class DeadLetter:
         payload: the original bytes.
         error: why it cannot be used.
         offset: where it starts, in bytes from the start of the file.
+
+    Example:
+        >>> letter = DeadLetter(Shard("orders"), 7, 1_700_000_000_000, b"?", "checksum mismatch", offset=128)
+        >>> letter.sequence, letter.error
+        (7, 'checksum mismatch')
     """
 
     shard: Shard
@@ -184,7 +210,12 @@ def to_milliseconds(moment: datetime) -> int:
 
 
 def from_milliseconds(milliseconds: int) -> datetime:
-    """The aware UTC datetime of unix milliseconds."""
+    """The aware UTC datetime of unix milliseconds.
+
+    Example:
+        >>> from_milliseconds(1000).isoformat()
+        '1970-01-01T00:00:01+00:00'
+    """
     return _EPOCH + milliseconds * _MILLISECOND
 
 

@@ -17,6 +17,10 @@ class ConsumerMode(str, enum.Enum):
 
     ``real_time``: no group, from the end on; only the ledger remembers. ``resumable``: one member reads all shards
     and continues where its group was. ``load_balanced``: several members share the shards.
+
+    Example:
+        >>> ConsumerMode("load_balanced") is ConsumerMode.LOAD_BALANCED
+        True
     """
 
     REAL_TIME = "real_time"
@@ -25,7 +29,12 @@ class ConsumerMode(str, enum.Enum):
 
 
 class AutoStreamReset(str, enum.Enum):
-    """Where a consumer starts that has no position yet."""
+    """Where a consumer starts that has no position yet.
+
+    Example:
+        >>> AutoStreamReset("latest") is AutoStreamReset.LATEST
+        True
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -36,6 +45,10 @@ class DataLoss(str, enum.Enum):
 
     ``error``: stop, and say what is gone. ``record``: go on behind it; the exact range goes into the ledger, the
     metadata and the dead-letter table.
+
+    Example:
+        >>> DataLoss("record") is DataLoss.RECORD
+        True
     """
 
     ERROR = "error"
@@ -45,8 +58,17 @@ class DataLoss(str, enum.Enum):
 def choice(kind: type[Choice], value: str, *, option: str) -> Choice:
     """The member of ``kind`` with this value.
 
+    Args:
+        kind: the enumeration.
+        value: the text to look up.
+        option: what to call it in the error.
+
     Raises:
         InvalidOptionError: listing the values there are.
+
+    Example:
+        >>> choice(ConsumerMode, "resumable", option="mode").name
+        'RESUMABLE'
     """
     known = [str(member.value) for member in kind]
     if value not in known:
@@ -78,7 +100,12 @@ class Limits:
 
 
 class FileCreation(str, enum.Enum):
-    """What a producer does about the file: it must exist, may be created, or must be new."""
+    """What a producer does about the file: it must exist, may be created, or must be new.
+
+    Example:
+        >>> FileProducerOptions(creation=FileCreation.NEVER).creation.value
+        'never'
+    """
 
     NEVER = "never"
     IF_MISSING = "if_missing"
@@ -100,6 +127,10 @@ class FileProducerOptions:
         beacon_interval: bytes between beacons, a multiple of 1024; the header of an existing file wins.
         end_with_eos: write an end-of-stream message when the producer ends.
         file_size_limit: bytes; a message that would pass it raises :class:`SizeLimitError`.
+
+    Example:
+        >>> FileProducerOptions(beacon_interval=2048, end_with_eos=True).creation.value
+        'if_missing'
     """
 
     creation: FileCreation = FileCreation.IF_MISSING
@@ -120,6 +151,10 @@ class AutoCommit(str, enum.Enum):
 
     ``immediate``: the server does, on reading (at most once). ``delayed``: some seconds after a message was handed
     out. ``rolling``: every second, what was acknowledged by then. ``disabled``: only when ``commit`` is called.
+
+    Example:
+        >>> RedisGroupOptions(auto_commit=AutoCommit.DISABLED).auto_commit.value
+        'disabled'
     """
 
     IMMEDIATE = "immediate"

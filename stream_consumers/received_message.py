@@ -18,6 +18,24 @@ class ReceivedMessage:
         acknowledge: acknowledges it.
         reject: makes a dead letter of it, for this reason.
         is_settled: it was acknowledged before the handler got it.
+
+    Example:
+        >>> from stream_consumers.memory_backend import MemoryBackend
+        >>> from stream_consumers.subscription import Subscription
+        >>> from stream_consumers.subscription_config import AckMode, SubscriptionConfig
+        >>> def handle(received: ReceivedMessage) -> None:
+        ...     received.nack("nobody wants it")
+        ...     done.set()
+        >>> backend, done = MemoryBackend(), threading.Event()
+        >>> config = SubscriptionConfig(
+        ...     stream="orders", group="billing", dead_letter_stream="orders.dead", ack_mode=AckMode.MANUAL
+        ... )
+        >>> _ = backend.publish("orders", EventMessage(b"{}"))
+        >>> with Subscription(backend, config, handle):
+        ...     done.wait(5)
+        True
+        >>> len(backend.entries("orders.dead")), backend.pending("orders", "billing")
+        (1, {})
     """
 
     def __init__(

@@ -50,6 +50,13 @@ class RedisBackend:
 
     Raises:
         InvalidUrlError, InvalidOptionError: as :class:`stream_consumers.redis_server.RedisServer` says.
+
+    Example::
+
+        backend = RedisBackend(StreamUrl.parse("redis://localhost:6379/"))
+        config = SubscriptionConfig(stream="orders", group="billing", dead_letter_stream="orders.dead")
+        with Subscription(backend, config, handle):
+            backend.publish("orders", EventMessage(b"{}"))
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class RedisConsumer(MessageIterator):
     on with the first one that comes.
 
     Args:
-        url: ``redis://host:6379/orders``.
+        url: ``redis://host:6379/orders``; with ``*`` all streams of the database, also those that come later.
         reset: where to start.
         live: wait at the end; without it the stream ends there.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
@@ -40,6 +40,13 @@ class RedisConsumer(MessageIterator):
 
     Raises:
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        with RedisConsumer(url, live=False, on_dead_letter=log_dead_letter) as consumer:
+            for message in consumer:
+                print(message.shard, message.sequence, message.text())
     """
 
     def __init__(
@@ -56,7 +63,8 @@ class RedisConsumer(MessageIterator):
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        self._assignment = Assignment(url.required_streams())
+        self._assignment = Assignment(url.subscribed_streams())
+        self._reading_shards = self._assignment.copy()
         self._buffer: deque[Message | DeadLetter] = deque()
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
@@ -128,6 +136,7 @@ class RedisConsumer(MessageIterator):
         """Fill the buffer with a page; waits for one entry at most so long."""
         self._meet_new_shards()
         if not self._next:
+            self._closed.wait(seconds)
             return
         keys = {self._server.key(shard): shard for shard in sorted(self._next)}
         places = {key: to_id(self._next[s] - 1) if self._next[s] > 0 else "0-0" for key, s in keys.items()}
@@ -140,7 +149,7 @@ class RedisConsumer(MessageIterator):
                 self._buffer.append(item)
 
     def _meet_new_shards(self) -> None:
-        if not self._live or self._assignment.chosen is not None or time.monotonic() < self._look_again:
+        if not self._live or self._reading_shards.chosen is not None or time.monotonic() < self._look_again:
             return
         self._look_again = time.monotonic() + SHARDS_SECONDS
         found = frozenset(self._server.shards())
@@ -167,3 +176,4 @@ class RedisConsumer(MessageIterator):
     def _go_to(self, positions: dict[Shard, int]) -> None:
         self._buffer.clear()
         self._next = positions
+        self._reading_shards = self._assignment.copy()

@@ -38,6 +38,13 @@ class EntryConsumer(EntryReader):
     Raises:
         InvalidUrlError, InvalidOptionError: an option that cannot be.
         BrokerUnavailableError, AccessDeniedError: on entering, as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/one,two")
+        with EntryConsumer(url, identifiers={"one": "0-0"}, buffer_size=100) as consumer:
+            for stream, entry in consumer:
+                print(stream, entry.id, dict(entry.fields))
     """
 
     _words = (NOW,)
@@ -130,6 +137,14 @@ class GroupEntryConsumer(EntryReader):
         InvalidUrlError, InvalidOptionError: an option that cannot be.
         GroupNotFoundError: on entering, without ``auto_create``; it names the streams that lack the group.
         GroupRemovedError: from :meth:`get_entry` and :meth:`acknowledge`: a group or its stream was removed.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/one,two")
+        with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
+            while (found := consumer.get_entry(timeout=1.0)) is not None:
+                stream, entry = found
+                consumer.acknowledge(stream, entry)
     """
 
     _words = (NEW,)
@@ -291,6 +306,11 @@ def create_entry_consumer(
 
     Raises:
         InvalidOptionError: a consumer's name without a group, or the other way round; as the classes say.
+
+    Example::
+
+        with create_entry_consumer("redis://localhost:6379/one,two", group="billing", consumer="me") as consumer:
+            print(consumer.get_entry(timeout=1.0))
     """
     parsed = StreamUrl.parse(url) if isinstance(url, str) else url
     if (group is None) != (options.get("consumer") is None):

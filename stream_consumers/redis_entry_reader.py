@@ -33,6 +33,11 @@ class Entry:
         fields: names and values, in order; a name may occur twice.
         message: what :func:`stream_consumers.redis_entries.read_entry` makes of it; a dead letter for an entry that
             does not have the message field once.
+
+    Example:
+        >>> message = Message(Shard("orders"), 1 << 16, 1, b"{}")
+        >>> dict(Entry("1-0", ((b"msg", b"{}"), (b"source", b"web")), message).fields)
+        {b'msg': b'{}', b'source': b'web'}
     """
 
     id: str

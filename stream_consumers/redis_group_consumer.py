@@ -54,6 +54,16 @@ class RedisGroupConsumer(MessageIterator):
     Raises:
         InvalidOptionError: mode ``real_time``, or an empty group name.
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
+        with RedisGroupConsumer(url, group="billing", options=options) as consumer:
+            for message in consumer:
+                bill(message)
+                consumer.ack(message)
+                consumer.commit()
     """
 
     def __init__(
@@ -108,6 +118,11 @@ class RedisGroupConsumer(MessageIterator):
     def consumer(self) -> str:
         """This member's name in the group."""
         return self._group.consumer
+
+    @property
+    def auto_commit(self) -> AutoCommit:
+        """When it acknowledges what it was given."""
+        return self._options.auto_commit
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`.

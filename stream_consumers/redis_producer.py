@@ -44,16 +44,24 @@ class RedisProducer:
         url: ``redis://host:6379/orders``; ``send`` uses its first stream by default.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         shards: of a stream that is not there yet: with more than one, shard n is the key ``stream:n``; with one it is
-            the key ``stream`` itself.
+            the key ``stream`` itself. Without it the first message decides: shard 0 is the key ``stream``.
 
     Raises:
         BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        with RedisProducer(StreamUrl.parse("redis://localhost:6379/orders"), shards=4) as producer:
+            receipt = producer.send(b"{}", shard=3, headers=[("source", b"web")])
+            print(receipt.shard, receipt.sequence)
     """
 
     def __init__(self, url: StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
         self._url = url
         self._stream = url.required_streams()[0]
-        self._is_numbered = shards is not None and shards > 1
+        self._wants_numbers = shards is not None and shards > 1
+        # Per stream that was sent to, whether its shards are keys with numbers.
+        self._is_numbered: dict[str, bool] = {}
         self._server = RedisServer(url, client)
         self._server.shards()
         with self._server.explained("preparing to send"):
@@ -81,7 +89,8 @@ class RedisProducer:
         """See :meth:`stream_consumers.consumer.Producer.send`.
 
         Raises:
-            InvalidOptionError: a header with the name of the message field.
+            InvalidOptionError: a header with the name of the message field, or a shard with a number where the
+                stream is one key: readers would not find what is in that key any more.
         """
         field = self._server.message_field
         if any(name.encode() == field for name, _ in headers):
@@ -125,7 +134,23 @@ class RedisProducer:
                 self._server.close()
 
     def _key(self, shard: Shard) -> str:
-        return f"{shard.stream}:{shard.id}" if self._is_numbered else self._server.key(shard)
+        stream = shard.stream
+        if stream not in self._is_numbered:
+            plain = self._server.key(Shard(stream))
+            if plain != stream:
+                self._is_numbered[stream] = True
+            else:
+                facts = self._server.facts(Shard(stream))
+                is_empty = facts is None or not facts.length
+                self._is_numbered[stream] = is_empty and (self._wants_numbers or shard.id > 0)
+        is_numbered = self._is_numbered[stream]
+        if not is_numbered and (shard.id or self._wants_numbers):
+            raise InvalidOptionError(
+                f"{shard} would be the key {stream}:{shard.id} at {self._url}, and with such keys nobody reads the "
+                f"messages in the key {stream}",
+                remedy="Send to another stream, or to shard 0 only; a new one is made with shards=2 or more.",
+            )
+        return f"{stream}:{shard.id}" if is_numbered else stream
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []

@@ -15,10 +15,11 @@ import redis
 from stream_consumers.claims import ClaimPolicy
 from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.errors import (
+    InvalidStreamKeyError,
     InvalidUrlError,
     StreamNotFoundError,
 )
-from stream_consumers.messages import Shard
+from stream_consumers.messages import WILDCARD, Shard, check_stream_key
 from stream_consumers.redis_client import check_redis_options, check_redis_url, claim_policy, explain, new_client
 from stream_consumers.redis_ids import to_id, to_sequence
 from stream_consumers.redis_scripts import COUNT, CREATE_GROUP, SET_POSITION
@@ -98,6 +99,7 @@ class RedisServer:
         if len(url.nodes) > 1 and not self.is_cluster:
             raise InvalidUrlError(f"{url} names several servers", remedy="Name one, or set the client option cluster.")
         self._keys: dict[Shard, str] = {}
+        self._left_out: set[str] = set()
 
     @cached_property
     def connection(self) -> Any:
@@ -129,10 +131,16 @@ class RedisServer:
             raise explain(error, what=f"{what} at {self.url}") from error
 
     def shards(self) -> list[Shard]:
-        """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone."""
+        """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
+
+        With the wildcard, of all streams of the database; a key that is no stream key is left out, with a warning.
+        """
         self._keys = {}
-        for stream in self.url.required_streams():
-            self._look_up(stream)
+        if WILDCARD in self.url.streams:
+            self._look_up_all()
+        else:
+            for stream in self.url.required_streams():
+                self._look_up(stream)
         return sorted(self._keys)
 
     def key(self, shard: Shard) -> str:
@@ -143,13 +151,35 @@ class RedisServer:
         return self._keys.get(shard, f"{shard.stream}:{shard.id}" if is_numbered else shard.stream)
 
     def _look_up(self, stream: str) -> None:
-        numbered = {}
         with self.explained(f"looking for the shards of {stream!r}"):
             for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE, _type="STREAM"):
-                tail = key.decode("utf-8", "replace").removeprefix(f"{stream}:")
-                if tail.isascii() and tail.isdigit() and str(int(tail)) == tail:
-                    numbered[Shard(stream, int(tail))] = f"{stream}:{tail}"
-        self._keys |= numbered or {Shard(stream, 0): stream}
+                self._add_key(key.decode("utf-8", "replace"), of=stream)
+        if not any(shard.stream == stream for shard in self._keys):
+            self._keys[Shard(stream, 0)] = stream
+
+    def _look_up_all(self) -> None:
+        names = set()
+        with self.explained("looking for the streams"):
+            for key in self.connection.scan_iter(count=PAGE, _type="STREAM"):
+                name = key.decode("utf-8", "replace")
+                if not self._add_key(name):
+                    names.add(name)
+        numbered = {shard.stream for shard in self._keys}
+        for name in names - numbered:
+            if _is_stream_key(name):
+                self._keys[Shard(name, 0)] = name
+            elif name not in self._left_out:
+                self._left_out.add(name)
+                _log.warning("the key %r of %s is no stream key, and is not read", name, self.url)
+
+    def _add_key(self, key: str, *, of: str | None = None) -> bool:
+        """Note a key if it is a numbered one, of this stream; whether it is."""
+        stream, _, tail = key.rpartition(":")
+        is_numbered = tail.isascii() and tail.isdigit() and str(int(tail)) == tail
+        is_stream = stream == of if of is not None else _is_stream_key(stream)
+        if is_numbered and is_stream:
+            self._keys[Shard(stream, int(tail))] = key
+        return is_numbered and is_stream
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""
@@ -328,6 +358,13 @@ class RedisServer:
         """Close the connection."""
         if "connection" in self.__dict__:
             self.connection.close()
+
+
+def _is_stream_key(name: str) -> bool:
+    try:
+        return bool(check_stream_key(name))
+    except InvalidStreamKeyError:
+        return False
 
 
 def _behind(entry_id: bytes | str) -> int:

@@ -14,7 +14,15 @@ _FACTOR, _STEP, _BITS, _UPPER = 6364136223846793005, 1442695040888963407, 64, 33
 
 
 class Sharder(Protocol):
-    """Chooses a shard for a message. Threads may share it."""
+    """Chooses a shard for a message. Threads may share it.
+
+    Example:
+        >>> from stream_consumers.streamer import connect
+        >>> with connect("memory://sharded/orders") as streamer:
+        ...     producer = streamer.create_producer(sharder=RoundRobin(2))
+        ...     [producer.send(b"{}").shard.id for _ in range(3)]
+        [0, 1, 0]
+    """
 
     @property
     def shards(self) -> int:
@@ -34,6 +42,11 @@ class RoundRobin:
 
     Raises:
         InvalidOptionError: fewer.
+
+    Example:
+        >>> sharder = RoundRobin(2)
+        >>> [sharder.choose("orders", b"{}") for _ in range(3)]
+        [0, 1, 0]
     """
 
     def __init__(self, shards: int) -> None:
@@ -56,6 +69,11 @@ class PseudoRandom:
 
     Raises:
         InvalidOptionError: fewer.
+
+    Example:
+        >>> sharder = PseudoRandom(3, seed=7)
+        >>> {sharder.choose("orders", b"{}") for _ in range(100)}
+        {0, 1, 2}
     """
 
     def __init__(self, shards: int, *, seed: int | None = None) -> None:
@@ -83,6 +101,10 @@ def round_robin(shards: int) -> Sharder:
 
 def pseudo_random(shards: int, *, seed: int | None = None) -> Sharder:
     """Any shard.
+
+    Args:
+        shards: how many to choose from.
+        seed: for the same choices again; by default the time.
 
     Example:
         >>> sharder = pseudo_random(3, seed=7)

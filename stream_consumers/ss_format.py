@@ -14,14 +14,13 @@ from typing import NamedTuple
 from fastcrc import crc16
 
 from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
-from stream_consumers.messages import MAX_STREAM_KEY_BYTES, Shard, check_stream_key
+from stream_consumers.messages import INTERNAL_KEY, MAX_STREAM_KEY_BYTES, Shard, check_stream_key
 
 MAGIC = b"Ss"
 VERSION = 1
 HEADER_SIZE = 128
 MAX_FILE_NAME_BYTES = 111
 END = 0x0D
-INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 EOS_PAYLOAD = b"EOS"
 CHECKSUM_START = 0xFFFF
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stream_consumers.errors import InvalidStreamKeyError, StreamNotFoundError, StreamRemovedError
-from stream_consumers.messages import Shard, check_stream_key
+from stream_consumers.messages import INTERNAL_KEY, Shard, check_stream_key
 from stream_consumers.ss_format import (
     END,
     FRAME_FIELDS,
     HEADER_SIZE,
-    INTERNAL_KEY,
     BeaconError,
     Header,
     checksum,

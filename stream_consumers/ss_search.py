@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stream_consumers.messages import Shard
-from stream_consumers.ss_format import HEADER_SIZE, Beacon, BeaconError, Header, Marker, decode_beacon
+from stream_consumers.ss_format import HEADER_SIZE, Beacon, BeaconError, Header, Marker, decode_beacon, marker_capacity
 from stream_consumers.ss_scanner import open_stream_file
 
 _BEACON_WINDOWS = (4 * 1024, 80 * 1024)
@@ -110,6 +110,16 @@ class BeaconSearch:
             return Side.UNDECIDED
 
         return survey(self.count, judge)[0]
+
+    def shards(self) -> set[Shard] | None:
+        """The shards that the beacons name; ``None`` if one of them is full, so that there may be others."""
+        found: set[Shard] = set()
+        capacity = marker_capacity(self._interval)
+        for beacon in map(self.read, range(1, self.count + 1)):
+            if beacon and len(beacon.markers) >= capacity:
+                return None
+            found.update(marker.shard for marker in (beacon.markers if beacon else ()))
+        return found
 
     def read(self, index: int) -> Beacon | None:
         """The beacon at ``index``; ``None`` if it is damaged or not whole yet."""

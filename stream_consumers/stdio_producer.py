@@ -14,11 +14,20 @@ from stream_consumers.urls import StreamUrl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioProducerOptions:
-    """Options of a producer of lines.
+    r"""Options of a producer of lines.
 
     Args:
         bare: write payloads alone, without headers: for tools that are not stream processors.
         loopback: give what is sent to the consumers of this process, too (SeaStreamer's option).
+
+    Example:
+        >>> import io
+        >>> pipes = StdioBroker(io.BytesIO(), out := io.BytesIO())
+        >>> options = StdioProducerOptions(bare=True)
+        >>> with StdioProducer(StreamUrl.parse("stdio:///orders"), options, broker=pipes) as producer:
+        ...     _ = producer.send(b"alone")
+        >>> out.getvalue()
+        b'alone\n'
     """
 
     bare: bool = False

@@ -26,6 +26,10 @@ class Spooled:
     Args:
         messages: how many are in the file now that were not before.
         unclaimed: lines that were of none of the streams, and are not in the file.
+
+    Example:
+        >>> Spooled(messages=3, unclaimed=1).messages
+        3
     """
 
     messages: int
@@ -34,6 +38,10 @@ class Spooled:
 
 def spool_url(url: StreamUrl, path: Path) -> StreamUrl:
     """The URL of the file that a pipe is spooled into, with the same streams.
+
+    Args:
+        url: of the pipe, ``stdio:///orders``.
+        path: of the file.
 
     Raises:
         InvalidUrlError: the URL of the pipe names a host, or no stream.
@@ -97,6 +105,12 @@ def spool_stdin(
         ProducerBusyError: somebody else spools into the file.
         StreamNotFoundError: there is no folder for it, or stdin is closed.
         StreamRemovedError, FormatError: stdin cannot be read on; what came before is in the file.
+
+    Example:
+        >>> import io
+        >>> pipes = StdioBroker(io.BytesIO(b"one"), io.BytesIO())
+        >>> spool_stdin(StreamUrl.parse("stdio:///orders"), Path("spool.ss"), broker=pipes)
+        Spooled(messages=1, unclaimed=0)
     """
     first = spool_url(url, path).streams[0]
     messages = 0

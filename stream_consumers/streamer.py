@@ -16,7 +16,7 @@ from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, lo
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
 from stream_consumers.file_producer import FileProducer
 from stream_consumers.kafka_cluster import KafkaCluster
-from stream_consumers.messages import check_stream_key, from_milliseconds, to_milliseconds
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
@@ -26,8 +26,8 @@ from stream_consumers.options import (
 )
 from stream_consumers.redis_server import RedisServer
 from stream_consumers.sharders import Sharder
-from stream_consumers.ss_format import INTERNAL_KEY
 from stream_consumers.ss_scanner import FrameScanner
+from stream_consumers.stdio_producer import StdioProducerOptions
 from stream_consumers.streamer_producer import StreamerProducer
 from stream_consumers.urls import StreamUrl
 
@@ -41,12 +41,26 @@ class Streamer:
         url: where; its streams are the default ones.
         client: configuration of the broker's client.
         file_options: of the producers of a file.
+        stdio_options: of the producers of lines.
+
+    Example:
+        >>> with connect("memory://fruit/") as streamer:
+        ...     with streamer.create_producer() as producer:
+        ...         receipts = [producer.send(b"%d" % n, stream=name) for n, name in enumerate(["apples", "pears"])]
+        ...     [message.text() for message in streamer.create_consumer("*", live=False)]
+        ['0', '1']
     """
 
     def __init__(
-        self, url: StreamUrl, *, client: ClientConfig | None = None, file_options: FileProducerOptions | None = None
+        self,
+        url: StreamUrl,
+        *,
+        client: ClientConfig | None = None,
+        file_options: FileProducerOptions | None = None,
+        stdio_options: StdioProducerOptions | None = None,
     ) -> None:
-        self._url, self._client, self._file_options = url, client, file_options
+        self._url, self._client = url, client
+        self._file_options, self._stdio_options = file_options, stdio_options
         self._lock = threading.RLock()
         self._consumers: WeakSet[Consumer] = WeakSet()
         # Strong: what somebody sent and forgot is flushed by disconnecting.
@@ -76,7 +90,7 @@ class Streamer:
         """A consumer, see :func:`stream_consumers.connect.create_consumer`; closed when the streamer disconnects.
 
         Args:
-            streams: which to read; by default those of the URL.
+            streams: which to read; by default those of the URL. ``*`` stands for all.
             mode: how it shares and remembers.
             group: the consumer group.
             reset: where to start without a position. SeaStreamer's default is the latest.
@@ -119,14 +133,16 @@ class Streamer:
         """
         if shards is None and sharder is not None and self._url.protocol in _REDIS:
             shards = sharder.shards
-        if stream is None and len(self._url.streams) == 1:
+        if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
         is_file = self._url.protocol == "file"
 
         def open_writer(name: str) -> Producer:
             if is_file:
                 return self._shared_writer(name)
-            return create_producer(self._url_of(name), client=self._client, shards=shards)
+            return create_producer(
+                self._url_of(name), client=self._client, stdio_options=self._stdio_options, shards=shards
+            )
 
         with self._lock:
             self._check_connected()
@@ -173,11 +189,15 @@ class Streamer:
         if streams is None:
             return self._url
         names = (streams,) if isinstance(streams, str) else tuple(streams)
-        return replace(self._url, streams=tuple(map(check_stream_key, names)))
+        return replace(self._url, streams=tuple(map(subscription_key, names)))
 
 
 def connect(
-    url: str | StreamUrl, *, client: ClientConfig | None = None, file_options: FileProducerOptions | None = None
+    url: str | StreamUrl,
+    *,
+    client: ClientConfig | None = None,
+    file_options: FileProducerOptions | None = None,
+    stdio_options: StdioProducerOptions | None = None,
 ) -> Streamer:
     """Connect to where a URL says (SeaStreamer's ``Streamer::connect``); disconnect when done.
 
@@ -186,6 +206,7 @@ def connect(
             behind the slash are the default ones.
         client: configuration of the broker's client.
         file_options: of a file. Without them it must be there; with them ``creation`` says.
+        stdio_options: of lines on stdout; with ``loopback``, consumers of this process get what it sends.
 
     Raises:
         InvalidUrlError: unknown protocol.
@@ -203,6 +224,8 @@ def connect(
     check_protocol(parsed)
     if file_options is not None and parsed.protocol != "file":
         raise InvalidOptionError(f"{parsed} is no file that file_options are for", remedy="Leave them out.")
+    if stdio_options is not None and parsed.protocol != "stdio":
+        raise InvalidOptionError(f"{parsed} is not written in lines", remedy="Leave stdio_options out.")
     if parsed.protocol == "kafka":
         KafkaCluster(parsed, client).check()
     elif parsed.protocol in _REDIS:
@@ -211,7 +234,7 @@ def connect(
         check_client(parsed, client)
     if parsed.protocol == "file":
         file_options = _create_file(parsed, file_options)
-    return Streamer(parsed, client=client, file_options=file_options)
+    return Streamer(parsed, client=client, file_options=file_options, stdio_options=stdio_options)
 
 
 def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FileProducerOptions:
@@ -227,6 +250,10 @@ def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FilePro
 
 def rewind_after(consumer: Consumer, sequence: int) -> None:
     """Continue behind a sequence (SeaStreamer's rewind on Redis), not at it as :meth:`Consumer.rewind` does.
+
+    Args:
+        consumer: which to move.
+        sequence: the last one that is not delivered again.
 
     Raises:
         OutOfBoundsError: there is nothing behind it yet; the position stays.
@@ -245,7 +272,19 @@ def rewind_after(consumer: Consumer, sequence: int) -> None:
 def seek_after(consumer: Consumer, moment: datetime) -> None:
     """Continue at the first message later than ``moment`` (SeaStreamer's seek on Redis and files), to the millisecond.
 
+    Args:
+        consumer: which to move.
+        moment: the last time that is not delivered again.
+
     Raises:
         OutOfBoundsError: there is none yet; the position stays.
+
+    Example:
+        >>> with connect("memory://seek-after/orders") as streamer:
+        ...     producer, consumer = streamer.create_producer(), streamer.create_consumer()
+        ...     receipts = [producer.send(b"%d" % second, timestamp_ms=1000 * second) for second in range(3)]
+        ...     seek_after(consumer, from_milliseconds(1000))
+        ...     consumer.next().text()
+        '2'
     """
     consumer.seek(from_milliseconds(to_milliseconds(moment) + 1))

@@ -21,6 +21,14 @@ class StreamerProducer:
         stream: the anchor: where messages go that name no stream.
         sharder: chooses the shard of a message that names none.
         is_shared: others write with the same writer, so that :meth:`close` leaves it open.
+
+    Example:
+        >>> from stream_consumers.streamer import connect
+        >>> with connect("memory://anchored/") as streamer:
+        ...     producer = streamer.create_producer()
+        ...     producer.anchor("orders")
+        ...     producer.send(b"{}").shard
+        Shard(stream='orders', id=0)
     """
 
     def __init__(

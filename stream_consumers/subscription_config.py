@@ -26,6 +26,10 @@ class AckMode(str, enum.Enum):
     was working on, is gone. ``on_success``: when the handler has returned; one that raises is retried. ``manual``: the
     handler decides by calling ``ack``, ``nack`` or ``retry``; what it leaves undecided is delivered again when it is
     idle. The last two are *at least once*.
+
+    Example:
+        >>> SubscriptionConfig(stream="orders", group="billing", ack_mode=AckMode.ON_RECEIVE).ack_mode.value
+        'on_receive'
     """
 
     ON_RECEIVE = "on_receive"
@@ -108,7 +112,12 @@ class SubscriptionConfig:
 
 
 def new_consumer_name() -> str:
-    """A name that nobody else has: host, process, thread, time."""
+    """A name that nobody else has: host, process, thread, time.
+
+    Example:
+        >>> new_consumer_name() == new_consumer_name()
+        False
+    """
     return f"{host_id()}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}-{next(_numbers)}"
 
 

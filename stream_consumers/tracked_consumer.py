@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from stream_consumers.commit_loop import CommitLoop
-from stream_consumers.commits import CommitResult, PositionCommitter, Positions
+from stream_consumers.commits import CommitResult, EntryCommitter, PositionCommitter, Positions, check_committer
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.consumer_abilities import ObservableConsumer, PositionedConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
@@ -34,6 +34,9 @@ class TrackedConsumer(MessageIterator):
     Unlike Faust's: what was fetched for a paused or a full shard is kept and handed out later; shards are committed
     *before* they are given back; a commit that failed is tried again; waiting has a deadline.
 
+    Over a member of a Redis group there are no positions: every finished message is acknowledged by itself
+    (:class:`stream_consumers.commits.RedisGroupCommitter`), and one that is not stays pending.
+
     Args:
         consumer: what to read from; it is closed with this one.
         committer: where positions are kept.
@@ -41,7 +44,8 @@ class TrackedConsumer(MessageIterator):
         callbacks: who is told of what.
 
     Raises:
-        InvalidOptionError: commits in the background, of a transaction that somebody else is filling.
+        InvalidOptionError: commits in the background, of a transaction that somebody else is filling; or positions for
+            a member of a Redis group, whose entries are acknowledged one by one.
         StreamAssetsError: as ``committer.committed`` does.
 
     Example:
@@ -75,10 +79,11 @@ class TrackedConsumer(MessageIterator):
                 "commits in the background would end a transaction that is being filled",
                 remedy="Set commit_interval_seconds=None and commit_every=None, and call commit between messages.",
             )
+        check_committer(consumer, committer)
         self._consumer, self._committer = consumer, committer
         self._callbacks = callbacks or TrackingCallbacks()
         self._changed = threading.Condition()
-        self._shards = TrackedShards(self._options)
+        self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
         self._commits = CommitLoop(committer, self._shards, self._changed, self._options)
         self._activities = Activities()
         self._reader = TrackedReader(

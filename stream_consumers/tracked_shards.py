@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stream_consumers.ack_window import AckWindow
@@ -41,10 +41,12 @@ class TrackedShards:
 
     Args:
         options: when a shard is full.
+        keeps_entries: remember which messages were finished until :meth:`settled`, besides the positions.
     """
 
-    def __init__(self, options: TrackingOptions) -> None:
-        self._options = options
+    def __init__(self, options: TrackingOptions, *, keeps_entries: bool = False) -> None:
+        self._options, self._keeps_entries = options, keeps_entries
+        self._finished: dict[Shard, set[int]] = {}
         self.known: dict[Shard, TrackedShard] = {}
         self.paused: set[Shard] = set()
         self.full: set[Shard] = set()
@@ -132,7 +134,10 @@ class TrackedShards:
             self._unacked[shard, sequence] = (message, readers - 1)
             return False
         del self._unacked[shard, sequence]
-        return self.known[shard].window.acknowledge(sequence)
+        is_finished = self.known[shard].window.acknowledge(sequence)
+        if is_finished and self._keeps_entries:
+            self._finished.setdefault(shard, set()).add(sequence)
+        return is_finished
 
     def is_too_full(self, shard: Shard) -> bool:
         """Whether so much of it is unfinished that no more should be handed out."""
@@ -147,9 +152,23 @@ class TrackedShards:
         return {
             shard: position
             for shard, found in sorted(self.known.items())
-            if (position := found.window.committable) is not None
-            and (chosen is None or shard in chosen or shard.stream in chosen)
+            if (position := found.window.committable) is not None and _is_chosen(shard, chosen)
         }
+
+    def finished(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, list[int]]:
+        """The messages that are finished and not settled, of all shards or of these shards and streams."""
+        return {shard: sorted(found) for shard, found in sorted(self._finished.items()) if _is_chosen(shard, chosen)}
+
+    def settled(self, entries: Mapping[Shard, Sequence[int]]) -> None:
+        """It is kept that these are finished."""
+        for shard, sequences in entries.items():
+            left = self._finished[shard].difference(sequences)
+            if left:
+                self._finished[shard] = left
+            else:
+                del self._finished[shard]
+            if shard in self.known:
+                self.known[shard].committed_at = time.monotonic()
 
     def committed(self, positions: Positions) -> None:
         """These were committed; what was lost meanwhile is left out."""
@@ -228,3 +247,7 @@ class TrackedShards:
             end = held.popleft()
             assert isinstance(end, int)
             self.known[shard].window.skip_to(end)
+
+
+def _is_chosen(shard: Shard, chosen: Collection[str | Shard] | None) -> bool:
+    return chosen is None or shard in chosen or shard.stream in chosen

@@ -14,7 +14,12 @@ Shards = frozenset[Shard]
 
 
 class Activity(enum.Flag):
-    """What a tracked consumer is doing now (Faust's ``diag`` flags)."""
+    """What a tracked consumer is doing now (Faust's ``diag`` flags).
+
+    Example:
+        >>> Activity.FETCHING in Activity.FETCHING | Activity.COMMITTING
+        True
+    """
 
     NOTHING = 0
     FETCHING = enum.auto()
@@ -41,6 +46,12 @@ class TrackingCallbacks:
         on_buffer_full: so many messages of a shard are unfinished that no more of it are handed out.
         on_buffer_drop: they are again.
         on_task_error: processing a message failed.
+
+    Example:
+        >>> full: list[Shard] = []
+        >>> TrackingCallbacks(on_buffer_full=full.append).on_buffer_full(Shard("orders"))
+        >>> full
+        [Shard(stream='orders', id=0)]
     """
 
     on_revoked: Callable[[Shards], None] = _nothing

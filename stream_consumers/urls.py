@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stream_consumers.errors import InvalidUrlError
-from stream_consumers.messages import check_stream_key
+from stream_consumers.errors import InvalidUrlError, UnsupportedError
+from stream_consumers.messages import WILDCARD, subscription_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class StreamUrl:
     Args:
         protocol: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``.
         nodes: the servers or the path, without the protocol; ``.`` where none was given.
-        streams: the stream keys.
+        streams: the stream keys; ``*`` (SeaStreamer's ``SEA_STREAMER_WILDCARD``) stands for all streams.
 
     Example:
         >>> url = StreamUrl.parse("kafka://a:1,b:2/x,y")
@@ -45,7 +45,7 @@ class StreamUrl:
                 remedy=f"End it with a slash and the stream keys, like {text}/orders.",
             )
         nodes = tuple(node for node in location.split(",") if node) or (".",)
-        streams = tuple(check_stream_key(key) for key in listing.split(",") if key)
+        streams = tuple(subscription_key(key) for key in listing.split(",") if key)
         return cls(protocol, nodes, streams)
 
     @property
@@ -65,7 +65,22 @@ class StreamUrl:
         return tuple(f"{self.protocol}://{node}" for node in self.nodes)
 
     def required_streams(self) -> tuple[str, ...]:
-        """The streams, at least one.
+        """The streams, at least one, each by its name.
+
+        Raises:
+            InvalidUrlError: if the URL names no stream.
+            UnsupportedError: if it stands for all streams.
+        """
+        if WILDCARD in self.streams:
+            raise UnsupportedError(
+                f"{self}: all streams ('*') can only be read by a consumer without a group, of a file, of memory, of "
+                "Redis or of Kafka",
+                remedy="Name the streams.",
+            )
+        return self.subscribed_streams()
+
+    def subscribed_streams(self) -> tuple[str, ...]:
+        """The streams, at least one; the wildcard may be among them.
 
         Raises:
             InvalidUrlError: if the URL names no stream.

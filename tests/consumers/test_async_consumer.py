@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
@@ -313,3 +314,13 @@ def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> N
             assert number(await second) == 1
 
     run(test)
+
+
+def test_the_end_of_a_stream_is_no_error_that_the_loop_complains_about(caplog: pytest.LogCaptureFixture) -> None:
+    async def read() -> None:
+        async with AsyncConsumer(create_consumer("memory://nobody/orders", live=False)) as orders:
+            assert [message async for message in orders] == []
+
+    asyncio.run(read())
+    gc.collect()
+    assert caplog.records == []

@@ -183,6 +183,16 @@ def test_the_callback_hears_of_a_finding_once_and_status_keeps_it(place: Place) 
     assert "orders/0" in str(place.told[0])
 
 
+def test_a_finding_is_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    now = 1_000.0
+    watch = LivelockWatch(lambda: [], dict, options=OPTIONS, clock=lambda: now)
+    now += 300
+    watch.check()
+    (record,) = caplog.records
+    assert (record.levelname, record.name) == ("ERROR", "stream_consumers.livelock")
+    assert "300" in record.getMessage()
+
+
 def test_options_out_of_range() -> None:
     with pytest.raises(InvalidOptionError, match="commit_timeout_seconds"):
         LivelockOptions(commit_timeout_seconds=0)

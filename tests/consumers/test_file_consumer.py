@@ -378,3 +378,18 @@ def test_moving_is_right_from_every_place_to_every_place(path: Path, url: str) -
             consumer.seek(from_milliseconds(at))
             found = [(message.shard, message.sequence) for message in consumer]
             assert found == [message[:2] for message in readable if message.timestamp_ms >= at]
+
+
+@pytest.mark.parametrize("streams", ["orders,rare,clicks", "*"])
+def test_moving_in_a_file_with_more_shards_than_a_beacon_names(path: Path, streams: str) -> None:
+    """The only marker of a beacon is one shard's; what the others have before it counts, too."""
+    with create_producer(f"file://{path}/rare", file_options=FileProducerOptions(beacon_interval=1024)) as producer:
+        producer.send(b"rare", stream="clicks", timestamp_ms=START_MS)
+        receipts = [producer.send(b"x" * 100, stream="orders", timestamp_ms=START_MS + n) for n in range(5)]
+        producer.send(b"x" * 900, timestamp_ms=START_MS + 9)
+    with create_consumer(f"file://{path}/{streams}", live=False) as consumer:
+        for first in (2, 4):
+            consumer.rewind(first)
+            assert [(m.shard, m.sequence) for m in consumer] == [(ORDERS, n) for n in range(first, 6)]
+        consumer.seek(from_milliseconds(START_MS + 3))
+        assert [m.sequence for m in consumer if m.shard == ORDERS] == [receipts[3].sequence, receipts[4].sequence]

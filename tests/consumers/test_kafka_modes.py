@@ -256,19 +256,30 @@ def test_keys_headers_and_tombstones(kafka: str) -> None:
     assert (plain.payload, plain.key, plain.headers) == (b"x", None, ())
 
 
-def test_a_partition_that_is_added_is_read_from_its_first_message(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("assigns", [False, True])
+def test_a_partition_that_is_added_is_read_from_its_first_message(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, assigns: bool
+) -> None:
     monkeypatch.setattr(kafka_consumer, "METADATA_SECONDS", 0.2)
     from confluent_kafka.admin import NewPartitions
 
     topic = create_topic(kafka, 1)
     with create_consumer(url(kafka, topic), reset=AutoStreamReset.LATEST) as consumer:
         assert consumer.next(0) is None
+        if assigns:
+            # It counts from the next seek or rewind on.
+            consumer.assign(Shard(topic, 0))
         client = admin(kafka)
         client.create_partitions([NewPartitions(topic, 2)])[topic].result(10)
         with create_producer(url(kafka, topic)) as producer:
             producer.send(b"first", shard=1)
         found = until(lambda: consumer.next(0.2), what="the message of the new partition")
         assert (found.shard, found.sequence) == (Shard(topic, 1), 0)
+        consumer.rewind(Edge.BEGINNING)
+        if assigns:
+            assert consumer.next(0.3) is None
+        else:
+            assert until(lambda: consumer.next(0.2)) == found
 
 
 def test_messages_that_are_gone_are_an_error_with_the_numbers(kafka: str) -> None:

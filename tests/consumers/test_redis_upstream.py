@@ -12,14 +12,14 @@ import pytest
 from stream_consumers.connect import create_consumer
 from stream_consumers.consumer import Edge
 from stream_consumers.errors import FormatError, InvalidOptionError, StreamNotFoundError
-from stream_consumers.messages import Receipt, from_milliseconds
+from stream_consumers.messages import Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
 from stream_consumers.redis_group_consumer import RedisGroupConsumer
 from stream_consumers.redis_ids import MAX_MS, to_id, to_sequence
 from stream_consumers.urls import StreamUrl
 from tests.polling import until
 from tests.services.redis_server import redis_cluster
-from tests.services.redis_streams import Place, numbers, poll, take, unique_name
+from tests.services.redis_streams import Place, numbers, poll, take, take_until_silent, unique_name
 
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
 EARLIEST, LATEST = AutoStreamReset.EARLIEST, AutoStreamReset.LATEST
@@ -396,6 +396,21 @@ def test_sharding_by_a_producer_that_comes_after_the_consumer(place: Place, monk
         place.send(range(6), shards=3, is_sharded=True)
         poll(consumer, 6, found)
         assert sorted(numbers(found)) == list(range(6))
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_a_shard_that_comes_later_is_read(place: Place, monkeypatch: pytest.MonkeyPatch, assigns: bool) -> None:
+    monkeypatch.setattr("stream_consumers.redis_consumer.SHARDS_SECONDS", SHORT)
+    place.send(range(2), shards=2, is_sharded=True)
+    with create_consumer(place.url) as consumer:
+        assert sorted(numbers(take(consumer, 2))) == [0, 1]
+        if assigns:
+            # It counts from the next seek or rewind on.
+            consumer.assign(Shard(place.stream, 0))
+        place.send(range(2, 5), shards=3, is_sharded=True)
+        assert sorted(numbers(take(consumer, 3))) == [2, 3, 4]
+        consumer.rewind(Edge.BEGINNING)
+        assert sorted(take_until_silent(consumer)) == ([0, 3] if assigns else [0, 1, 2, 3, 4])
 
 
 # R-units

@@ -82,6 +82,43 @@ def test_a_pipe_into_redis_and_back(server: str) -> None:
     assert read_all(back.stdout) == [("orders", 0, n, payload) for n, payload in enumerate(PAYLOADS)]
 
 
+PRODUCER = """
+import sys
+for n in range(2000):
+    stream = ("orders", "clicks")[n % 2]
+    print(f"[{stream} | {n} | {n % 3}] {n}", flush=n % 500 == 0)
+"""
+
+
+def test_a_producer_into_redis_each_line_once_in_its_stream_and_shard(server: str) -> None:
+    producer = f"{shlex.quote(sys.executable)} -c {shlex.quote(PRODUCER)}"
+    done = shell(f"{producer} | {RELAY} --shards 3 stdio:///orders,clicks {server}orders,clicks")
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    found = messages(f"{server}orders,clicks")
+    assert sorted(int(message.text()) for message in found) == list(range(2000))
+    for message in found:
+        number = int(message.text())
+        assert (message.shard.stream, message.shard.id) == (("orders", "clicks")[number % 2], number % 3)
+    for shard in {message.shard for message in found}:
+        numbers = [int(message.text()) for message in found if message.shard == shard]
+        assert numbers == sorted(numbers)
+
+
+def test_shards_that_would_hide_what_is_there_are_refused(server: str) -> None:
+    """Readers of a stream with numbered keys do not look at its plain one."""
+    mixed = run("stdio:///orders", f"{server}orders", given=b"[orders | 0 | 0] zero\n[orders | 1 | 1] one\n")
+    assert mixed.exit_code == 1
+    assert "orders/1 would be the key orders:1" in mixed.stderr
+    assert "read and not known to have arrived: 1 of orders/1, sequences 1 to 1" in mixed.stderr
+    assert [m.payload for m in messages(f"{server}orders")] == [b"zero"]
+
+
+def test_a_producer_that_fails_is_told_and_what_it_said_has_arrived(server: str) -> None:
+    done = shell(f"(printf 'one\\ntwo\\n'; exit 3) | {RELAY} stdio:///orders {server}orders")
+    assert done.returncode == 3
+    assert [m.payload for m in messages(f"{server}orders")] == [b"one", b"two"]
+
+
 def test_any_bytes_go_through_pipes_into_a_file(tmp_path: Path) -> None:
     first, second = f"file://{tmp_path}/a.ss/orders,clicks", f"file://{tmp_path}/b.ss/orders,clicks"
     with create_producer(first) as producer:
@@ -235,6 +272,7 @@ def test_streams_keep_their_names_or_one_gets_another(memory: str) -> None:
         (("ftp://x/a", "memory://m/a"), "no backend for 'ftp'"),
         (("memory://m/a", "ftp://x/a"), "no backend for 'ftp'"),
         (("memory://m/a", "memory://n/a", "--bare"), "--bare is for stdio"),
+        (("memory://m/a", "memory://n/a", "--shards", "2"), "--shards is for Kafka and Redis"),
         (("stdio:///a", "memory://m/a", "--source-client", "a=b"), "no client to configure"),
         (("stdio:///a", "memory://m/a", "--target-client", "a=b"), "no client to configure"),
         (("stdio://host/a", "memory://m/a"), "a pipe has no host"),

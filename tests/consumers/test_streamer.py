@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -32,6 +35,7 @@ from stream_consumers.options import (
     RedisGroupOptions,
 )
 from stream_consumers.sharders import PseudoRandom, RoundRobin, pseudo_random, round_robin
+from stream_consumers.stdio_producer import StdioProducerOptions
 from stream_consumers.streamer import connect
 from tests.consumers.ss_files import END_OF_STREAM, items, sent
 from tests.services.kafka_broker import free_port
@@ -201,6 +205,8 @@ def test_what_cannot_be_connected_to(memory: str) -> None:
         connect(memory, client={"username": "me"})
     with pytest.raises(InvalidOptionError, match="no file"):
         connect(memory, file_options=FileProducerOptions())
+    with pytest.raises(InvalidOptionError, match="not written in lines"):
+        connect(memory, stdio_options=StdioProducerOptions())
 
 
 def test_the_streams_of_the_url_are_the_default(memory: str) -> None:
@@ -286,6 +292,30 @@ def test_disconnecting_sends_what_producers_hold_that_nobody_closed(redis_addres
     with connect(f"redis://{redis_address}/{name}") as streamer:
         found = {message.text() for message in streamer.create_consumer(live=False)}
     assert found == {"forgotten", "closed", "held"}
+
+
+def test_lines_are_looped_back_after_connecting_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's loopback test of stdio."""
+    reading, writing = os.pipe()
+    with open(reading) as stdin, open(writing, "w") as _, io.TextIOWrapper(io.BytesIO()) as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with connect("stdio:///") as streamer:
+            consumer, producer = streamer.create_consumer("hello"), streamer.create_producer("hello")
+            for _ in range(5):
+                producer.send(b"-1")
+        with pytest.raises(StreamEndedError):
+            consumer.next()
+        with pytest.raises(ProducerEndedError):
+            producer.send(b"")
+        with connect("stdio:///hello", stdio_options=StdioProducerOptions(loopback=True)) as streamer:
+            producer, consumer = streamer.create_producer(), streamer.create_consumer()
+            for number in range(5):
+                producer.send(b"%d" % number)
+            found = [consumer.next(PATIENCE) for _ in range(5)]
+            assert [message.text() for message in found if message] == ["0", "1", "2", "3", "4"]
+            assert consumer.next(0) is None
+        assert stdout.buffer.getvalue().count(b"| hello |") == 10  # type: ignore[attr-defined]
 
 
 def test_a_file_has_the_producers_of_one_streamer(place: str) -> None:

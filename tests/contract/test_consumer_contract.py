@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable
@@ -54,6 +55,17 @@ def test_iteration_yields_everything_once_in_the_order_of_each_shard(stream: Str
         found = list(consumer)
     assert by_shard(found) == by_shard(receipts)
     assert len(by_shard(found)) == 3
+
+
+def test_iteration_goes_on_behind_next_and_next_behind_iteration(stream: Stream) -> None:
+    """F-consumer: a stream of messages and single ones are the same place."""
+    receipts = stream.send(in_turn(50))
+    with replay(stream) as consumer:
+        found = take(consumer, 25)
+        found += itertools.islice(consumer, 24)
+        found += take(consumer, 1)
+        assert places(found) == places(receipts)
+        assert list(consumer) == []
 
 
 def test_messages_are_what_was_sent(stream: Stream) -> None:
@@ -319,6 +331,24 @@ def test_assigned_shards_only(stream: Stream) -> None:
         assert by_shard(consumer) == by_shard(
             r for r in receipts if r.shard.id in {1, 2} and r.sequence >= receipts[60].sequence
         )
+
+
+def test_assignments_count_from_the_next_move_on(stream: Stream) -> None:
+    receipts = stream.send(in_turn(30, shards=3))
+    with replay(stream) as consumer:
+        first = take(consumer, 3)
+        consumer.assign(Shard("orders", 1))
+        # A move that fails changes nothing either.
+        with pytest.raises(OutOfBoundsError):
+            consumer.rewind(2 * receipts[-1].sequence + 1000)
+        assert by_shard([*first, *consumer]) == by_shard(receipts)
+        consumer.rewind(Edge.BEGINNING)
+        (one,) = take(consumer, 1)
+        consumer.assign(Shard("orders", 2))
+        consumer.unassign(Shard("orders", 1))
+        assert by_shard([one, *consumer]) == by_shard(r for r in receipts if r.shard.id == 1)
+        consumer.seek(from_milliseconds(1_000))
+        assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 2)
 
 
 def test_unassigned_shards_are_left_out(stream: Stream) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from stream_assets.cli import main
 from tests.conftest import assert_each_once, sequences_in_table, write_stream
 
+COMMANDS = ["produce", "peek", "relay", "ingest", "lag", "verify", "switch", "demo", "doctor"]
 SCHEMA = "id BIGINT, user STRING, amount DECIMAL(10,2)"
 
 
@@ -184,11 +185,17 @@ def test_wrong_words_are_explained(words: tuple[str, ...], text: str) -> None:
     assert result.exit_code != 0 or words[0] == "lag"
 
 
-@pytest.mark.parametrize("command", ["produce", "peek", "ingest", "lag", "verify", "switch", "demo", "doctor"])
-def test_every_command_has_help(command: str) -> None:
+def test_the_commands() -> None:
+    assert sorted(main.commands) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
-    assert "stream-assets " + command in result.output or command in ("demo", "doctor")
+    _, example, shown = result.output.partition("Example")
+    assert example
+    assert f"stream-assets {command}" in shown.partition("Options:")[0]
 
 
 def test_help_starts_quickly_without_dagster_or_a_jvm() -> None:

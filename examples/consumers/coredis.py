@@ -1,0 +1,47 @@
+"""coredis' consumers: a member of a group over two Redis streams, its backlog after a restart, and one without a group.
+
+make redis                                          # a server at localhost:6379, in a terminal of its own
+python examples/consumers/coredis.py [URL]          # redis://localhost:6379/
+"""
+
+import sys
+from uuid import uuid4
+
+from stream_consumers.connect import create_producer
+from stream_consumers.redis_entry_consumer import EntryConsumer, GroupEntryConsumer
+from stream_consumers.urls import StreamUrl
+
+
+def main(server: str) -> None:
+    one, two = (f"{name}-{uuid4().hex[:8]}" for name in ("one", "two"))
+    url = StreamUrl.parse(f"{server.rstrip('/')}/{one},{two}")
+    with create_producer(url) as producer:
+        for number in range(3):
+            producer.send(b"%d" % number, stream=one)
+            producer.send(b"%d" % number, stream=two)
+
+    # Streams take turns. What get_entry returns is pending until it is acknowledged.
+    with GroupEntryConsumer(url, group="billing", consumer="me") as consumer:
+        for count in range(4):
+            found = consumer.get_entry(timeout=10)
+            if found is None:
+                raise SystemExit("nothing came")
+            stream, entry = found
+            print("got:", stream.split("-")[0], entry.fields)
+            if count < 2:
+                consumer.acknowledge(stream, entry)
+
+    # The process was started again: first what was given to it and never acknowledged, then what is new.
+    with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
+        for stream, entry in consumer:
+            print("then:", stream.split("-")[0], dict(entry.fields)[b"msg"].decode())
+            consumer.acknowledge(stream, entry)
+        print("nothing more:", consumer.get_entry())
+
+    # Without a group: from an id on, or from the end; nobody remembers the place but this consumer.
+    with EntryConsumer(url, identifiers={one: "0-0"}, buffer_size=10) as consumer:
+        print("without a group:", [(stream.split("-")[0], dict(e.fields)[b"msg"].decode()) for stream, e in consumer])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "redis://localhost:6379/")

@@ -1,0 +1,59 @@
+"""eventbus-core's StreamBackend: a subscription with retries, dead letters and a graceful shutdown.
+
+python examples/consumers/stream_backend.py [URL]   # in memory by default; redis://localhost:6379/
+"""
+
+import sys
+import threading
+from uuid import uuid4
+
+from stream_consumers.event_messages import Decoded, EventMessage
+from stream_consumers.memory_backend import MemoryBackend
+from stream_consumers.received_message import ReceivedMessage
+from stream_consumers.redis_backend import RedisBackend
+from stream_consumers.retry_policy import RetryPolicy
+from stream_consumers.stream_backend import StreamBackend
+from stream_consumers.subscription import Subscription
+from stream_consumers.subscription_config import SubscriptionConfig
+from stream_consumers.urls import StreamUrl
+
+seen: list[str] = []
+is_last = threading.Event()
+
+
+def handle(received: ReceivedMessage) -> None:
+    """Returning acknowledges; raising asks for another try; nack gives it up."""
+    order, attempt = received.message.payload.decode(), received.delivery.attempt
+    seen.append(f"{order} {attempt}")
+    if order == "flaky" and attempt < 2:
+        raise TimeoutError("the database is busy")
+    if order == "broken":
+        received.nack("there is no such customer")
+    if order == "last":
+        is_last.set()
+
+
+def main(url: str | None) -> None:
+    backend: StreamBackend = RedisBackend(StreamUrl.parse(url)) if url else MemoryBackend()
+    stream = f"orders-{uuid4().hex[:8]}"
+    config = SubscriptionConfig(
+        stream=stream,
+        group="billing",
+        dead_letter_stream=f"{stream}.dead",
+        retry=RetryPolicy(max_retries=3, backoff_seconds=0.05),
+    )
+    backend.publish_batch(stream, [EventMessage(order) for order in (b"good", b"flaky", b"broken", b"last")])
+    with Subscription(backend, config, handle) as subscription:
+        is_last.wait(30)
+        # Leaving waits for the handlers, sends their acknowledgements and leaves the group.
+    print("handled, in order:", ", ".join(seen))
+    print("still running:", subscription.is_running)
+    backend.create_group(f"{stream}.dead", "looking", "0")
+    for letter in backend.read_new(f"{stream}.dead", "looking", "me", 10, 0):
+        if isinstance(letter, Decoded):
+            print("dead letter:", letter.message.payload.decode(), "-", letter.message.headers["dead-letter-reason"])
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
