@@ -31,7 +31,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         )
 
     @dg.op(
-        name=f"replay_{stream.name}",
+        name=f"replay_{stream.name}_partition",
         description=f"Replace the rows of one partition of {stream.source} in {stream.ingestion.table}.",
         required_resource_keys={stream.resource},
         pool=f"replay_{stream.name}",

@@ -289,6 +289,10 @@ def test_names_that_dagster_folds_into_one_are_refused(folder: Path) -> None:
         stream_definitions([declare(folder, name="a-b"), declare(folder, name="a_b")])
 
 
+def test_definitions_load_as_a_code_location_does_it(folder: Path) -> None:
+    dg.Definitions.validate_loadable(stream_definitions([declare(folder), declare(folder, name="payments")]))
+
+
 def test_lineage_goes_from_the_stream_to_the_table(folder: Path) -> None:
     definitions = stream_definitions([declare(folder, key_prefix=["lake"])])
     graph = definitions.resolve_asset_graph()

@@ -141,7 +141,7 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     found = instance.fetch_materializations(stream.key, limit=10).records
     assert found[0].asset_materialization is not None
     assert found[0].asset_materialization.metadata["stream/kind"].value == "replay"
-    config = {"ops": {"replay_orders": {"config": {"on_replay": "append"}}}}
+    config = {"ops": {"replay_orders_partition": {"config": {"on_replay": "append"}}}}
     assert job.execute_in_process(instance=instance, partition_key="2026-11-16", run_config=config).success
     assert makers(folder) == {"old": 60, "new": 60}
 
