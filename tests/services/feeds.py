@@ -74,6 +74,10 @@ class Feed(ABC):
         """In each shard, the sequence of the first message that is ``number`` or behind it."""
         return {self.shard(n): self.sequence(n) for n in range(number, number + SHARDS)}
 
+    def positions(self, number: int) -> Mapping[Shard, int]:
+        """In each shard, the sequence behind the last message before ``number``."""
+        return {self.shard(n): self.sequence(n) + 1 for n in range(number - SHARDS, number)}
+
     def bound(self, number: int) -> str:
         """These places, as a user writes them."""
         return ",".join(f"{shard}={sequence}" for shard, sequence in sorted(self.places(number).items()))
