@@ -184,7 +184,14 @@ def test_wrong_words_are_explained(words: tuple[str, ...], text: str) -> None:
     assert result.exit_code != 0 or words[0] == "lag"
 
 
-@pytest.mark.parametrize("command", ["produce", "peek", "ingest", "lag", "verify", "switch", "demo", "doctor"])
+COMMANDS = ["produce", "peek", "relay", "ingest", "lag", "verify", "rewind", "seek", "replay", "switch", "demo"]
+
+
+def test_these_are_all_commands() -> None:
+    assert set(main.commands) == {*COMMANDS, "doctor"}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "doctor"])
 def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

@@ -168,24 +168,21 @@ def test_rewind_to_latest_skips_what_is_not_read(lake: Lake) -> None:
     assert [(row["skipped"], row["missing"]) for row in lake.rows("verify")] == [(2, 0)] * SHARDS
 
 
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        (("rewind", "--to", "2025-03-10"), ("is a time", "stream-assets seek --to 2025-03-10")),
-        (("seek", "--to", "yesterday"), ("'yesterday' is no place",)),
-        (("rewind", "--to", "1"), ("does not hold sequence 1", "earliest")),
-        (("rewind", "--to", "other/0=1"), ("has no shard other/0",)),
-        (("replay", *NEW, "--from", "other/0=1"), ("has no shard other/0",)),
-        (("replay", *NEW, "--id", "nonsense"), ("there is no replay 'nonsense'", "Leave --id out")),
-        (("replay", *NEW, "--from", "latest", "--until", "earliest"), ("before its start",)),
-    ],
-)
-def test_wrong_words_change_nothing(lake: Lake, words: tuple[str, ...], texts: tuple[str, ...]) -> None:
+WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    (("rewind", "--to", "2025-03-10"), ("is a time", "stream-assets seek --to 2025-03-10")),
+    (("seek", "--to", "yesterday"), ("'yesterday' is no place",)),
+    (("rewind", "--to", "999"), ("does not hold sequence 999", "earliest")),
+    (("rewind", "--to", "other/0=1"), ("has no shard other/0",)),
+    (("replay", *NEW, "--from", "other/0=1"), ("has no shard other/0",)),
+    (("replay", *NEW, "--id", "nonsense"), ("there is no replay 'nonsense'", "Leave --id out")),
+    (("replay", *NEW, "--from", "latest", "--until", "earliest"), ("before its start",)),
+]
+
+
+def test_wrong_words_change_nothing(lake: Lake) -> None:
     before = lake.facts()
-    if words[-1] == "1" and lake.feed.kind != "redis":
-        words = (*words[:-1], "999")
-        texts = ("does not hold sequence 999", "earliest")
-    failing(run(*lake.words(*words)), *texts)
+    for words, texts in WRONG:
+        failing(run(*lake.words(*words)), *texts)
     assert lake.facts() == before
 
 
