@@ -1,6 +1,6 @@
 """One run in a process of its own, to be killed.
 
-``python -m tests.spark.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE [MEMBER]]]]``
+``python -m tests.spark.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE [MEMBER [TRANSFORM]]]]]``
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stream_consumers.connect import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.conftest import SHORT_LIVED
+from tests.spark.old_and_new import old
 
 # A member that stops is missed after a second.
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
@@ -42,6 +43,9 @@ def poisonous(rows: DataFrame) -> DataFrame:
     return rows
 
 
+TRANSFORMS = {"poison": poisonous, "old": old}
+
+
 def main(
     url: str,
     table: str,
@@ -51,6 +55,7 @@ def main(
     mode: str = "resumable",
     remote: str = "",
     member: str = "main",
+    transform: str = "",
 ) -> None:
     name, _, wanted = fault.partition("!")
     is_for_all = wanted.startswith("group-")
@@ -77,7 +82,7 @@ def main(
         sharing=source.mode,
         claims=source.is_claimed,
         member=member,
-        transform=poisonous if fault == "poison" else None,
+        transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
     )
     spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
     for report, _ in drain(spark, source, ingestion, observer=watch):

@@ -16,7 +16,20 @@ from pyspark.sql import SparkSession
 from stream_assets.cli import main
 from tests.conftest import assert_each_once, sequences_in_table, write_stream
 
-COMMANDS = ["produce", "peek", "relay", "ingest", "lag", "verify", "switch", "demo", "doctor"]
+COMMANDS = [
+    "produce",
+    "peek",
+    "relay",
+    "ingest",
+    "lag",
+    "verify",
+    "rewind",
+    "seek",
+    "replay",
+    "switch",
+    "demo",
+    "doctor",
+]
 SCHEMA = "id BIGINT, user STRING, amount DECIMAL(10,2)"
 
 

@@ -25,10 +25,10 @@ MALFORMED = frozenset({10, 170, 399})
 
 @contextmanager
 def running(
-    url: str, table: Path, fault: str = "", *more: str, records: int = RECORDS
+    url: str, table: Path, fault: str = "", *more: str, records: int = RECORDS, module: str = "one_run"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A run in a process group of its own; whatever is left of it is killed at the end."""
-    command = [sys.executable, "-m", "tests.spark.one_run", url, str(table), str(records), fault, *more]
+    command = [sys.executable, "-m", f"tests.spark.{module}", url, str(table), str(records), fault, *more]
     with table.with_name(f"run-{len(os.listdir(table.parent))}.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
@@ -45,10 +45,12 @@ def logs(table: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in sorted(table.parent.glob("run-*.log")))
 
 
-def kill_in_turn(url: str, table: Path, faults: Sequence[str], *more: str, records: int = 40) -> None:
+def kill_in_turn(
+    url: str, table: Path, faults: Sequence[str], *more: str, records: int = 40, module: str = "one_run"
+) -> None:
     """A run after the other, each killed at its fault, so that each one finds what the one before left behind."""
     for fault in faults:
-        with running(url, table, fault, *more, records=records) as process:
+        with running(url, table, fault, *more, records=records, module=module) as process:
             assert process.wait(180) == -signal.SIGKILL, logs(table)
 
 
