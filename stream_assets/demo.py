@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from sqlalchemy.exc import OperationalError
 
 from spark_jobs.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
@@ -35,6 +37,7 @@ FIRST_ROWS = 5
 BATCHES = 4
 KILLS = "mid-write@3,rows written@4"
 FAULTS = 2
+OTHER_FAILURES = 2
 RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
 DEADLINE_SECONDS = 600.0
 POLL_SECONDS = 0.5
@@ -159,22 +162,22 @@ def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: 
     """Show what the daemon does until a run has succeeded and nothing is left to read.
 
     Raises:
-        WriteError: it took too long, or a run failed for another reason than our kills.
+        WriteError: it took too long, or too many runs failed for another reason than our kills.
     """
     task = progress.add_task("positions in the Delta log", total=place.messages)
     seen: dict[str, dg.DagsterRunStatus] = {}
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        for record in reversed(instance.get_run_records(limit=10)):
+        for record in reversed(_records(instance)):
             run = record.dagster_run
             if seen.get(run.run_id) is not run.status:
-                _tell(place, run, seen)
+                _tell(place, instance, run, seen)
         done = _covered(place)
         progress.update(task, completed=done)
         failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
         if done == place.messages and seen and all(status in ENDED for status in seen.values()):
             return
-        if failures > len(KILLS.split(",")):
+        if failures > FAULTS + OTHER_FAILURES:
             break
         time.sleep(POLL_SECONDS)
 
@@ -186,7 +189,15 @@ def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: 
     )
 
 
-def _tell(place: Home, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
+def _records(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
+    try:
+        return instance.get_run_records(limit=10)
+    except OperationalError:
+        # SQLite is busy: the daemon and the runs write to it, too.
+        return []
+
+
+def _tell(place: Home, instance: dg.DagsterInstance, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
     seen[run.run_id] = run.status
     short = run.run_id[:8]
     if run.status is dg.DagsterRunStatus.QUEUED:
@@ -194,14 +205,23 @@ def _tell(place: Home, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus])
     elif run.status is dg.DagsterRunStatus.STARTED:
         console.print(f"  run {short} started")
     elif run.status is dg.DagsterRunStatus.FAILURE:
+        failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
         count = len(list((place.path / "faults").glob("fault-*")))
         what = {1: "in the middle of writing a batch", 2: "right after its Delta commit"}.get(count, "")
+        how = "killed with SIGKILL" if failed <= count else "failed for another reason, and is tried again"
+        what = what if failed <= count else _reason(instance, run)
         console.print(
-            f"  run {short} [red]killed with SIGKILL[/] {what}; {_covered(place)} messages are in the ledger",
+            f"  run {short} [red]{how}[/] {escape(what)}; {_covered(place)} messages are in the ledger",
             soft_wrap=True,
         )
     elif run.status is dg.DagsterRunStatus.SUCCESS:
         console.print(f"  run {short} [green]succeeded[/]")
+
+
+def _reason(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    events = (record.dagster_event for record in instance.all_logs(run.run_id))
+    failures = [event.message or "" for event in events if event is not None and event.is_failure]
+    return failures[-1] if failures else "without saying why"
 
 
 def _covered(place: Home) -> int:

@@ -31,7 +31,9 @@ def test_the_demo_survives_its_kills_and_proves_it(folder: Path) -> None:
     assert [how for _, how in killed] == ["in the middle of writing", "right after"]
     with dg.DagsterInstance.from_config(str(folder / ".demo" / "dagster")) as instance:
         statuses = [record.dagster_run.status.value for record in reversed(instance.get_run_records())]
-        assert statuses == ["FAILURE", "FAILURE", "SUCCESS"], "the sensor retried failed runs, and asked for no more"
+        assert statuses[-1] == "SUCCESS", "the sensor retried failed runs"
+        assert statuses.count("SUCCESS") == 1, "and asked for no more"
+        assert statuses.count("FAILURE") >= 2
         reported = instance.fetch_materializations(dg.AssetKey("orders"), limit=50).records
         assert reported, "batches are reported as materializations"
         lags = instance.fetch_observations(dg.AssetKey(["file", "orders"]), limit=50).records
