@@ -151,7 +151,7 @@ class FileConsumer(MessageIterator):
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
-        if shard not in self._assignment:
+        if not self._assignment.is_read(shard):
             return False
         if self._skip is not None and shard not in self._passed:
             if self._skip(frame):
@@ -160,7 +160,7 @@ class FileConsumer(MessageIterator):
         return True
 
     def _report(self, damage: Damage) -> None:
-        if damage.shard is not None and damage.shard not in self._assignment:
+        if damage.shard is not None and not self._assignment.is_read(damage.shard):
             return
         shard = damage.shard or Shard(min(self._streams))
         payload = self._scanner.read_bytes(damage)
@@ -189,12 +189,16 @@ class FileConsumer(MessageIterator):
             self._go_to(start, skip)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard]:
-        """The shards to look for: the assigned ones, or those that the beacons name."""
+        """The shards to look for: the assigned ones, or those that the beacons name.
+
+        Beacons without room for all shards name some in turn, and may never come to one: then the frames tell.
+        """
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
-        read = map(beacons.read, range(1, beacons.count + 1))
-        named = {marker.shard for beacon in read if beacon for marker in beacon.markers}
-        return {shard for shard in named if shard.stream in self._streams}
+        read = [beacon for beacon in map(beacons.read, range(1, beacons.count + 1)) if beacon]
+        if any(len(beacon.markers) >= beacons.capacity for beacon in read):
+            return self._assigned()
+        return {marker.shard for beacon in read for marker in beacon.markers if marker.shard.stream in self._streams}
 
     def _frame_start(self, offset: int) -> int:
         if offset == HEADER_SIZE:
@@ -204,6 +208,7 @@ class FileConsumer(MessageIterator):
 
     def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
         self._scanner.seek(offset)
+        self._assignment.begin()
         self._items = iter(())
         self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
 

@@ -106,7 +106,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
                 message = self._take(min(left, POLL_SECONDS))
                 if message is not None:
                     return message
-                if not self._live and self._given and self._given <= self._reached.keys():
+                if not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
                     raise StreamEndedError(
                         "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
                     )
@@ -135,7 +135,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
                 self._unreached = set()
                 self._go_to(places)
                 return
-            sequence = to
+            sequence = max(0, to)
             starts, ends = self._cluster.starts(shards), self._cluster.ends(shards)
             found = {s: max(sequence, starts[s]) for s in shards if ends[s] > sequence}
             self._move(found, shards, lambda m: m.sequence >= sequence, f"from sequence {sequence} on")
@@ -256,6 +256,10 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             self._given |= new
             self._begun |= self._cluster.starts(new)
             self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
+
+    def _knows_its_shards(self) -> bool:
+        """Whether it is known what to read: a member's shards come when the group gives them."""
+        return bool(self._given) or self._mode is not ConsumerMode.LOAD_BALANCED
 
     def _selected(self) -> list[Shard]:
         """The shards that the next seek or rewind is about."""

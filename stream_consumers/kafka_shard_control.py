@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, TopicPartition
 
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.iteration import check_read
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.messages import Shard
 
@@ -76,12 +77,7 @@ class KafkaShardControl(ABC):
             NotSubscribedError: a shard is not read by this consumer.
         """
         with self._lock:
-            unknown = sorted(frozenset(positions) - self._given)
-            if unknown:
-                raise NotSubscribedError(
-                    f"{unknown[0]} is not read by this consumer",
-                    remedy=f"Read are: {', '.join(map(str, sorted(self._given)))}.",
-                )
+            check_read(positions, self._given)
             others = {shard: self._here(shard) for shard in self._given - frozenset(positions)}
             self._unreached -= frozenset(positions)
             self._go_to({**others, **positions})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stream_consumers.messages import Shard
-from stream_consumers.ss_format import HEADER_SIZE, Beacon, BeaconError, Header, Marker, decode_beacon
+from stream_consumers.ss_format import HEADER_SIZE, Beacon, BeaconError, Header, Marker, decode_beacon, marker_capacity
 from stream_consumers.ss_scanner import open_stream_file
 
 _BEACON_WINDOWS = (4 * 1024, 80 * 1024)
@@ -88,6 +88,11 @@ class BeaconSearch:
     def count(self) -> int:
         """How many beacons the file can have at its present size."""
         return os.fstat(self._file).st_size // self._interval
+
+    @property
+    def capacity(self) -> int:
+        """How many shards a beacon can name."""
+        return marker_capacity(self._interval)
 
     def offset(self, index: int) -> int:
         """The file offset of a beacon; index 0 stands for the first frame behind the header."""
