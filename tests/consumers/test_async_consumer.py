@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
@@ -284,6 +285,17 @@ def test_close_ends_those_that_wait(url: str) -> None:
     before = threading.active_count()
     run(test)
     assert threading.active_count() == before
+
+
+def test_an_error_that_somebody_got_is_not_logged_as_well(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
+            with pytest.raises(StreamEndedError):
+                await consumer.next()
+
+    run(test)
+    gc.collect()
+    assert caplog.records == []
 
 
 def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> None:
