@@ -20,7 +20,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.redis_client import check_redis_options, check_redis_url, claim_policy, explain, new_client
-from stream_consumers.redis_ids import to_id, to_sequence
+from stream_consumers.redis_ids import is_shard_id, to_id, to_sequence
 from stream_consumers.redis_scripts import COUNT, CREATE_GROUP, SET_POSITION
 from stream_consumers.urls import StreamUrl
 
@@ -147,7 +147,7 @@ class RedisServer:
         with self.explained(f"looking for the shards of {stream!r}"):
             for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE, _type="STREAM"):
                 tail = key.decode("utf-8", "replace").removeprefix(f"{stream}:")
-                if tail.isascii() and tail.isdigit() and str(int(tail)) == tail:
+                if is_shard_id(tail):
                     numbered[Shard(stream, int(tail))] = f"{stream}:{tail}"
         self._keys |= numbered or {Shard(stream, 0): stream}
 
