@@ -240,6 +240,9 @@ def create_consumer(
             options=group_options,
             on_dead_letter=on_dead_letter,
         )
+    if parsed.protocol == "stdio":
+        check_client(parsed, client)
+        return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
     if mode is ConsumerMode.REAL_TIME and group is not None:
         raise InvalidOptionError(
             f"mode real_time has no group, but group={group!r} is given",
@@ -248,8 +251,6 @@ def create_consumer(
     if is_redis:
         return RedisConsumer(parsed, reset=reset, live=live, client=client, on_dead_letter=on_dead_letter)
     check_client(parsed, client)
-    if parsed.protocol == "stdio":
-        return StdioConsumer(parsed, mode=mode, group=group, reset=reset)
     open_consumer = partial(_open_consumer, parsed, reset=reset, live=live, on_dead_letter=on_dead_letter)
     if mode is ConsumerMode.RESUMABLE:
         raise InvalidOptionError(
