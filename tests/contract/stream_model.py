@@ -157,6 +157,8 @@ class GroupModel:
         self._finished: dict[Shard, set[int]] = {shard: set() for shard in self._logs}
         self._moved: set[Shard] = set()
         self._first: dict[Shard, int] = {}
+        # What is behind here will be delivered again, and is not finished before.
+        self._limit: dict[Shard, int] = {}
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -176,6 +178,8 @@ class GroupModel:
             self._go_back(shard, sequence)
         self._finished[shard].discard(sequence)
         self.running[shard].add(sequence)
+        if shard in self._limit:
+            self._limit[shard] = max(self._limit[shard], sequence + 1)
 
     def finish(self, shard: Shard, sequence: int) -> None:
         """A message is finished."""
@@ -190,9 +194,10 @@ class GroupModel:
 
     def move(self, sequence: int | None) -> None:
         """Everything goes on at this sequence; without one, each shard where its next message tells."""
-        for shard in self._logs if sequence is not None else ():
-            self._go_back(shard, sequence or 0)
-        self._moved = set(self._logs)
+        self._moved, self._limit = set(self._logs), {}
+        if sequence is not None:
+            for shard in self._logs:
+                self._go_back(shard, sequence)
 
     def check(self, committed: Mapping[Shard, int], *, is_done: bool) -> None:
         """What is committed after a commit that was done, or that failed."""
@@ -207,10 +212,12 @@ class GroupModel:
                 continue
             assert after >= (before or 0), "backwards"
             assert after == before or after <= min(running, default=after), "past an unfinished message"
+            assert after == before or after <= self._limit.get(shard, after), "past what comes again"
             assert after <= log[-1].sequence + 1, "past the end"
             assert not is_done or after > max(finished, default=-1), "a finished message is left out"
         self.committed = committed
 
     def _go_back(self, shard: Shard, sequence: int) -> None:
+        self._limit[shard] = sequence
         for known in (self.running, self._finished):
             known[shard] = {s for s in known[shard] if s < sequence}

@@ -254,11 +254,19 @@ class GroupMachine(StreamMachine):
     @rule(choices=st.lists(PICKS, min_size=1, max_size=6))
     def acknowledge(self, choices: list[int]) -> None:
         for which in choices[: len(self.works.places)]:
-            shard, sequence = self.works.places[which % len(self.works.places)]
-            message = Message(shard, sequence, 0, b"")
-            assert self.tracked.ack(message)
-            assert not self.tracked.ack(message), "it was finished before"
-            self.works.finish(shard, sequence)
+            self.finish(*self.works.places[which % len(self.works.places)])
+
+    @rule(count=st.integers(1, 3))
+    def read_and_acknowledge_everything(self, count: int) -> None:
+        self.read(count)
+        for place in self.works.places:
+            self.finish(*place)
+
+    def finish(self, shard: Shard, sequence: int) -> None:
+        message = Message(shard, sequence, 0, b"")
+        assert self.tracked.ack(message)
+        assert not self.tracked.ack(message), "it was finished before"
+        self.works.finish(shard, sequence)
 
     @rule(is_failing=st.sampled_from([False, False, True]))
     def commit(self, is_failing: bool) -> None:
