@@ -5,7 +5,7 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help setup demo dev bench kafka redis test check lint types tests format lock clean
+.PHONY: help setup demo dev bench kafka redis test check lint types tests soak format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
@@ -47,6 +47,9 @@ types: setup ## mypy, strict
 
 tests: setup ## pytest
 	tools/tests $(ARGS)
+
+soak: setup ## The property and model tests with many random examples: 20 times as many, or SOAK_FACTOR=100
+	HYPOTHESIS_PROFILE=soak tools/tests -m "hypothesis and not spark" --timeout=0 $(ARGS)
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

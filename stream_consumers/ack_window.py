@@ -57,10 +57,14 @@ class AckWindow:
 
     @property
     def position(self) -> int | None:
-        """The next sequence to read that may be committed; ``None`` if nothing may."""
-        if self._behind_run is None or not self._pending:
-            return self._behind_run
-        return min(self._behind_run, self._pending[0])
+        """The next sequence to read that may be committed; ``None`` if nothing may.
+
+        Where nothing is committed, 0 would say no more than that, and is ``None``.
+        """
+        position = self._behind_run
+        if position is not None and self._pending:
+            position = min(position, self._pending[0])
+        return None if position == 0 and self._committed is None else position
 
     @property
     def committable(self) -> int | None:
@@ -104,7 +108,8 @@ class AckWindow:
     def seek(self, sequence: int) -> None:
         """Reading goes on at ``sequence``: what is from there on will be delivered again, or was jumped to.
 
-        What is below stays as it is. The committed position stays, too: a replay never moves it back (Faust's rule).
+        What is below stays as it is, so that the position is here at most. The committed position stays, too: a replay
+        never moves it back (Faust's rule).
         """
         while self._pending and self._pending[-1] >= sequence:
             gone = self._pending.pop()

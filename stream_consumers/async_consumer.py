@@ -113,7 +113,7 @@ class AsyncConsumer:
         await self._in_thread(lambda: self._consumer.unassign(shard))
 
     async def close(self) -> None:
-        """Close the consumer; those that wait get a :class:`StreamEndedError`."""
+        """Close the consumer and end the thread; those that wait get a :class:`StreamEndedError`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -123,7 +123,8 @@ class AsyncConsumer:
         finally:
             while self._waiters:
                 self._waiters.popleft().answer.set_exception(_closed())
-            self._thread.shutdown(wait=False)
+            # Its last read ends, since the consumer is closed.
+            await asyncio.to_thread(self._thread.shutdown)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._messages()

@@ -15,8 +15,16 @@ Positions = Mapping[Shard, int]
 class PositionedConsumer(Protocol):
     """A consumer whose shards can be moved one by one."""
 
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        ...
+
     def go_to(self, positions: Positions) -> None:
-        """Continue these shards at these sequences."""
+        """Continue these shards at these sequences; others go on where they are.
+
+        Raises:
+            NotSubscribedError: a shard is not read by this consumer.
+        """
         ...
 
 

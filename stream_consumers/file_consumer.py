@@ -58,7 +58,6 @@ class FileConsumer(MessageIterator):
         self._live = live
         self._on_dead_letter = on_dead_letter
         self._assignment = Assignment(self._streams)
-        self._reading = self._assignment.copy()
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._skip: Callable[[Frame], bool] | None = None
@@ -153,7 +152,7 @@ class FileConsumer(MessageIterator):
 
     def _is_wanted(self, frame: Frame) -> bool:
         shard = frame.shard
-        if shard not in self._reading:
+        if not self._assignment.is_read(shard):
             return False
         if self._skip is not None and shard not in self._passed:
             if self._skip(frame):
@@ -162,7 +161,7 @@ class FileConsumer(MessageIterator):
         return True
 
     def _report(self, damage: Damage) -> None:
-        if damage.shard is not None and damage.shard not in self._reading:
+        if damage.shard is not None and not self._assignment.is_read(damage.shard):
             return
         shard = damage.shard or Shard(min(self._streams))
         payload = self._scanner.read_bytes(damage)
@@ -206,9 +205,9 @@ class FileConsumer(MessageIterator):
 
     def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
         self._scanner.seek(offset)
+        self._assignment.begin()
         self._items = iter(())
         self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
-        self._reading = self._assignment.copy()
 
     def _go_to_end(self) -> None:
         with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:

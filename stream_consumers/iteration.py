@@ -42,7 +42,7 @@ class MessageIterator(ABC):
 class Assignment:
     """The shards that a consumer was told to read: all that there are, until one is assigned or unassigned.
 
-    What is assigned counts from the next seek or rewind on; until then, a consumer reads a :meth:`copy`.
+    A choice is for the next seek or rewind; the shards that are read until then are :meth:`is_read`.
 
     Args:
         streams: those that the consumer is for; with the wildcard among them, all but SeaStreamer's own.
@@ -52,11 +52,16 @@ class Assignment:
         >>> assignment.unassign(Shard("orders", 1), [Shard("orders", 0), Shard("orders", 1)])
         >>> assignment.of([Shard("orders", 0), Shard("orders", 1), Shard("clicks")])
         [Shard(stream='orders', id=0)]
+        >>> before = assignment.is_read(Shard("orders", 1))
+        >>> assignment.begin()
+        >>> before, assignment.is_read(Shard("orders", 1))
+        (True, False)
     """
 
     def __init__(self, streams: Iterable[str]) -> None:
         self._streams = frozenset(streams)
         self._only: frozenset[Shard] | None = None
+        self._read: frozenset[Shard] | None = None
 
     @property
     def is_for_all(self) -> bool:
@@ -76,19 +81,18 @@ class Assignment:
         is_subscribed = isinstance(shard, Shard) and self.subscribes(shard.stream)
         return is_subscribed and (self._only is None or shard in self._only)
 
-    def copy(self) -> Assignment:
-        """The same shards; what is assigned later does not change them.
+    def is_read(self, shard: Shard) -> bool:
+        """Whether it was to be read at the last seek or rewind."""
+        return self.subscribes(shard.stream) and (self._read is None or shard in self._read)
 
-        Example:
-            >>> assignment = Assignment(["orders"])
-            >>> reading = assignment.copy()
-            >>> assignment.assign(Shard("orders", 1))
-            >>> Shard("orders", 0) in assignment, Shard("orders", 0) in reading
-            (False, True)
-        """
-        copied = Assignment(self._streams)
-        copied._only = self._only
-        return copied
+    @property
+    def is_all_read(self) -> bool:
+        """Whether all shards were to be read at the last seek or rewind, so that new ones are, too."""
+        return self._read is None
+
+    def begin(self) -> None:
+        """A seek or rewind: what is chosen is read from here on."""
+        self._read = self._only
 
     def of(self, shards: Iterable[Shard]) -> list[Shard]:
         """Those of ``shards`` that are to be read, in order."""
@@ -117,3 +121,16 @@ class Assignment:
         if len(assigned) == 1:
             raise NotSubscribedError(f"{shard} is the last shard", remedy="Close the consumer instead.")
         self._only = assigned - {shard}
+
+
+def check_read(shards: Iterable[Shard], read: frozenset[Shard]) -> None:
+    """Refuse shards that a consumer does not read.
+
+    Raises:
+        NotSubscribedError: naming the first one.
+    """
+    unknown = sorted(frozenset(shards) - read)
+    if unknown:
+        raise NotSubscribedError(
+            f"{unknown[0]} is not read by this consumer", remedy=f"Read are: {', '.join(map(str, sorted(read)))}."
+        )

@@ -223,7 +223,8 @@ class KafkaCluster:
 
     def at(self, shards: Iterable[Shard], timestamp_ms: int) -> Mapping[Shard, int]:
         """The first offset with a timestamp at or after this one, of each shard; -1 where there is none."""
-        return self.offsets(shards, _SPECS.for_timestamp(timestamp_ms))
+        # To the broker, negative ones are names of other places.
+        return self.offsets(shards, _SPECS.for_timestamp(max(0, timestamp_ms)))
 
     def offsets(self, shards: Iterable[Shard], spec: Any, level: IsolationLevel | None = None) -> Mapping[Shard, int]:
         """An offset of each shard; -1 where no message fits ``spec`` (an ``OffsetSpec``)."""

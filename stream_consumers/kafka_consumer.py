@@ -84,7 +84,6 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._closed = threading.Event()
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
-        self._reading = self._assignment.copy()
         self._given: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
@@ -116,7 +115,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
                 message = self._take(min(left, POLL_SECONDS))
                 if message is not None:
                     return message
-                if not self._live and self._has_shards() and self._given <= self._reached.keys():
+                if not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
                     raise StreamEndedError(
                         "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
                     )
@@ -142,10 +141,11 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             shards = self._selected()
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
-                self._unreached, self._reading = set(), self._assignment.copy()
+                self._unreached = set()
+                self._assignment.begin()
                 self._go_to(places)
                 return
-            sequence = to
+            sequence = max(0, to)
             starts, ends = self._cluster.starts(shards), self._cluster.ends(shards)
             found = {s: max(sequence, starts[s]) for s in shards if ends[s] > sequence}
             self._move(found, shards, lambda m: m.sequence >= sequence, f"from sequence {sequence} on")
@@ -256,7 +256,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
 
     def _meet_new_shards(self) -> None:
         """Partitions that were added to a topic; the group protocol finds them by itself."""
-        is_due = self._live and self._reading.chosen is None and time.monotonic() > self._look_again
+        is_due = self._live and self._assignment.is_all_read and time.monotonic() > self._look_again
         if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
             return
         self._look_again = time.monotonic() + METADATA_SECONDS
@@ -267,8 +267,8 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             self._begun |= self._cluster.starts(new)
             self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
 
-    def _has_shards(self) -> bool:
-        """Whether what it was given is all that it will be given: a group may not have done so yet."""
+    def _knows_its_shards(self) -> bool:
+        """Whether it is known what to read: a member's shards come when the group gives them."""
         return bool(self._given) or self._mode is not ConsumerMode.LOAD_BALANCED
 
     def _selected(self) -> list[Shard]:
@@ -289,7 +289,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         # A shard that has no such message yet goes on with the first one that comes.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
-        self._reading = self._assignment.copy()
+        self._assignment.begin()
         self._go_to({**found, **self._cluster.ends(waiting)})
 
     def _go_to(self, positions: Positions) -> None:

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from confluent_kafka import Consumer, TopicPartition
 
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.iteration import check_read
 from stream_consumers.kafka_cluster import KafkaCluster
 from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
 
 Positions = Mapping[Shard, int]
 
@@ -35,6 +37,8 @@ class KafkaShardControl(ABC):
     _cluster: KafkaCluster
     _lock: threading.RLock
     _group: str | None
+    _mode: ConsumerMode
+    _known: frozenset[Shard]
     _given: frozenset[Shard]
     _unreached: set[Shard]
     _reached: dict[Shard, int]
@@ -50,7 +54,9 @@ class KafkaShardControl(ABC):
                 observer.on_assigned(self._given)
 
     def committed(self) -> Positions:
-        """What the group has committed of the shards that are read; those without are left out.
+        """What the group has committed; shards without a position are left out.
+
+        In mode ``load_balanced`` it is asked for the shards of this member only.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
@@ -58,7 +64,8 @@ class KafkaShardControl(ABC):
         """
         if self._group is None:
             raise InvalidOptionError("mode real_time has no group that commits", remedy="Use mode resumable.")
-        return self._cluster.committed(self._group, self._given)
+        is_member = self._mode is ConsumerMode.LOAD_BALANCED
+        return self._cluster.committed(self._group, self._given if is_member else self._known)
 
     def group_metadata(self) -> Any:
         """Who this member is, for a transaction that takes the group's positions along."""
@@ -76,12 +83,7 @@ class KafkaShardControl(ABC):
             NotSubscribedError: a shard is not read by this consumer.
         """
         with self._lock:
-            unknown = sorted(frozenset(positions) - self._given)
-            if unknown:
-                raise NotSubscribedError(
-                    f"{unknown[0]} is not read by this consumer",
-                    remedy=f"Read are: {', '.join(map(str, sorted(self._given)))}.",
-                )
+            check_read(positions, self._given)
             others = {shard: self._here(shard) for shard in self._given - frozenset(positions)}
             self._unreached -= frozenset(positions)
             self._go_to({**others, **positions})

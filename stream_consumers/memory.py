@@ -16,7 +16,7 @@ import pyarrow as pa
 from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches, widths
 from stream_consumers.consumer import Edge
 from stream_consumers.errors import OutOfBoundsError, ProducerEndedError, StreamEndedError
-from stream_consumers.iteration import Assignment, MessageIterator
+from stream_consumers.iteration import Assignment, MessageIterator, check_read
 from stream_consumers.messages import Message, Receipt, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, Limits
 from stream_consumers.urls import StreamUrl
@@ -247,11 +247,11 @@ class MemoryConsumer(MessageIterator):
         self._live = live
         self._closed = False
         self._assignment = Assignment(url.subscribed_streams())
-        self._reading = self._assignment.copy()
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
-        self._unreached: set[Shard] = set()
-        self._is_reached: Callable[[Message], bool] = lambda message: True
+        # Of a shard that has not begun, nothing is read before the first message that is wanted.
+        self._begun: set[Shard] = set()
+        self._is_wanted: Callable[[Message], bool] = _any
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
@@ -274,6 +274,11 @@ class MemoryConsumer(MessageIterator):
                     return None
                 self._broker.changed.wait(left)
 
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        with self._broker.changed:
+            return frozenset(filter(self._assignment.is_read, self._broker.messages))
+
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
         at = to_milliseconds(moment)
@@ -283,18 +288,18 @@ class MemoryConsumer(MessageIterator):
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         if isinstance(to, Edge):
             with self._broker.changed:
-                ends = {shard: len(self._broker.messages[shard]) for shard in self._shards()}
-                self._next, self._unreached = {} if to is Edge.BEGINNING else ends, set()
-                self._reading = self._assignment.copy()
+                is_end = to is Edge.END
+                self._go_to({s: len(self._broker.messages[s]) for s in self._chosen()} if is_end else {}, _any)
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
-        """Continue these shards at these sequences; others go on where they are."""
+        """See :meth:`stream_consumers.consumer_abilities.PositionedConsumer.go_to`."""
         with self._broker.changed:
+            check_read(positions, self.assigned())
             self._next |= positions
-            self._unreached -= positions.keys()
+            self._begun |= positions.keys()
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -311,37 +316,36 @@ class MemoryConsumer(MessageIterator):
             self._closed = True
             self._broker.changed.notify_all()
 
-    def _shards(self) -> list[Shard]:
+    def _chosen(self) -> list[Shard]:
         """The shards that the next seek or rewind is about."""
         return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
-        shards = self._reading.of(self._broker.messages)
-        for shard in sorted(shards, key=lambda s: self._turn.index(s) if s in self._turn else -1):
+        for shard in sorted(sorted(self.assigned()), key=lambda s: self._turn.index(s) if s in self._turn else -1):
             log, at = self._broker.messages[shard], self._next.get(shard, 0)
-            while at < len(log) and shard in self._unreached and not self._is_reached(log[at]):
+            while at < len(log) and shard not in self._begun and not self._is_wanted(log[at]):
                 at += 1
             self._next[shard] = at
             if at < len(log):
                 self._next[shard] = at + 1
-                self._unreached.discard(shard)
+                self._begun.add(shard)
                 self._turn = [s for s in self._turn if s != shard] + [shard]
                 return log[at]
         return None
 
-    def _move(self, is_reached: Callable[[Message], bool], place: str) -> None:
+    def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
-            found = {
-                shard: next((i for i, m in enumerate(self._broker.messages[shard]) if is_reached(m)), None)
-                for shard in self._shards()
-            }
-            if all(index is None for index in found.values()):
+            if not any(is_wanted(message) for shard in self._chosen() for message in self._broker.messages[shard]):
                 raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
-            self._next = {shard: index or 0 for shard, index in found.items()}
-            # A shard that has no such message yet goes on with the first one that comes.
-            self._unreached = {shard for shard, index in found.items() if index is None}
-            self._is_reached = is_reached
-            self._reading = self._assignment.copy()
+            self._go_to({}, is_wanted)
+
+    def _go_to(self, positions: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:
+        self._assignment.begin()
+        self._next, self._begun, self._is_wanted = positions, set(), is_wanted
+
+
+def _any(message: Message) -> bool:
+    return True
 
 
 class MemoryProducer:

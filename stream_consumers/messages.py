@@ -15,6 +15,7 @@ WILDCARD = "SEA_STREAMER_WILDCARD"
 """The stream key that subscribes to all streams (SeaStreamer's); ``*`` is short for it."""
 INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 """The stream key of SeaStreamer's own messages, like the end of a stream."""
+MAX_SHARD_DIGITS = 20
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -76,10 +77,10 @@ class Shard:
         """Read ``stream/id`` back.
 
         Raises:
-            InvalidUrlError: if there is no ``/`` or no whole number behind it.
+            InvalidUrlError: if there is no ``/``, or no whole number of at most 20 digits behind it.
         """
         stream, slash, number = text.rpartition("/")
-        if not slash or not number.isascii() or not number.isdigit():
+        if not slash or not number.isascii() or not number.isdigit() or len(number) > MAX_SHARD_DIGITS:
             raise InvalidUrlError(f"{text!r} is not a shard", remedy="Write it as stream/number, like orders/3.")
         return cls(check_stream_key(stream), int(number))
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError
-from stream_consumers.iteration import Assignment, MessageIterator
+from stream_consumers.iteration import Assignment, MessageIterator, check_read
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis_entries import read_entry
@@ -64,7 +64,6 @@ class RedisConsumer(MessageIterator):
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._assignment = Assignment(url.subscribed_streams())
-        self._reading_shards = self._assignment.copy()
         self._buffer: deque[Message | DeadLetter] = deque()
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
@@ -94,6 +93,11 @@ class RedisConsumer(MessageIterator):
             if deadline is not None and time.monotonic() >= deadline:
                 return None
 
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        with self._lock:
+            return frozenset(self._next)
+
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
         self._move(to_milliseconds(moment) << SUB_BITS, f"at or after {moment.isoformat()}")
@@ -108,8 +112,9 @@ class RedisConsumer(MessageIterator):
             self._go_to(self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0))
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
-        """Continue these shards at these sequences; others go on where they are."""
+        """See :meth:`stream_consumers.consumer_abilities.PositionedConsumer.go_to`."""
         with self._lock:
+            check_read(positions, self.assigned())
             self._buffer = deque(item for item in self._buffer if item.shard not in positions)
             self._next |= positions
 
@@ -149,7 +154,7 @@ class RedisConsumer(MessageIterator):
                 self._buffer.append(item)
 
     def _meet_new_shards(self) -> None:
-        if not self._live or self._reading_shards.chosen is not None or time.monotonic() < self._look_again:
+        if not self._live or not self._assignment.is_all_read or time.monotonic() < self._look_again:
             return
         self._look_again = time.monotonic() + SHARDS_SECONDS
         found = frozenset(self._server.shards())
@@ -167,13 +172,14 @@ class RedisConsumer(MessageIterator):
         return {shard: found.end if found else 0 for shard, found in facts.items()}
 
     def _move(self, sequence: int, place: str) -> None:
+        sequence = max(0, sequence)
         with self._lock:
             shards = self._selected()
             if not any(end > sequence for end in self._ends(frozenset(shards)).values()):
                 raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
-            self._go_to(dict.fromkeys(shards, max(0, sequence)))
+            self._go_to(dict.fromkeys(shards, sequence))
 
     def _go_to(self, positions: dict[Shard, int]) -> None:
         self._buffer.clear()
         self._next = positions
-        self._reading_shards = self._assignment.copy()
+        self._assignment.begin()

@@ -16,6 +16,7 @@ from stream_consumers.consumer import DeadLetterObserver
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis_entries import read_reply
+from stream_consumers.redis_ids import is_shard_id
 from stream_consumers.redis_server import RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
@@ -275,5 +276,4 @@ def shard_of(key: str) -> Shard:
         (Shard(stream='orders', id=3), Shard(stream='orders', id=0))
     """
     stream, _, tail = key.rpartition(":")
-    is_number = bool(stream) and tail.isascii() and tail.isdigit() and str(int(tail)) == tail
-    return Shard(stream, int(tail)) if is_number else Shard(key)
+    return Shard(stream, int(tail)) if stream and is_shard_id(tail) else Shard(key)

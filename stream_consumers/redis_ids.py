@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stream_consumers.errors import FormatError
+from stream_consumers.messages import MAX_SHARD_DIGITS
 
 SUB_BITS = 16
 MAX_SUB = (1 << SUB_BITS) - 1
@@ -47,3 +48,14 @@ def to_id(sequence: int) -> str:
 def to_timestamp_ms(sequence: int) -> int:
     """When the entry was added, unix milliseconds."""
     return sequence >> SUB_BITS
+
+
+def is_shard_id(text: str) -> bool:
+    """Whether this is how a key ends that is a shard: a number, written without zeros before it.
+
+    Example:
+        >>> [is_shard_id(text) for text in ("0", "12", "012", "x", "")]
+        [True, True, False, False, False]
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= MAX_SHARD_DIGITS
+    return is_number and str(int(text)) == text

@@ -67,9 +67,10 @@ class Header:
         """The 128 bytes.
 
         Raises:
-            InvalidOptionError: if the name is too long or the interval too small for the header.
+            InvalidOptionError: if the name is too long for the header, or the interval or the time does not fit it.
         """
-        name = self.file_name.encode()
+        # A name of the file system need not be text.
+        name = self.file_name.encode(errors="replace")
         if len(name) > MAX_FILE_NAME_BYTES:
             raise InvalidOptionError(
                 f"the file name {self.file_name[:40]!r}… is too long for the header of a stream file",
@@ -80,7 +81,15 @@ class Header:
             raise InvalidOptionError(
                 f"beacon_interval={self.beacon_interval} is smaller than the header", remedy="Use 128 or more."
             )
-        head = MAGIC + bytes((VERSION, len(name))) + name + _HEADER_TAIL.pack(self.created_at_ms, self.beacon_interval)
+        try:
+            tail = _HEADER_TAIL.pack(self.created_at_ms, self.beacon_interval)
+        except struct.error as error:
+            raise InvalidOptionError(
+                f"beacon_interval={self.beacon_interval} does not fit the header ({error})",
+                remedy="Use an interval below 4 GiB, and a time from 0 on.",
+                created_at_ms=self.created_at_ms,
+            ) from error
+        head = MAGIC + bytes((VERSION, len(name))) + name + tail
         return head.ljust(HEADER_SIZE - 1, b"\0") + bytes((END,))
 
     @classmethod

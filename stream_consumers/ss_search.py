@@ -89,6 +89,11 @@ class BeaconSearch:
         """How many beacons the file can have at its present size."""
         return os.fstat(self._file).st_size // self._interval
 
+    @property
+    def capacity(self) -> int:
+        """How many shards a beacon can name."""
+        return marker_capacity(self._interval)
+
     def offset(self, index: int) -> int:
         """The file offset of a beacon; index 0 stands for the first frame behind the header."""
         return index * self._interval if index else HEADER_SIZE

@@ -276,25 +276,32 @@ class TrackedConsumer(MessageIterator):
         with self._reader.moving():
             self._consumer.rewind(to)
             with self._changed:
-                self._shards.seek(None if to is Edge.END else 0 if isinstance(to, Edge) else to)
+                self._shards.seek(None if to is Edge.END else 0 if isinstance(to, Edge) else max(0, to))
 
     def go_to(self, positions: Positions) -> None:
         """Continue these shards at these sequences (Faust's ``seek``); what is committed does not move back.
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
+            NotSubscribedError: a shard is not read by this consumer.
         """
+        consumer = self._positioned()
+        with self._reader.moving():
+            consumer.go_to(positions)
+            with self._changed:
+                self._shards.go_to(positions)
+
+    def _positioned(self) -> PositionedConsumer:
         if not isinstance(self._consumer, PositionedConsumer):
             raise InvalidOptionError(
                 f"{type(self._consumer).__name__} cannot move single shards", remedy="Use rewind or seek."
             )
-        with self._reader.moving():
-            self._consumer.go_to(positions)
-            with self._changed:
-                self._shards.go_to(positions)
+        return self._consumer
 
     def seek_to_committed(self) -> Mapping[Shard, int]:
         """Continue every shard at what is committed, or where this consumer began with it; returns what is committed.
+
+        Shards that were unassigned stay so.
 
         Raises:
             InvalidOptionError: the backend cannot move single shards.
@@ -306,7 +313,8 @@ class TrackedConsumer(MessageIterator):
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
                 # A commit of the group's own may be newer than what is known here.
                 known = {shard: position for shard, position in committed.items() if shard in self._shards.known}
-            self.go_to({**begun, **known})
+            read = self._positioned().assigned()
+            self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
             with self._changed:
                 self._shards.learn(known)
                 self._commits.forgive()

@@ -16,6 +16,7 @@ from spark_jobs.session import SparkOptions, create_session
 from stream_consumers.connect import create_producer
 from stream_consumers.messages import Shard
 from stream_consumers.ss_scanner import Frame, FrameScanner
+from tests.profiles import load_profile
 from tests.services.kafka_broker import kafka_broker
 from tests.services.redis_server import redis_server
 
@@ -24,6 +25,7 @@ os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
 # A quarter faster where a JVM lives for seconds: no optimising compiler.
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
 Identity = tuple[str, int, int]
+load_profile()
 
 
 @pytest.fixture(scope="session")

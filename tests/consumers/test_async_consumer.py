@@ -287,6 +287,49 @@ def test_close_ends_those_that_wait(url: str) -> None:
     assert threading.active_count() == before
 
 
+def test_close_ends_when_the_last_read_has(url: str) -> None:
+    class Lingering:
+        """Its read takes a while to notice that it is closed."""
+
+        def __init__(self) -> None:
+            self.closed = threading.Event()
+            self.reads = 0
+
+        def next(self, timeout: float | None = None) -> Message | None:
+            self.reads += 1
+            assert self.closed.wait(PATIENCE)
+            time.sleep(0.2)
+            self.reads -= 1
+            return None
+
+        def close(self) -> None:
+            self.closed.set()
+
+    lingering: Any = Lingering()
+
+    async def test() -> None:
+        consumer = AsyncConsumer(lingering)
+        waiting = asyncio.create_task(consumer.next())
+        await until_waiting(consumer, 1)
+        await consumer.close()
+        assert lingering.reads == 0
+        with pytest.raises(StreamEndedError):
+            await waiting
+
+    run(test)
+
+
+def test_an_error_that_somebody_got_is_not_logged_as_well(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url, live=False)) as consumer:
+            with pytest.raises(StreamEndedError):
+                await consumer.next()
+
+    run(test)
+    gc.collect()
+    assert caplog.records == []
+
+
 def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> None:
     class Failing:
         """Fails once."""

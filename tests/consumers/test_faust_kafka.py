@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from stream_consumers.commits import CommitResult, KafkaCommitter, create_committer
+from stream_consumers.consumer import Edge
 from stream_consumers.errors import (
     GroupActiveError,
     InvalidOptionError,
@@ -209,6 +210,17 @@ def test_go_to_leaves_the_other_shards_where_they_are(kafka: str) -> None:
         assert consumer.next(0.1) is None
         with pytest.raises(NotSubscribedError, match="9"):
             consumer.go_to({Shard(topic, 9): 0})
+
+
+def test_what_is_committed_of_a_shard_that_was_unassigned_is_still_told(kafka: str) -> None:
+    topic, group = create_topic(kafka, 2), unique_group()
+    fill(kafka, topic, 4, partitions=2)
+    with open_consumer(kafka, topic, group) as consumer:
+        consumer.commit({Shard(topic, 0): 1, Shard(topic, 1): 2})
+        consumer.unassign(Shard(topic, 1))
+        consumer.rewind(Edge.BEGINNING)
+        assert consumer.assigned() == {Shard(topic, 0)}
+        assert consumer.committed() == {Shard(topic, 0): 1, Shard(topic, 1): 2}
 
 
 # rebalancing (statements 19, 20, 30)

@@ -25,6 +25,7 @@ from stream_consumers.errors import (
     GroupActiveError,
     GroupsNotRememberedError,
     InvalidOptionError,
+    NotSubscribedError,
     StreamEndedError,
     TransactionAbortedError,
 )
@@ -225,6 +226,29 @@ def test_seek_one_shard(url: StreamUrl, broker: Broker) -> None:
         consumer.get_many(99, timeout=1)
         consumer.go_to({ONE: 2})
         assert places(consumer.get_many(99, timeout=1)) == [(0, 2), (0, 3)]
+
+
+def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: Broker) -> None:
+    send(url, *[ONE, TWO] * 4)
+    broker.positions = {ONE: 2, TWO: 3}
+    with tracked(url, broker) as consumer:
+        consumer.get_many(99, timeout=1)
+        consumer.unassign(TWO)
+        consumer.rewind(Edge.BEGINNING)
+        assert consumer.seek_to_committed() == {ONE: 2, TWO: 3}
+        assert places(consumer.get_many(99, timeout=1)) == [(0, 2), (0, 3)]
+        with pytest.raises(NotSubscribedError, match="orders/1 is not read"):
+            consumer.go_to({TWO: 0})
+
+
+def test_after_a_rewind_before_everything_nothing_is_to_be_committed(url: StreamUrl, broker: Broker) -> None:
+    send(url, ONE)
+    with tracked(url, broker) as consumer:
+        for message in consumer.get_many(9, timeout=1):
+            consumer.ack(message)
+        consumer.rewind(-1)
+        assert consumer.commit() is CommitResult.NOTHING_TO_DO
+    assert broker.positions == {}
 
 
 def test_a_backend_that_cannot_move_single_shards_says_so(tmp_path: Path) -> None:

@@ -393,3 +393,15 @@ def test_moving_in_a_file_with_more_shards_than_a_beacon_names(path: Path, strea
             assert [(m.shard, m.sequence) for m in consumer] == [(ORDERS, n) for n in range(first, 6)]
         consumer.seek(from_milliseconds(START_MS + 3))
         assert [m.sequence for m in consumer if m.shard == ORDERS] == [receipts[3].sequence, receipts[4].sequence]
+
+
+def test_a_shard_that_no_beacon_has_room_for_is_found(path: Path, url: str) -> None:
+    early, late = Shard("orders", 1), Shard("orders", 0)
+    messages = [Sent(early, n, START_MS + n, b"") for n in range(1, 10)]
+    messages += [Sent(late, n, START_MS, b"." * 400) for n in range(1, 4)]
+    write_file(path, messages, interval=1024)
+    with create_consumer(url, live=False) as consumer:
+        consumer.rewind(4)
+        assert [message.sequence for message in consumer] == [4, 5, 6, 7, 8, 9]
+        consumer.seek(from_milliseconds(START_MS + 1))
+        assert [message.sequence for message in consumer] == list(range(1, 10))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
 from stream_consumers.messages import Shard
@@ -24,6 +26,9 @@ from stream_consumers.ss_writer import FrameWriter
 from tests.consumers.ss_files import Sent, items, sent
 
 HELLO = Shard("hello")
+U64 = st.integers(0, 2**64 - 1)
+KEYS = st.text("abcXYZ019._-", max_size=249)
+MARKERS = st.builds(Marker, st.builds(Shard, KEYS, U64), U64, U64, st.integers(0, 2**16 - 1))
 TINY = bytes.fromhex(
     "537301 07 74696e792e7373 000001a1fb6ea325 00100000"
     + "00" * 104
@@ -98,6 +103,36 @@ def test_header_limits() -> None:
         Header("ö" * 56, 1, 128).encode()
     with pytest.raises(InvalidOptionError, match="smaller than the header"):
         Header("n", 1, 127).encode()
+
+
+@pytest.mark.parametrize(("created_at_ms", "interval"), [(-1, 1024), (2**64, 1024), (0, 2**32)])
+def test_numbers_that_do_not_fit_the_header(created_at_ms: int, interval: int) -> None:
+    with pytest.raises(InvalidOptionError, match=f"created_at_ms={created_at_ms}"):
+        Header("orders.ss", created_at_ms, interval).encode()
+
+
+def test_a_file_name_that_is_no_text_is_written_nevertheless() -> None:
+    assert Header.decode(Header("a\udcff.ss", 0, 1024).encode(), path="x").file_name == "a?.ss"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=111), U64, st.integers(128, 2**32 - 1))
+def test_every_header_comes_back(file_name: str, created_at_ms: int, interval: int) -> None:
+    header = Header(file_name, created_at_ms, interval)
+    if len(file_name.encode()) > 111:
+        with pytest.raises(InvalidOptionError):
+            header.encode()
+    else:
+        assert Header.decode(header.encode(), path="x") == header
+
+
+@given(st.binary(max_size=200) | st.binary(min_size=124, max_size=140).map(lambda data: b"Ss\x01" + data))
+def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
+    try:
+        header = Header.decode(data, path="orders.ss")
+    except (FormatError, UnsupportedVersionError):
+        return
+    assert len(data) >= 128
+    assert header.beacon_interval >= 128
 
 
 def test_broken_headers() -> None:
@@ -240,3 +275,42 @@ def test_a_frame_that_does_not_fit_leaves_the_writer_as_it_was() -> None:
     with pytest.raises(InvalidOptionError):
         writer.write(HELLO, -1, 0, b"")
     assert (writer.take(), writer.offset, writer.shards) == (b"", 128, {})
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(MARKERS, max_size=6), st.binary(max_size=9), st.binary(max_size=9))
+def test_every_beacon_comes_back_and_none_before_its_last_byte(
+    remaining: int, markers: list[Marker], before: bytes, behind: bytes
+) -> None:
+    beacon = Beacon(remaining, tuple(markers))
+    data = beacon.encode()
+    assert decode_beacon(before + data + behind, len(before)) == (beacon, len(data))
+    for length in range(len(data)):
+        assert decode_beacon(before + data[:length], len(before)) is None
+
+
+@given(
+    st.binary(max_size=80) | st.binary(max_size=80).map(lambda data: b"\r\0\0\0\1" + data),
+    st.integers(0, 3),
+)
+def test_any_bytes_are_a_beacon_or_refused(data: bytes, at: int) -> None:
+    try:
+        found = decode_beacon(data, at)
+    except BeaconError:
+        return
+    if found is not None:
+        beacon, size = found
+        assert beacon.encode() == data[at : at + size]
+
+
+@given(KEYS, st.integers(), st.integers(), st.integers(), st.binary(max_size=50))
+def test_a_frame_fits_or_is_refused(key: str, shard_id: int, sequence: int, timestamp_ms: int, payload: bytes) -> None:
+    numbers = (shard_id, sequence, timestamp_ms)
+    try:
+        data, crc = encode_frame(Shard(key, shard_id), sequence, timestamp_ms, payload)
+    except InvalidOptionError:
+        assert not all(0 <= number < 2**64 for number in numbers)
+        return
+    head = 1 + len(key)
+    assert data[:head] == bytes((len(key),)) + key.encode()
+    assert [int.from_bytes(data[head + 8 * place :][:8], "big") for place in range(3)] == list(numbers)
+    assert data[head + 24 :] == len(payload).to_bytes(4, "big") + payload + crc.to_bytes(2, "big") + b"\r"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,6 +17,11 @@ NUMBERS = st.integers(0, SEQUENCES - 1)
 STREAMS = st.text("abcXYZ019._-", min_size=1, max_size=249)
 # The years that a line can name.
 TIMES = st.integers(-62_135_596_800_000, 253_402_300_799_999)
+# Of lines that have a header, or nearly.
+PIECES = [
+    b"[", b"]", b"|", b" ", b"\t", b"k", b"0", b"7", b"18446744073709551615", b"2022-01-02T03:04:05", b".5",
+    b"[2022-01-02T03:04:05 | k | 7", b"[9999-12-31T23:59:59.999 | k | 7 | 3] ", ESCAPE, b"Cg==", b"\xff", b"\xc2\x85",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,16 @@ def test_any_bytes_are_a_line(line: bytes) -> None:
 @given(st.text("[]|:.-T 0129abk\r", max_size=40))
 def test_anything_like_a_header_is_a_line(text: str) -> None:
     assert parse_line(text.encode()).payload in text.encode()
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), st.binary(max_size=20))
+@example(b"[2022-01-02T03:04:05.678|k|1|2]", ESCAPE + b"Cg==")
+def test_what_was_read_can_be_written_and_read_again(head: bytes, rest: bytes) -> None:
+    read = parse_line(head + rest)
+    if read.timestamp_ms is None or read.stream is None or read.sequence is None:
+        return
+    line = format_line(Message(Shard(read.stream, read.shard or 0), read.sequence, read.timestamp_ms, read.payload))
+    assert parse_line(line[:-1]) == replace(read, shard=read.shard or None)
 
 
 @given(st.binary(), STREAMS, NUMBERS, NUMBERS, TIMES)

@@ -60,7 +60,13 @@ def server(redis_address: str) -> Iterator[str]:
 def relaying(source: str, target: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "stream_assets.cli", "relay", source, target, *more]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT) as process:
+    # A process whose parent ignores interrupts, as those in the background of a shell do, would ignore them, too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        started = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with started as process:
         try:
             yield process
         finally:

@@ -1,13 +1,21 @@
-"""SeaStreamer's URL vectors."""
+"""SeaStreamer's URL vectors, and any text at all."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stream_consumers.connect import create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
 from stream_consumers.messages import Shard, check_stream_key
 from stream_consumers.urls import StreamUrl
+
+PARTS = st.sampled_from(["kafka", "file", "://", "/", ",", ":", ".", "?", " ", "h:1", "x", "ö", "\n", "\ud800"])
+ANY_TEXT = st.text() | st.lists(PARTS, max_size=12).map("".join)
+STREAMS = st.lists(st.text("abcXYZ019._-", min_size=1, max_size=249), max_size=4)
+NODES = st.lists(st.text(min_size=1).filter(lambda node: "," not in node), min_size=1, max_size=4)
+PROTOCOLS = st.text(min_size=1).filter(lambda text: ":" not in text)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +93,50 @@ def test_shard_text() -> None:
     for text in ("orders", "orders/", "orders/x", "orders/-1", "orders/²", "or ders/1"):
         with pytest.raises(InvalidUrlError):
             Shard.parse(text)
+
+
+@pytest.mark.parametrize("text", ["orders/" + "1" * 21, "orders/" + "1" * 5_000])
+def test_a_shard_with_a_number_that_is_too_long(text: str) -> None:
+    with pytest.raises(InvalidUrlError, match="is not a shard"):
+        Shard.parse(text)
+
+
+@given(ANY_TEXT)
+@example("://")
+@example("p:///")
+@example("p://,/,")
+@example("p://a/://b/c")
+def test_any_text_is_a_url_or_refused(text: str) -> None:
+    try:
+        url = StreamUrl.parse(text)
+    except (InvalidUrlError, InvalidStreamKeyError):
+        return
+    assert StreamUrl.parse(str(url)) == url
+    assert len(url.node_urls) == len(url.nodes) >= 1
+    assert url.protocol == text[: text.index("://")]
+    assert list(url.streams) == [key for key in text[text.rindex("/") + 1 :].split(",") if key]
+
+
+@given(PROTOCOLS, NODES, STREAMS)
+@example("file", ["."], [])
+@example("file", ["/"], ["a"])
+@example("kafka", ["a:1", "."], ["a"])
+def test_every_url_comes_back(protocol: str, nodes: list[str], streams: list[str]) -> None:
+    url = StreamUrl.parse(f"{protocol}://{','.join(nodes)}/{','.join(streams)}")
+    assert url == StreamUrl(protocol, tuple(nodes), tuple(streams))
+    assert StreamUrl.parse(str(url)) == url
+
+
+@given(ANY_TEXT | st.from_regex(r"[a-z.]{0,5}/[0-9]{0,30}"))
+def test_any_text_is_a_shard_or_refused(text: str) -> None:
+    try:
+        shard = Shard.parse(text)
+    except (InvalidUrlError, InvalidStreamKeyError):
+        return
+    assert Shard.parse(str(shard)) == shard
+    assert text.startswith(f"{shard.stream}/")
+
+
+@given(st.text("abcXYZ019._-", max_size=249), st.integers(0, 2**64 - 1))
+def test_every_shard_comes_back(stream: str, number: int) -> None:
+    assert Shard.parse(str(Shard(stream, number))) == Shard(stream, number)

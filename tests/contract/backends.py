@@ -12,7 +12,7 @@ import redis
 from stream_consumers.connect import create_producer
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Receipt, Shard
-from stream_consumers.options import FileProducerOptions
+from stream_consumers.options import ConsumerMode, FileProducerOptions
 from stream_consumers.urls import StreamUrl
 from tests.services.topics import create_topic, delete_topics
 
@@ -31,12 +31,22 @@ class Backend:
             It gets a folder, and the address of the service.
         remove: remove it again.
         service: the fixture with the address of the server that it needs.
+        first_sequence: of a shard's first message; ``None`` where that depends on the time.
+        has_all_shards: the shards are there before their first message.
+        reads_at_once: what was flushed is there for a consumer that does not wait.
+        is_in_order_of_time: a message from before the last one gets the time of that one.
+        positions_mode: of a consumer whose positions a group of the broker keeps; ``None`` where there are no groups.
     """
 
     name: str
     create: Callable[[Path, str], str]
     remove: Callable[[str], None]
     service: str | None = None
+    first_sequence: int | None = 0
+    has_all_shards: bool = False
+    reads_at_once: bool = True
+    is_in_order_of_time: bool = False
+    positions_mode: ConsumerMode | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -79,10 +89,28 @@ BACKENDS = (
         "memory",
         create=lambda folder, address: f"memory://contract-{next(_numbers)}/",
         remove=lambda url: forget_memory_broker(StreamUrl.parse(url)),
+        positions_mode=ConsumerMode.REAL_TIME,
     ),
-    Backend("file", create=_create_file, remove=lambda url: None),
-    Backend("kafka", create=_create_topics, remove=_remove_topics, service="kafka"),
-    Backend("redis", create=_create_keys, remove=_remove_keys, service="redis_address"),
+    Backend("file", create=_create_file, remove=lambda url: None, first_sequence=1),
+    Backend(
+        "kafka",
+        create=_create_topics,
+        remove=_remove_topics,
+        service="kafka",
+        has_all_shards=True,
+        reads_at_once=False,
+        positions_mode=ConsumerMode.RESUMABLE,
+    ),
+    Backend(
+        "redis",
+        create=_create_keys,
+        remove=_remove_keys,
+        service="redis_address",
+        first_sequence=None,
+        has_all_shards=True,
+        is_in_order_of_time=True,
+        positions_mode=ConsumerMode.REAL_TIME,
+    ),
 )
 
 

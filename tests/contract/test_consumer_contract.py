@@ -12,6 +12,7 @@ import pytest
 
 from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer_abilities import PositionedConsumer
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
 from stream_consumers.messages import Message, Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset
@@ -298,6 +299,29 @@ def test_out_of_bounds_on_an_empty_stream(stream: Stream) -> None:
         assert consumer.next(0) is None
 
 
+def test_a_move_before_everything_goes_to_the_beginning(stream: Stream) -> None:
+    with create_consumer(stream.url()) as consumer:
+        for move in (lambda: consumer.seek(from_milliseconds(-1)), lambda: consumer.rewind(-1)):
+            with pytest.raises(OutOfBoundsError):
+                move()
+    receipts = stream.send(in_turn(20))
+    with replay(stream) as consumer:
+        for milliseconds in (-1, -2, -3, -10_000):
+            consumer.seek(from_milliseconds(milliseconds))
+            assert places(consumer) == places(receipts)
+        consumer.rewind(-1)
+        assert places(consumer) == places(receipts)
+
+
+def test_a_shard_that_is_empty_at_a_seek_begins_at_the_moment(stream: Stream) -> None:
+    stream.send(in_turn(1), first_ms=5_000)
+    with create_consumer(stream.url()) as consumer:
+        consumer.seek(from_milliseconds(5_000))
+        take(consumer, 1)
+        later = stream.send([Shard("orders", 1)] * 4, first_ms=4_980)
+        assert places(take(consumer, 2)) == places(later[2:])
+
+
 def test_messages_of_other_streams_are_out_of_bounds(stream: Stream) -> None:
     stream.send(in_turn(5))
     receipts = stream.send([Shard("clicks")] * 40, first_ms=5_000)
@@ -360,6 +384,51 @@ def test_unassigned_shards_are_left_out(stream: Stream) -> None:
         consumer.assign(Shard("orders", 0))
         consumer.rewind(Edge.BEGINNING)
         assert by_shard(consumer) == by_shard(receipts)
+
+
+def test_what_is_assigned_is_read_from_the_next_move_on(stream: Stream) -> None:
+    receipts = stream.send(in_turn(90, shards=3))
+    with replay(stream) as consumer:
+        consumer.assign(Shard("orders", 1))
+        with pytest.raises(OutOfBoundsError):
+            consumer.rewind(receipts[-1].sequence + 1)
+        assert by_shard(consumer) == by_shard(receipts)
+        consumer.rewind(Edge.BEGINNING)
+        consumer.assign(Shard("orders", 2))
+        assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 1)
+        consumer.rewind(Edge.BEGINNING)
+        assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
+
+
+def test_what_is_unassigned_is_read_until_the_next_move(stream: Stream) -> None:
+    receipts = stream.send(in_turn(30, shards=3))
+    with replay(stream) as consumer:
+        consumer.unassign(Shard("orders", 0))
+        assert by_shard(consumer) == by_shard(receipts)
+        consumer.seek(from_milliseconds(0))
+        assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
+
+
+def test_a_single_shard_that_is_not_read_cannot_be_moved(stream: Stream) -> None:
+    stream.send(in_turn(6, shards=3))
+    with replay(stream) as consumer:
+        consumer.unassign(Shard("orders", 0))
+        consumer.rewind(Edge.BEGINNING)
+        if not isinstance(consumer, PositionedConsumer):
+            return
+        assert consumer.assigned() == {Shard("orders", 1), Shard("orders", 2)}
+        with pytest.raises(NotSubscribedError, match="orders/0 is not read"):
+            consumer.go_to({Shard("orders", 0): 0, Shard("orders", 1): 0})
+        assert {message.shard.id for message in consumer} == {1, 2}
+
+
+def test_a_replay_of_a_shard_that_is_not_there_ends(stream: Stream) -> None:
+    stream.send(in_turn(6, shards=3))
+    with replay(stream) as consumer:
+        consumer.assign(Shard("orders", 9))
+        consumer.rewind(Edge.BEGINNING)
+        with pytest.raises(StreamEndedError):
+            consumer.next(PATIENCE)
 
 
 def test_assignments_that_cannot_be(stream: Stream) -> None:

@@ -9,6 +9,7 @@ from spark_jobs.decode import Json, Raw, Text
 from spark_jobs.source import decode_batch
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from tests.decode.payloads import BAD, documents, payload
+from tests.profiles import examples
 
 STREAM = [
     pa.field("_stream", pa.string()),
@@ -52,7 +53,7 @@ def decode(rows, decoder=None, wanted=WANTED):
     return batch.to_pylist()
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(documents, st.data())
 def test_the_id_inside_is_the_sequence_beside(choices, data):
     lost = data.draw(st.lists(st.booleans(), min_size=len(choices), max_size=len(choices)), label="lost by the stream")

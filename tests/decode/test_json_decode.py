@@ -12,6 +12,7 @@ from spark_jobs import json_decode
 from spark_jobs.decode import Json
 from stream_consumers.errors import SchemaMismatchError
 from tests.decode.payloads import BAD, GOOD, documents, payload
+from tests.profiles import examples
 
 MONEY = pa.decimal128(10, 2)
 SCHEMA = pa.schema(
@@ -56,7 +57,7 @@ def alone(document):
     return ALONE[document]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(documents)
 def test_a_block_is_decoded_as_its_documents_alone(choices):
     payloads = [payload(number, choice) for number, choice in enumerate(choices)]
@@ -67,7 +68,7 @@ def test_a_block_is_decoded_as_its_documents_alone(choices):
         assert choice < 0 or rows[number]["id"] == number
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.lists(st.text('{}[]",:\\ \n\r\t\0in1NaInf.-/*', max_size=12).map(str.encode), min_size=1, max_size=6))
 def test_garbage_stays_in_its_row(garbage):
     payloads = [part for i, text in enumerate(garbage) for part in (b'{"id":%d}' % i, b"{" + text + b"}")]
@@ -146,7 +147,7 @@ def test_not_null_inside_a_struct():
     assert rows[4]["l"] == [None, {"a": 2}]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=9),
     st.sampled_from([(10, 2), (38, 0), (38, 10), (5, 5), (18, 9)]),

@@ -16,6 +16,7 @@ from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError
 from stream_consumers.messages import Shard
 from tests.ledger.written_log import WrittenLog
+from tests.profiles import examples
 
 SHARDS = (Shard("s", 0), Shard("s", 1))
 MEMBERS = ("a", "b")
@@ -176,7 +177,7 @@ def in_folder(check):
         shutil.rmtree(folder)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.sampled_from(MEMBERS))
 def test_reading_from_the_newest_is_the_fold_of_the_whole_log(reference, member):
     def check(log):
@@ -191,7 +192,7 @@ def test_reading_from_the_newest_is_the_fold_of_the_whole_log(reference, member)
     in_folder(check)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(logs(), st.data())
 def test_a_cleaned_log_gives_the_same_answer_or_none(reference, data):
     ours = [d for what, d in reference.commits if what == "ours"]

@@ -29,6 +29,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from tests.ledger.written_log import FIRST_MS, STEP_MS, WrittenLog
+from tests.profiles import examples
 
 SHARD = Shard("orders", 0)
 
@@ -401,7 +402,7 @@ def by_shard(values):
     return st.dictionaries(SHARD_NAMES, values, max_size=3)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.builds(
         Entry,
@@ -428,7 +429,7 @@ def test_entries_survive_json(entry):
     assert Entry.from_json(entry.to_json()) == entry
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.text() | st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)).map(repr)
 )
