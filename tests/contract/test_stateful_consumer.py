@@ -45,7 +45,7 @@ BY_HAND = TrackingOptions(
 )
 STEPS = 50
 # Bounded by what a place in a broker costs.
-RUNS = {"memory": 250, "file": 250, "kafka": 14, "redis": 80}
+RUNS = {"memory": 150, "file": 150, "kafka": 10, "redis": 50}
 
 
 class StreamMachine(RuleBasedStateMachine):
