@@ -46,6 +46,7 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 tests: setup ## pytest
+	@tools/browser
 	tools/tests $(ARGS)
 
 format: setup ## Format the code
