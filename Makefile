@@ -46,6 +46,7 @@ types: setup ## mypy, strict
 	$(BIN)/mypy
 
 tests: setup ## pytest
+	@tools/browser
 	tools/tests $(ARGS)
 
 soak: setup ## The property and model tests with many random examples: 20 times as many, or SOAK_FACTOR=100

@@ -80,6 +80,11 @@ class StreamAsset:
         return f"ingest_{self.name}"
 
     @property
+    def replay_job_name(self) -> str:
+        """The name of the job that replays partitions."""
+        return f"replay_{self.name}"
+
+    @property
     def upstream(self) -> Mapping[str, dg.AssetKey]:
         """Per stream, the asset that stands for it."""
         return {stream: dg.AssetKey([self.source.protocol, stream]) for stream in self.source.required_streams()}
@@ -113,6 +118,7 @@ class StreamAsset:
                 "dagster/uri": self.ingestion.table,
                 "stream/source": str(self.source),
                 "stream/group": self.ingestion.group,
+                **({"stream/replay_job": self.replay_job_name} if self.replay_partitions else {}),
             },
             # A run that finds nothing to read makes nothing.
             skippable=True,
@@ -187,7 +193,9 @@ class StreamAsset:
                 observer=self.observer,
                 on_wait=context.log.info,
             )
-            context.log.info(f"replaying {describe_ranges(job.goal()) or 'nothing'}")
+            start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
+            ranges = describe_ranges(job.goal()) or "nothing"
+            context.log.info(f"replaying from {start} to {stop}: {ranges}")
             yield from drain_replay(job, max_batches=config.max_batches)
 
     def _spark(self, context: Context) -> SparkSession:

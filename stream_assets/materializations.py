@@ -21,14 +21,14 @@ def batch_metadata(
     """
     written = sum(report.messages.values())
     metadata: dict[str, dg.MetadataValue] = {
+        "stream/kind": dg.MetadataValue.text(report.batch.entry.kind),
         "stream/rows": dg.MetadataValue.int(report.rows),
+        "stream/replaced_rows": dg.MetadataValue.int(report.replaced),
         "stream/messages": dg.MetadataValue.int(written),
         "stream/dead_letters": dg.MetadataValue.int(report.dead),
         "stream/ranges": _ranges(report),
         "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
         "stream/rows_per_second": dg.MetadataValue.float(round(report.rows / report.seconds, 1)),
-        "stream/kind": dg.MetadataValue.text(report.batch.entry.kind),
-        "stream/replaced_rows": dg.MetadataValue.int(report.replaced),
         "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
         "stream/batch_number": dg.MetadataValue.int(report.batch.number),
         "delta/version": dg.MetadataValue.int(report.version),
