@@ -36,8 +36,9 @@ class ShardState:
 
     @property
     def position(self) -> int | None:
-        """The next sequence to write: where something has to be replaced, that; ``None`` if nothing is known."""
-        return self.redo.ranges[0].start if self.redo else self.covered.position
+        """The next sequence that is missing or has to be replaced; ``None`` if nothing is known."""
+        missing = self.covered.position
+        return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
 
 State = Mapping[Shard, ShardState]

@@ -36,7 +36,7 @@ class Move:
     Args:
         shard: the shard.
         position: the next sequence to write now.
-        covered: the end of what is in the table.
+        covered: the end of the last that is in the table; after a RESTORE something before it may be missing.
         to: the new position.
     """
 
@@ -85,13 +85,12 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
 
 
 def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
-    covered = known.covered.position
     # A shard that nobody has read yet begins at its first message.
-    end = extent.start if covered is None else covered
+    end = known.covered.ranges[-1].end if known.covered else extent.start
     position = end if known.position is None else known.position
-    if to > position and known.redo:
+    if to > position and position < end:
         raise InvalidOptionError(
-            f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be replaced",
+            f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be written again",
             remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",
         )
     return Move(shard, position, end, to)
