@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -22,6 +22,9 @@ from stream_consumers.urls import StreamUrl
 if TYPE_CHECKING:
     from spark_jobs.bounds import Bound
     from spark_jobs.ingestion import BatchReport, Ingestion
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @click.command()
@@ -164,11 +167,25 @@ def _ingestion(group: str, table: str) -> Ingestion:
     return replace(ingestion, sharing=modes.get(sharing, ConsumerMode.RESUMABLE))
 
 
+def _move_options(command: Callable[P, R]) -> Callable[P, R]:
+    """The options that :func:`_move` takes."""
+    options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
+        stream_options,
+        spark_options,
+        click.option("--dry-run", is_flag=True, help="Print what would be moved, and change nothing."),
+        click.option("--table", required=True, help="The Delta table, a path or URI."),
+        click.option("--source", required=True, help="The stream URL."),
+    ]
+    for option in options:
+        command = option(command)
+    return command
+
+
 def _move(
-    source: str,
-    table: str,
     to: Bound,
     *,
+    source: str,
+    table: str,
     group: str,
     client: ClientConfig,
     dry_run: bool,
@@ -206,24 +223,10 @@ def _move(
 
 
 @click.command()
-@click.option("--source", required=True, help="The stream URL.")
-@click.option("--table", required=True, help="The Delta table, a path or URI.")
 @click.option("--to", required=True, help="earliest, latest, a sequence, or SHARD=SEQUENCE[,SHARD=SEQUENCE…].")
-@click.option("--dry-run", is_flag=True, help="Print what would be moved, and change nothing.")
-@spark_options
-@stream_options
+@_move_options
 @reports_errors
-def rewind(
-    source: str,
-    table: str,
-    to: str,
-    dry_run: bool,
-    master: str,
-    remote: str | None,
-    group: str,
-    client: ClientConfig,
-    as_json: bool,
-) -> None:
+def rewind(to: str, **options: Any) -> None:
     """Move the position of a group; what is written again replaces what is there.
 
     \b
@@ -237,38 +240,14 @@ def rewind(
     bound = Bound.parse(to)
     if bound.moment is not None:
         raise InvalidOptionError(f"{to} is a time", remedy=f"Use: stream-assets seek --to {to}.")
-    _move(
-        source,
-        table,
-        bound,
-        group=group,
-        client=client,
-        dry_run=dry_run,
-        master=master,
-        remote=remote,
-        as_json=as_json,
-    )
+    _move(bound, **options)
 
 
 @click.command()
-@click.option("--source", required=True, help="The stream URL.")
-@click.option("--table", required=True, help="The Delta table, a path or URI.")
 @click.option("--to", required=True, help="A time like 2026-11-01T00:00:00Z.")
-@click.option("--dry-run", is_flag=True, help="Print what would be moved, and change nothing.")
-@spark_options
-@stream_options
+@_move_options
 @reports_errors
-def seek(
-    source: str,
-    table: str,
-    to: str,
-    dry_run: bool,
-    master: str,
-    remote: str | None,
-    group: str,
-    client: ClientConfig,
-    as_json: bool,
-) -> None:
+def seek(to: str, **options: Any) -> None:
     """Move the position of a group to the first message with a timestamp, or a later one.
 
     \b
@@ -278,14 +257,4 @@ def seek(
     """
     from spark_jobs.bounds import Bound
 
-    _move(
-        source,
-        table,
-        Bound.at_time(to),
-        group=group,
-        client=client,
-        dry_run=dry_run,
-        master=master,
-        remote=remote,
-        as_json=as_json,
-    )
+    _move(Bound.at_time(to), **options)
