@@ -125,10 +125,23 @@ def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int])
 
 
 def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: LedgerState) -> None:
-    """Write the state down, so that the ledger can be read again.
+    """Write the state down, so that the ledger can be read again; nothing if another run has done so.
 
     Raises:
         WriteError: Spark failed; run it again.
     """
     ends = {shard: end for shard, known in state.shards.items() if (end := known.covered.position) is not None}
-    commit_empty(spark, ingestion, "keep", lambda state: {}, read=lambda: _state(ingestion, source, ends))
+
+    def fields(state: LedgerState) -> Mapping[str, object] | None:
+        # What another run has written since then is not in this state.
+        return None if _is_readable(ingestion) else {}
+
+    commit_empty(spark, ingestion, "keep", fields, read=lambda: _state(ingestion, source, ends))
+
+
+def _is_readable(ingestion: Ingestion) -> bool:
+    try:
+        ingestion.ledger().read()
+    except LedgerTruncatedError:
+        return False
+    return True

@@ -21,6 +21,7 @@ from spark_jobs.ingestion import Step
 from spark_jobs.ledger_entries import Entry
 from spark_jobs.rewind import rewind
 from spark_jobs.sink import DeltaSink, is_conflict
+from spark_jobs.truncation import keep, read_or_recover
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
 from stream_consumers.memory import forget_memory_broker, memory_broker
@@ -162,6 +163,25 @@ def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
     assert_each_once(what.rows(), stream.messages())
     assert what.ingestion.ledger().read().positions == {SHARD: 7}
     clean_log(what.table)
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    with what.source.open() as opened:
+        state, is_recovered = read_or_recover(opened, what.ingestion)
+        assert is_recovered
+        what.drain()
+        version = DeltaTable(what.table).version()
+        keep(spark, opened, what.ingestion, state)
+    assert DeltaTable(what.table).version() == version
     what.drain()
     assert_each_once(what.rows(), stream.messages())
 
