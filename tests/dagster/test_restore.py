@@ -53,18 +53,12 @@ class Lake:
 
     def vacuum(self) -> None:
         """Delete every file that the table does not hold now."""
-        settings = {
-            "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-            # Else it lists the one folder in hundreds of tasks.
-            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-        }
-        for name, value in settings.items():
-            self.spark.conf.set(name, value)
+        check = "spark.databricks.delta.retentionDurationCheck.enabled"
+        self.spark.conf.set(check, "false")
         try:
             self.sql("VACUUM {t} RETAIN 0 HOURS")
         finally:
-            for name in settings:
-                self.spark.conf.unset(name)
+            self.spark.conf.unset(check)
 
     def run(self, **config: Any) -> None:
         result = execute(self.asset, self.instance, config=config)
@@ -152,9 +146,11 @@ def test_a_restore_after_optimize_and_before_and_after_a_vacuum(lake: Lake) -> N
 
 
 def test_a_restore_over_the_commits_of_other_writers(lake: Lake) -> None:
-    rows = lake.spark.read.format("delta").load(lake.table).limit(8).toPandas()
-    rows["_stream"], rows["_sequence"] = "by-hand", range(8)
-    write_deltalake(lake.table, pa.Table.from_pandas(rows, preserve_index=False), mode="append")
+    rows = DeltaTable(lake.table).to_pyarrow_table().slice(0, 8)
+    for name, values in (("_stream", ["by-hand"] * 8), ("_sequence", range(8))):
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pa.array(values, rows.schema.field(place).type))
+    write_deltalake(lake.table, rows, mode="append")
     lake.sql("UPDATE {t} SET made_by = 'hand' WHERE _stream = 'by-hand' AND _sequence < 4")
     restored = lake.version
     lake.sql("DELETE FROM {t} WHERE _stream = 'by-hand' AND _sequence >= 6")
