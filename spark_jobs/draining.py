@@ -245,7 +245,9 @@ class SharedDrain:
         positions = self._ledger.read().positions
         if positions != self._seen:
             self._seen, self._moved_at = positions, time.monotonic()
-        behind = [shard for shard, end in sorted(ends.items()) if positions.get(shard, 0) < end]
+        # One that was drained here and moved back since is for the next run: who waited for it would wait for itself.
+        left = {shard: end for shard, end in sorted(ends.items()) if shard not in self._done}
+        behind = [shard for shard, end in left.items() if positions.get(shard, 0) < end]
         if behind and time.monotonic() - self._moved_at > STANDBY_SECONDS:
             _log.warning(
                 "the members of group %s that have %s wrote nothing for %g s; this one leaves",

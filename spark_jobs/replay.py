@@ -326,6 +326,12 @@ def drain_replay(job: ReplayJob, *, max_batches: int | None = None) -> Iterator[
     while batch is not None:
         report = job.run(batch)
         count += report is not None
-        batch = None if count == max_batches else job.plan()
+        try:
+            batch = None if count == max_batches else job.plan()
+        except Exception:
+            # The batch is in the table whatever comes next: tell of it first.
+            if report is not None:
+                yield report, False
+            raise
         if report is not None:
             yield report, batch is None

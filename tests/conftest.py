@@ -22,8 +22,13 @@ from tests.services.redis_server import redis_server
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
-# A quarter faster where a JVM lives for seconds: no optimising compiler.
-SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
+# A quarter faster where a JVM lives for seconds: no optimising compiler. RESTORE and VACUUM look at files in as many
+# tasks as the last one says.
+SHORT_LIVED = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
 Identity = tuple[str, int, int]
 load_profile()
 

@@ -206,7 +206,7 @@ def test_k13_a_header_whose_name_is_no_text_makes_a_dead_letter_of_its_message_o
 
 
 def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, broker: Broker, folder: Path) -> None:
-    """RESTORE is the rewind that there is so far; a rewind by run config comes in a later issue."""
+    """RESTORE is a rewind, too; those by command and by run config are in test_replay_traps."""
     topic = broker.create()
     broker.send(topic, orders(8))
     what = pipeline(spark, broker, folder, topic, records=4)

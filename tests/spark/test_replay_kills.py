@@ -65,7 +65,8 @@ class Lake:
 
     def finish(self, *words: str) -> None:
         """The last process is let live."""
-        with running(self.feed.url, self.table, "", self.feed.group, *words, module="one_replay") as process:
+        words = ("", self.feed.group, *words)
+        with running(self.feed.url, self.table, *words, records=RECORDS, module="one_replay") as process:
             assert process.wait(180) == 0, logs(self.table)
 
     def letters(self) -> Counter[Identity]:
