@@ -22,6 +22,9 @@ PER_DAY = 60
 SHARDS = 2
 DAY_MS = 86_400_000
 DROPPED = {"old": 3, "new": 4}
+# The old files do not end where a day does; a replay of the day is one batch.
+PER_BATCH = {"old": 40, "new": 1000}
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
 Row = tuple[Any, ...]
 
 
@@ -50,7 +53,7 @@ def declare(folder: Path, made_by: str, table: str = "orders") -> StreamAsset:
         group="lakehouse",
         table=str(folder / "lake" / table),
         decode=Json("id BIGINT, user STRING"),
-        max_records=40,
+        max_records=PER_BATCH[made_by],
     )
     def orders(batch: DataFrame) -> DataFrame:
         """Orders, each once."""
@@ -73,5 +76,5 @@ def times(table: str) -> dict[str, list[Any]]:
 
 
 if FOLDER_VARIABLE in os.environ:
-    SPARK = SparkResource(master="local[2]", spark_config={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
-    defs = stream_definitions([declare(Path(os.environ[FOLDER_VARIABLE]), "new")], resources={"spark": SPARK})
+    asset = declare(Path(os.environ[FOLDER_VARIABLE]), "new")
+    defs = stream_definitions([asset], resources={"spark": SparkResource(master="local[2]", spark_config=QUICK)})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from pyspark.sql import SparkSession
 
 from spark_jobs.draining import drain
@@ -75,11 +75,15 @@ def launch_backfill(page: Browser, dagster: Dagster, partition: str) -> None:
 
 
 def await_backfill(page: Browser, dagster: Dagster) -> None:
-    page.see("Status\nSucceeded", "100% completed", seconds=BACKFILL_SECONDS)
-    (backfill,) = dagster.instance.get_backfills()
-    assert backfill.status is BulkActionStatus.COMPLETED_SUCCESS
+    def ended() -> PartitionBackfill | None:
+        (backfill,) = dagster.instance.get_backfills()
+        return None if backfill.status in (BulkActionStatus.REQUESTED, BulkActionStatus.FAILING) else backfill
+
+    backfill = page.until(ended, seconds=BACKFILL_SECONDS, what="end of the backfill")
     (run,) = dagster.instance.get_runs()
-    assert run.status is dg.DagsterRunStatus.SUCCESS
+    assert run.status is dg.DagsterRunStatus.SUCCESS, dagster.daemon_log.read_text()[-8000:]
+    assert backfill.status is BulkActionStatus.COMPLETED_SUCCESS
+    page.see("Status\nSucceeded", "100% completed")
     assert run.tags["dagster/backfill"] == backfill.backfill_id
 
 

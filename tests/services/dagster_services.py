@@ -43,12 +43,13 @@ _open = build_opener(ProxyHandler({})).open
 
 @dataclass(frozen=True, slots=True)
 class Dagster:
-    """A webserver and a daemon that were started."""
+    """A webserver and a daemon that were started; the log of the daemon has what its runs say."""
 
     address: str
     instance: dg.DagsterInstance
     webserver: subprocess.Popen[bytes]
-    log: Path
+    webserver_log: Path
+    daemon_log: Path
 
     def wait(self) -> None:
         """Until the webserver answers."""
@@ -56,7 +57,7 @@ class Dagster:
 
     def _answers(self) -> bool:
         ended = self.webserver.poll()
-        assert ended is None, f"the webserver ended with {ended}:\n{self.log.read_text()[-4000:]}"
+        assert ended is None, f"the webserver ended with {ended}:\n{self.webserver_log.read_text()[-4000:]}"
         try:
             with _open(f"{self.address}/server_info", timeout=5) as response:
                 return bool(response.status == 200)
@@ -77,10 +78,10 @@ def dagster_services(home: Path, module: str, environment: Mapping[str, str]) ->
     daemon = ("tests.services.quick_daemon", "run", "-w", str(workspace))
     # The instance is opened first: two processes that make its database at the same time get in each other's way.
     with dg.DagsterInstance.from_config(str(home)) as instance, ExitStack() as running:
-        running.enter_context(_running(daemon, everything, home / "daemon.log"))
-        log = home / "webserver.log"
-        process = running.enter_context(_running(webserver, everything, log))
-        yield Dagster(f"http://127.0.0.1:{port}", instance, process, log)
+        logs = (home / "webserver.log", home / "daemon.log")
+        running.enter_context(_running(daemon, everything, logs[1]))
+        process = running.enter_context(_running(webserver, everything, logs[0]))
+        yield Dagster(f"http://127.0.0.1:{port}", instance, process, *logs)
 
 
 @contextmanager
