@@ -38,7 +38,8 @@ class Commit:
         entry: our own account of it; ``None`` if somebody else wrote it.
         restored: for a RESTORE, the version or the ISO time it went back to.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
-        deleted_rows: rows that a replace took away.
+        deleted_rows: rows that a replace took away; ``None`` if the writer does not say, see
+            :meth:`DeltaLog.deleted_rows`.
         account: the commit's ``userMetadata``, if it is a JSON object.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
@@ -51,7 +52,7 @@ class Commit:
     entry: Entry | None = None
     restored: int | str | None = None
     output_rows: int | None = None
-    deleted_rows: int = 0
+    deleted_rows: int | None = 0
     account: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
     timestamp_ms: int | None = None
@@ -148,15 +149,25 @@ class DeltaLog:
                 f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
             )
 
-    def row_count(self) -> int | None:
-        """Rows in the newest version, from the statistics in the log; ``None`` if they do not tell."""
+    def row_count(self, *, version: int | None = None) -> int | None:
+        """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
         if self.snapshot() is None:
             return None
-        table = DeltaTable(self.path, storage_options=self._options)
+        table = DeltaTable(self.path, version=version, storage_options=self._options)
         actions = pa.table(table.get_add_actions(flatten=True))
         vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
         counts = actions.column("num_records")
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+    def deleted_rows(self, commit: Commit) -> int | None:
+        """Rows that a replace took away, whether the writer says so or not; ``None`` if it cannot be told.
+
+        Delta says nothing where whole files went and none came.
+        """
+        if commit.deleted_rows is not None or commit.output_rows != 0:
+            return commit.deleted_rows
+        before, after = (self.row_count(version=version) for version in (commit.version - 1, commit.version))
+        return None if before is None or after is None else before - after
 
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
@@ -260,6 +271,7 @@ def parse_commit(version: int, text: str) -> Commit:
         moment = parameters.get("timestamp") or parameters.get("datetime")
         restored = int(target) if target not in (None, "", "null") else str(moment)
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
+    deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
     stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
     return Commit(
         version,
@@ -268,7 +280,7 @@ def parse_commit(version: int, text: str) -> Commit:
         Entry.from_json(info.get("userMetadata")),
         restored,
         int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
-        int(metrics.get("numDeletedRows", 0)),
+        int(deleted) if deleted is not None else None,
         _json_object(info.get("userMetadata")),
         str(parameters.get("predicate", "")),
         stamp if exact is None else exact,

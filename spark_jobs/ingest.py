@@ -147,7 +147,7 @@ class IngestJob:
             written.entry.dead,
             lag(self._source, state, self._own(self._extents or {})),
             time.monotonic() - began,
-            replaced=written.commit.deleted_rows,
+            replaced=self._writer.ledger.log.deleted_rows(written.commit),
         )
 
     def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:

@@ -76,7 +76,7 @@ class BatchReport:
         dead: dead letters.
         lag: messages between the position and the frozen end, per shard (an upper bound).
         seconds: from the plan to the commit.
-        replaced: rows that were there before, and were replaced.
+        replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
     """
 
     batch: Batch
@@ -86,7 +86,7 @@ class BatchReport:
     dead: int
     lag: Mapping[Shard, int]
     seconds: float
-    replaced: int = 0
+    replaced: int | None = 0
 
 
 Observer = Callable[[Step, "Batch | None"], None]

@@ -291,7 +291,7 @@ class ReplayJob:
             written.entry.dead,
             self._source.count(gaps),
             time.monotonic() - began,
-            replaced=written.commit.deleted_rows,
+            replaced=self._writer.ledger.log.deleted_rows(written.commit),
         )
 
     def _renew(self, batch: Batch) -> Batch | None:

@@ -23,7 +23,6 @@ def batch_metadata(
     metadata: dict[str, dg.MetadataValue] = {
         "stream/kind": dg.MetadataValue.text(report.batch.entry.kind),
         "stream/rows": dg.MetadataValue.int(report.rows),
-        "stream/replaced_rows": dg.MetadataValue.int(report.replaced),
         "stream/messages": dg.MetadataValue.int(written),
         "stream/dead_letters": dg.MetadataValue.int(report.dead),
         "stream/ranges": _ranges(report),
@@ -35,6 +34,8 @@ def batch_metadata(
         "dagster/uri": dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
         "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(columns)),
     }
+    if report.replaced is not None:
+        metadata["stream/replaced_rows"] = dg.MetadataValue.int(report.replaced)
     if report.batch.entry.lost:
         lost = {str(shard): parts.to_json() for shard, parts in sorted(report.batch.entry.lost.items())}
         metadata["stream/lost"] = dg.MetadataValue.json(lost)

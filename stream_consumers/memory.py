@@ -30,6 +30,7 @@ class MemoryBroker:
         created_ns: when it was made, unix nanoseconds.
         messages: per shard, in order.
         committed: positions, by group and shard.
+        marks: what the last commit of each was marked with, by group and shard.
         changed: held to look at the others, and notified of each message.
 
     Example:
