@@ -97,7 +97,8 @@ def replay(
         known = begun(ingestion.ledger(), wanted.id)
         if replay_id and known is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {table}", remedy="Leave --id out.")
-        goal = known.goal if known else goal_of(wanted, opened, state, opened.extents())
+        extents = opened.extents()
+        goal = known.goal if known else goal_of(wanted, opened, state, extents)
         if dry_run:
             progress.stop()
             rows = _replay_rows(opened, ingestion, goal)

@@ -74,6 +74,10 @@ class Feed(ABC):
         """In each shard, the sequence of the first message that is ``number`` or behind it."""
         return {self.shard(n): self.sequence(n) for n in range(number, number + SHARDS)}
 
+    def moments(self, number: int) -> Mapping[Shard, int]:
+        """Where a seek to the timestamp of a message leads."""
+        return self.places(number)
+
     def positions(self, number: int) -> Mapping[Shard, int]:
         """In each shard, the sequence behind the last message before ``number``."""
         return {self.shard(n): self.sequence(n) + 1 for n in range(number - SHARDS, number)}
@@ -154,6 +158,9 @@ class RedisFeed(Feed):
 
     def sequence(self, number: int) -> int:
         return self.moment(number) << 16
+
+    def moments(self, number: int) -> Mapping[Shard, int]:
+        return dict.fromkeys(self.places(number), self.sequence(number))
 
     def told(self) -> Mapping[int, int]:
         found = {}
