@@ -112,6 +112,9 @@ class CommitLoop:
             entries = {} if self._entries is None else self._shards.finished(chosen)
             if not (positions if self._entries is None else entries):
                 self._tried = counted
+                if chosen is None:
+                    # What failed before is committed since, or its shard has another owner now.
+                    self._error, self._failures = None, 0
                 return CommitResult.NOTHING_TO_DO
         try:
             if self._entries is None:

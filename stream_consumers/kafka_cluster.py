@@ -33,6 +33,7 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.kafka_errors import ConnectionReasons, explain, is_about_connection, is_passing
+from stream_consumers.kafka_positions import GroupPositions
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -146,6 +147,7 @@ class KafkaCluster:
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
         self._reasons = ConnectionReasons()
+        self._positions: dict[str, GroupPositions] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -250,19 +252,27 @@ class KafkaCluster:
         asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
         if not asked:
             return {}
-        request = [ConsumerGroupTopicPartitions(group, asked)]
-        answer = self._ask(
-            lambda: self._admin.list_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS),
-            "positions of group",
-        )[group]
         found = {}
-        for place in answer.topic_partitions:
+        for place in self._committed(group, asked):
             if place.error is not None:
                 raise self._explain(place.error, f"the position of group {group!r}")
             # None is told by a negative number; 0 is an offset.
             if place.offset >= 0:
                 found[Shard(place.topic, place.partition)] = place
         return found
+
+    def _committed(self, group: str, asked: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        if group not in self._positions:
+            with _options_explained():
+                self._positions[group] = GroupPositions(self.own_settings(), group, logger=_log)
+        try:
+            return self._positions[group].read(asked, timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            # A consumer waits in silence for a coordinator; an admin client is told why there is none.
+            self._ask(
+                lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
+            )
+            raise self._explain(error.args[0], f"positions of group {group!r}") from error
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
         """Set the positions of a group that has no members, with ``mark`` as their metadata.

@@ -59,6 +59,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A second broker, always of ours: nothing is in it but what a test puts there, and a test may break it."""
+    with kafka_broker(tmp_path_factory.mktemp("own-kafka")) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The one Redis server of a test run, as host:port; ``TEST_REDIS_URL`` names another one (redis://host:port)."""
     given = os.environ.get("TEST_REDIS_URL")

@@ -801,6 +801,23 @@ def test_revoked_commits_while_another_commit_is_stuck(url: StreamUrl, broker: B
         assert broker.calls == [{ONE: 1}] * 2
 
 
+def test_a_commit_that_failed_since_the_shard_was_given_away_is_no_error_at_the_end(
+    url: StreamUrl, broker: Broker
+) -> None:
+    send(url, ONE)
+    with tracked(url, broker) as consumer:
+        message = consumer.next(1)
+        assert message is not None
+        consumer.ack(message)
+        broker.error = GroupActiveError("given to another member", remedy="Its new owner reads it again.")
+        consumer.on_revoked(frozenset([ONE]))
+        assert consumer.commit_error is broker.error
+        assert consumer.commit([ONE]) is CommitResult.NOTHING_TO_DO
+        assert consumer.commit_error is broker.error, "only of this shard"
+        # Leaving raises the error of the last commit.
+    assert consumer.commit_error is None
+
+
 def test_assigned_calls_back_and_begins_at_what_is_committed(url: StreamUrl, broker: Broker) -> None:
     told: list[frozenset[Shard]] = []
     with tracked(url, broker, callbacks=TrackingCallbacks(on_assigned=told.append)) as consumer:

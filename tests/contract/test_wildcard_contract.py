@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 from click.testing import CliRunner
@@ -20,18 +18,16 @@ from stream_consumers.streamer import connect
 from stream_consumers.urls import StreamUrl
 from tests.contract.backends import BACKENDS, STREAMS, Stream, in_turn
 from tests.polling import until
-from tests.services.kafka_broker import kafka_broker
 
 PATIENCE = 20.0
 BOTH = in_turn(12, shards=3, streams=STREAMS)
 Place = tuple[Shard, int]
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker of its own: all its topics are those of the test."""
-    with kafka_broker(tmp_path_factory.mktemp("wildcard")) as address:
-        yield address
+@pytest.fixture
+def kafka(own_kafka: str) -> str:
+    """A broker whose topics are all those of the test."""
+    return own_kafka
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from spark_jobs.jars import java, resolved
@@ -91,6 +91,7 @@ def kafka_broker(folder: Path, *, port: int | None = None, secure: int | None = 
         broker = subprocess.Popen([*jvm, "kafka.Kafka", str(config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             until(lambda: _answers(f"127.0.0.1:{port}", broker, log_path), seconds=START_SECONDS, what="the broker")
+            _load_groups(f"127.0.0.1:{port}")
             yield f"127.0.0.1:{port}"
         finally:
             broker.kill()
@@ -105,6 +106,12 @@ def _answers(address: str, broker: subprocess.Popen[bytes], log: Path) -> bool:
         return bool(admin.list_topics(timeout=2).brokers)
     except KafkaException:
         return False
+
+
+def _load_groups(address: str) -> None:
+    """Have the coordinator loaded: an admin client that asks it before may end the process."""
+    settings = {"bootstrap.servers": address, "group.id": "loaded", "logger": None, "log_level": 0}
+    Consumer(settings).committed([TopicPartition("loaded", 0)], START_SECONDS)
 
 
 def main() -> None:

@@ -1,0 +1,32 @@
+"""A coordinator that moves, or is still loading, ends no process that asks it what a group has committed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+ASK = """
+import sys
+
+from tests.services.topics import admin
+from stream_consumers.kafka_cluster import KafkaCluster
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+
+offsets, address = "__consumer_offsets", sys.argv[1]
+cluster, brokers = KafkaCluster(StreamUrl.parse(f"kafka://{address}/orders")), admin(address)
+for number in range(8):
+    print(cluster.committed(f"group-{number}", [Shard("orders")]))
+    brokers.delete_topics([offsets])[offsets].result(10)
+    print(cluster.committed("group-0", [Shard("orders")]))
+"""
+
+
+def test_a_coordinator_that_was_lost_ends_no_process(own_kafka: str) -> None:
+    """An admin client that asks ends with a segmentation fault, most of the times."""
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, own_kafka], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (asked.returncode, asked.stdout.split()) == (0, ["{}"] * 16), asked.stderr
