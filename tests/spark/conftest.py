@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from spark_jobs.session import delta_spark_config
-from tests.conftest import ROOT, SHORT_LIVED
+from tests.conftest import ROOT, SMALL
 from tests.polling import until
 
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = probe.getsockname()[1]
     settings = {
         **delta_spark_config(),
-        **SHORT_LIVED,
+        **SMALL,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",

@@ -122,7 +122,6 @@ def test_the_middle_is_replayed_by_timestamp(spark: SparkSession, lake: Lake) ->
     lake.assert_replayed(range(35_000, 55_000))
 
 
-@pytest.mark.dagster
 def test_the_middle_is_replayed_as_the_partition_of_a_day(
     spark: SparkSession, lake: Lake, instance: dg.DagsterInstance
 ) -> None:
