@@ -24,7 +24,7 @@ from tests.dagster.test_assets import execute, instance, skip_message, tick
 from tests.services.feeds import KINDS, SHARDS, Feed, make_feed
 from tests.spark.old_and_new import Row, made, old, rows_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.dagster]
+pytestmark = pytest.mark.spark
 __all__ = ["instance"]
 MESSAGES = 60
 RECORDS = 30

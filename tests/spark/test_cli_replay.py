@@ -34,6 +34,10 @@ declared = stream_asset(
 )(new)
 
 
+# What does not depend on the backend is asked of one.
+ANY_BACKEND = pytest.mark.parametrize("lake", ["file"], indirect=True)
+
+
 @dataclass(frozen=True)
 class Lake:
     """A feed, and the table that the command line wrote it into."""
@@ -105,6 +109,7 @@ def test_replay_takes_times_and_the_transform_of_a_stream_asset(lake: Lake) -> N
     failing(run(*lake.words("replay", *span, *asset, *SCHEMA)), "a decoder of its own", "Leave --decode")
 
 
+@ANY_BACKEND
 def test_replay_and_ingest_refuse_rows_of_no_transform_in_a_table_of_one(lake: Lake) -> None:
     before = lake.facts()
     for command in ("replay", "ingest"):
@@ -121,6 +126,7 @@ def test_replay_and_ingest_refuse_rows_of_no_transform_in_a_table_of_one(lake: L
     lake.assert_made(by_new=range(0))
 
 
+@ANY_BACKEND
 def test_replay_appends_if_it_is_told_to(lake: Lake) -> None:
     span = ("--from", lake.feed.bound(30), "--until", lake.feed.bound(60))
     (done,) = lake.rows("replay", *span, *NEW, "--on-replay", "append")
