@@ -158,6 +158,8 @@ class StdioBroker:
 
     def _start(self) -> None:
         if self._reader is None:
+            # Here, not in the thread: until that runs, the pipe may be closed, and its number be another file's.
+            self._input.hold()
             self._reader = threading.Thread(target=self._read, name="stdin", daemon=True)
             self._reader.start()
 

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 from stream_consumers.errors import BrokerError, FormatError, StreamNotFoundError, StreamRemovedError
@@ -33,6 +34,15 @@ class InputPipe:
         self._name = name
         self._max_line_bytes = max_line_bytes
         self._lines_read = 0
+        self._held: int | None = None
+
+    def hold(self) -> None:
+        """Keep the pipe open from now on, so that :meth:`lines` reads this one, whatever is closed until then."""
+        if self._held is None and self._stream is not None:
+            descriptor = _descriptor(self._stream)
+            # One that cannot be kept cannot be read either, which is for lines() to say.
+            with suppress(OSError):
+                self._held = None if descriptor is None else os.dup(descriptor)
 
     def lines(self) -> Iterator[list[bytes]]:
         """The lines as they come, without their newlines; the last one counts without one, too.
@@ -42,7 +52,8 @@ class InputPipe:
             StreamRemovedError: it cannot be read.
             FormatError: a line is longer than ``max_line_bytes``.
         """
-        if self._stream is None or self._stream.closed:
+        self.hold()
+        if self._stream is None or (self._held is None and self._stream.closed):
             raise StreamNotFoundError(f"{self._name} is closed", remedy="Pipe something into it.")
         try:
             yield from self._split(self._stream)
@@ -54,7 +65,7 @@ class InputPipe:
     def _split(self, stream: BinaryIO) -> Iterator[list[bytes]]:
         rest: list[bytes] = []
         size = 0
-        for chunk in _chunks(stream):
+        for chunk in self._chunks(stream):
             first, *more = chunk.split(b"\n")
             rest.append(first)
             size += len(first)
@@ -73,26 +84,24 @@ class InputPipe:
         if size:
             yield [b"".join(rest)]
 
-
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    descriptor = _descriptor(stream)
-    if descriptor is None:
-        while chunk := stream.readline(CHUNK_BYTES):
-            yield chunk
-        return
-    own = os.dup(descriptor)
-    try:
-        while True:
-            try:
-                chunk = os.read(own, CHUNK_BYTES)
-            except BlockingIOError:
-                select.select([own], [], [])
-                continue
-            if not chunk:
-                return
-            yield chunk
-    finally:
-        os.close(own)
+    def _chunks(self, stream: BinaryIO) -> Iterator[bytes]:
+        held, self._held = self._held, None
+        if held is None:
+            while chunk := stream.readline(CHUNK_BYTES):
+                yield chunk
+            return
+        try:
+            while True:
+                try:
+                    chunk = os.read(held, CHUNK_BYTES)
+                except BlockingIOError:
+                    select.select([held], [], [])
+                    continue
+                if not chunk:
+                    return
+                yield chunk
+        finally:
+            os.close(held)
 
 
 class OutputPipe:
@@ -171,5 +180,5 @@ class OutputPipe:
 def _descriptor(stream: BinaryIO) -> int | None:
     try:
         return stream.fileno()
-    except (OSError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return None

@@ -165,6 +165,33 @@ def test_a_stream_goes_on_while_somebody_loops_back() -> None:
             consumer.next()
 
 
+def test_a_pipe_that_was_closed_is_not_taken_for_the_next_one_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+
+    class LateThread(threading.Thread):
+        def run(self) -> None:
+            gate.wait(20)
+            super().run()
+
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as source, monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", LateThread)
+        consumer = StdioConsumer(ORDERS, broker=StdioBroker(source, io.BytesIO()))
+        assert consumer.next(0) is None
+    os.write(writing, b"[orders] ours\n")
+    os.close(writing)
+    other, others = os.pipe()
+    try:
+        assert other == reading
+        os.write(others, b"[orders] of somebody else\n")
+        gate.set()
+        assert [message.payload for message in consumer] == [b"ours"]
+        assert os.read(other, 100) == b"[orders] of somebody else\n"
+    finally:
+        os.close(other)
+        os.close(others)
+
+
 def test_a_full_buffer_makes_a_loopback_wait() -> None:
     with open_pipe(buffer_messages=2) as pipe, StdioProducer(ORDERS, LOOPBACK, broker=pipe.broker) as producer:
         producer.send(b"nobody is there")
