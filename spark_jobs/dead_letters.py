@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_jobs.delta_dataset import open_dataset
 from spark_jobs.delta_log import Commit, DeltaLog
 from spark_jobs.ledger import Ledger
 from spark_jobs.ledger_entries import Claimed, Entry
@@ -158,8 +158,8 @@ class DeadLetterTable:
             for shard, part in replaced.ranges.items():
                 is_older = ~pc.field("_batch").isin(pa.array(sorted(replaced.since), pa.string()))
                 is_counted &= ~(_within(shard, part) & is_older)
-        table = DeltaTable(self.path, storage_options=dict(self.storage_options))
-        return table.to_pyarrow_dataset().to_table(columns=columns, filter=is_counted)
+        rows = open_dataset(self.path, storage_options=self.storage_options)
+        return rows.to_table(columns=columns, filter=is_counted)
 
     def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
         """Delete the dead letters of batches that never made it into the main table (D5).

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.claim_names import ClaimState
 from spark_jobs.dead_letters import DeadLetterTable
+from spark_jobs.delta_dataset import open_dataset
 from spark_jobs.ingestion import Ingestion, check_source, lag
 from spark_jobs.intervals import Intervals
 from spark_jobs.ledger import Ledger
@@ -188,7 +188,7 @@ def count_rows(ingestion: Ingestion, ranges: Mapping[Shard, Range]) -> Mapping[S
     """
     place = (pc.field("_stream"), pc.field("_shard"), pc.field("_sequence"))
     try:
-        table = DeltaTable(ingestion.table, storage_options=dict(ingestion.storage_options)).to_pyarrow_dataset()
+        table = open_dataset(ingestion.table, storage_options=ingestion.storage_options)
         return {
             shard: table.count_rows(
                 filter=(place[0] == shard.stream)
@@ -229,7 +229,7 @@ def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -
     """All sequences of a version of a table per shard, duplicates included."""
     parts: dict[Shard, list[Sequences]] = {}
     try:
-        dataset = DeltaTable(path, version=version, storage_options=dict(storage_options)).to_pyarrow_dataset()
+        dataset = open_dataset(path, version=version, storage_options=storage_options)
         for batch in dataset.to_batches(columns=["_stream", "_shard", "_sequence"]):
             for shard, sequences in _by_shard(batch.to_pandas(), "_stream", "_shard", "_sequence"):
                 parts.setdefault(shard, []).append(sequences)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import dagster as dg
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -23,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from sqlalchemy.exc import OperationalError
 
+from spark_jobs.delta_dataset import open_dataset
 from spark_jobs.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
 from spark_jobs.verify import ShardVerdict, verify
@@ -238,8 +238,7 @@ def _verify(place: Home) -> list[ShardVerdict]:
 
 
 def _show(place: Home) -> None:
-    # Read to the end, not just the head: Arrow's threads must be done when the process ends.
-    beginning = DeltaTable(place.table).to_pyarrow_dataset().to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
+    beginning = open_dataset(place.table).to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
     rows = beginning.sort_by("id").slice(0, FIRST_ROWS).to_pylist()
     table = Table(title=f"first rows of {place.table}", title_justify="left", box=box.SIMPLE)
     for name in rows[0]:
@@ -247,7 +246,7 @@ def _show(place: Home) -> None:
     for row in rows:
         table.add_row(*(f"{value:%H:%M:%S.%f}" if name == "_timestamp" else str(value) for name, value in row.items()))
     console.print(table)
-    letters = DeltaTable(place.ingestion().dead_letters().path).to_pyarrow_table()
+    letters = open_dataset(place.ingestion().dead_letters().path).to_table()
     for letter in letters.slice(0, 2).to_pylist():
         console.print(
             f"dead letter {letter['_stream']}/{letter['_shard']} {letter['_sequence']}: "
