@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -32,7 +31,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka_errors import ConnectionReasons, explain, is_about_connection, is_passing
+from stream_consumers.kafka_errors import ConnectionReasons, explain, is_about_connection, until_found
 from stream_consumers.kafka_positions import GroupPositions
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -41,7 +40,6 @@ K = TypeVar("K")
 T = TypeVar("T")
 DEFAULT_PORT = 9092
 REQUEST_SECONDS = 10.0
-RETRY_SECONDS = 0.1
 # What this project decides, and why nobody else may.
 RESERVED = {
     "bootstrap.servers": "the URL says which servers",
@@ -317,24 +315,25 @@ class KafkaCluster:
 
     def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
         """The answers to a request; it is repeated while a leader or coordinator is being found."""
-        deadline = time.monotonic() + REQUEST_SECONDS
         name: object = ""
-        while True:
+
+        def ask() -> Mapping[K, T]:
+            nonlocal name
             answers = {}
-            try:
-                for name, future in request().items():
-                    answers[name] = self._result(future)
-            except FutureTimeoutError as error:
-                raise BrokerUnavailableError(
-                    f"{what} {_name(name)} at {self.settings['bootstrap.servers']}: no answer",
-                    remedy="Check the brokers; nothing was lost, run again.",
-                ) from error
-            except KafkaException as error:
-                if not is_passing(error.args[0]) or time.monotonic() > deadline:
-                    raise self._explain(error.args[0], f"{what} {_name(name)}") from error
-                time.sleep(RETRY_SECONDS)
-            else:
-                return answers
+            for asked, future in request().items():
+                name = asked
+                answers[asked] = self._result(future)
+            return answers
+
+        try:
+            return until_found(ask, seconds=REQUEST_SECONDS)
+        except FutureTimeoutError as error:
+            raise BrokerUnavailableError(
+                f"{what} {_name(name)} at {self.settings['bootstrap.servers']}: no answer",
+                remedy="Check the brokers; nothing was lost, run again.",
+            ) from error
+        except KafkaException as error:
+            raise self._explain(error.args[0], f"{what} {_name(name)}") from error
 
     def _result(self, future: Future[T]) -> T:
         return future.result(REQUEST_SECONDS + 5)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -56,6 +59,8 @@ _LOST = {
     KafkaError._FENCED,
     KafkaError._MAX_POLL_EXCEEDED,
 }
+T = TypeVar("T")
+RETRY_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -106,6 +111,26 @@ class ConnectionReasons:
 def is_passing(error: KafkaError) -> bool:
     """Whether it is gone as soon as a leader or coordinator was found."""
     return error.code() in _PASSING
+
+
+def until_found(ask: Callable[[], T], *, seconds: float) -> T:
+    """The answer; it is asked for again while a leader or coordinator is being found.
+
+    Args:
+        ask: raises ``KafkaException`` where there is no answer.
+        seconds: how long that may take.
+
+    Raises:
+        KafkaException: what was raised last.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if not is_passing(error.args[0]) or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def is_about_connection(error: KafkaError) -> bool:

@@ -12,9 +12,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from stream_consumers.kafka_errors import is_passing
-
-RETRY_SECONDS = 0.1
+from stream_consumers.kafka_errors import RETRY_SECONDS, until_found
 
 
 class GroupPositions:
@@ -44,11 +42,13 @@ class GroupPositions:
             KafkaException: there is no answer within ``timeout`` seconds, or it is an error.
         """
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                return self._consumer.committed(list(places), max(RETRY_SECONDS, deadline - time.monotonic()))
-            except KafkaException as error:
-                self._consumer.poll(0)
-                if not is_passing(error.args[0]) or time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_SECONDS)
+
+        def ask() -> list[TopicPartition]:
+            return self._consumer.committed(list(places), max(RETRY_SECONDS, deadline - time.monotonic()))
+
+        try:
+            return until_found(ask, seconds=timeout)
+        except KafkaException:
+            # Only so it tells what it knows of its connections.
+            self._consumer.poll(0)
+            raise

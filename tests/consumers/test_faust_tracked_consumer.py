@@ -112,6 +112,13 @@ def places(messages: list[Message]) -> list[tuple[int, int]]:
     return [(message.shard.id, message.sequence) for message in messages]
 
 
+def finish_one(consumer: TrackedConsumer) -> None:
+    """Take the next message, and acknowledge it."""
+    message = consumer.next(1)
+    assert message is not None
+    consumer.ack(message)
+
+
 def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
@@ -518,9 +525,7 @@ def test_commit_while_another_runs_waits_and_commits_nothing(url: StreamUrl, bro
 def test_a_failed_commit_advances_nothing_and_keeps_the_error(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
         broker.error = BrokerUnavailableError("no answer", remedy="Wait.")
         assert [consumer.commit(), consumer.commit()] == [CommitResult.FAILED] * 2
         assert consumer.commit_error is broker.error
@@ -536,9 +541,7 @@ def test_a_failed_commit_is_tried_again_by_itself_on_an_idle_shard(url: StreamUr
     send(url, ONE)
     options = TrackingOptions(commit_interval_seconds=None, commit_every=None, retry_seconds=0.02)
     with tracked(url, broker, options) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
         broker.error = BrokerUnavailableError("no answer", remedy="Wait.")
         begin = time.monotonic()
         assert consumer.commit() is CommitResult.FAILED
@@ -554,9 +557,7 @@ def test_the_commit_handler_commits_again_and_again(url: StreamUrl, broker: Brok
     with tracked(url, broker, options) as consumer:
         for number in range(3):
             send(url, ONE)
-            message = consumer.next(1)
-            assert message is not None
-            consumer.ack(message)
+            finish_one(consumer)
             until(lambda: broker.positions == {ONE: number + 1})  # noqa: B023
 
 
@@ -601,9 +602,7 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
 def test_an_error_that_is_none_of_ours_is_kept_too(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
         broker.error = ZeroDivisionError("in the committer")
         assert consumer.commit() is CommitResult.FAILED
         assert consumer.commit_error is broker.error
@@ -680,9 +679,7 @@ def test_close_raises_what_the_last_commit_failed_with_and_releases(url: StreamU
     send(url, ONE)
     inner = MemoryConsumer(url)
     consumer = TrackedConsumer(inner, broker, options=BY_HAND)
-    message = consumer.next(1)
-    assert message is not None
-    consumer.ack(message)
+    finish_one(consumer)
     broker.error = BrokerUnavailableError("no answer", remedy="Wait.")
     with pytest.raises(BrokerUnavailableError):
         consumer.close()
@@ -786,9 +783,7 @@ def test_revoked_calls_back_once_commits_and_then_forgets(url: StreamUrl, broker
 def test_revoked_commits_while_another_commit_is_stuck(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
         broker.gate.clear()
         thread, _ = in_thread(consumer.commit)
         assert broker.entered.wait(PATIENCE)
@@ -806,9 +801,7 @@ def test_a_commit_that_failed_since_the_shard_was_given_away_is_no_error_at_the_
 ) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
         broker.error = GroupActiveError("given to another member", remedy="Its new owner reads it again.")
         consumer.on_revoked(frozenset([ONE]))
         assert consumer.commit_error is broker.error
@@ -834,9 +827,7 @@ def test_memory_keeps_the_positions_of_a_group(url: StreamUrl) -> None:
     send(url, ONE, ONE)
     committer = create_committer(url, "billing")
     with TrackedConsumer(MemoryConsumer(url), committer, options=BY_HAND) as consumer:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
+        finish_one(consumer)
     assert MemoryCommitter(url, "billing").committed() == {ONE: 1}
     assert MemoryCommitter(url, "other").committed() == {}
 
