@@ -29,10 +29,10 @@ bench: setup ## 1,000,000 Kafka messages and 500,000 Redis entries into Delta, n
 	@$(BIN)/python -m benchmarks.redis
 
 kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C
-	@$(BIN)/python -m tests.services.kafka_broker --port 9092
+	@$(BIN)/python -m tests.support.kafka_broker --port 9092
 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C
-	@$(BIN)/python -m tests.services.redis_server --port 6379
+	@$(BIN)/python -m tests.support.redis_server --port 6379
 
 test: check ## Lint, types and all tests; sets up what it needs
 

@@ -16,17 +16,17 @@ from statistics import median
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.decode import Json
-from spark_jobs.draining import drain
-from spark_jobs.ingestion import Ingestion
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify import verify
 from stream_consumers.batches import Range, Split
 from stream_consumers.connect import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
-from tests.services.kafka_broker import kafka_broker
-from tests.services.topics import create_topic, fill
+from tests.support.kafka_broker import kafka_broker
+from tests.support.topics import create_topic, fill
 
 ORDERS = Json("id BIGINT, user STRING")
 SCHEMA = pa.schema([("id", pa.int64()), ("user", pa.string())])

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.claim_names import claim_state
-from spark_jobs.decode import Json
-from spark_jobs.draining import drain
-from spark_jobs.ingestion import Ingestion
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.claims.status import claim_state
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.connect import StreamSource, create_producer
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
-from tests.services.redis_server import redis_server
+from tests.support.redis_server import redis_server
 
 ORDERS = Json("id BIGINT, user STRING")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import dagster as dg
 
-from spark_jobs.ingestion import Ingestion, check_sharing, check_source, lag
-from spark_jobs.ledger import LedgerState
-from spark_jobs.truncation import read_or_recover
+from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag
+from spark_jobs.batches.ledger_recovery import read_or_recover
+from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.connect import StreamSource
 from stream_consumers.messages import Shard

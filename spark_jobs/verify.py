@@ -14,13 +14,13 @@ import pandas as pd
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.claim_names import ClaimState
-from spark_jobs.dead_letters import DeadLetterTable
-from spark_jobs.delta_dataset import open_dataset
-from spark_jobs.ingestion import Ingestion, check_source, lag
-from spark_jobs.intervals import Intervals
-from spark_jobs.ledger import Ledger
-from spark_jobs.ledger_entries import ShardState
+from spark_jobs.batches.ingestion import Ingestion, check_source, lag
+from spark_jobs.claims.status import ClaimState
+from spark_jobs.ledger.dataset import open_dataset
+from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.dead_letters import DeadLetterTable
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError, TableUnreadableError
 from stream_consumers.messages import Shard

@@ -6,30 +6,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_jobs.decode import Json, Raw, Text
+    from spark_jobs.reading.decode import Json, Raw, Text
     from stream_assets.asset import StreamAsset, stream_asset
     from stream_assets.checks import build_continuity_check, build_dead_letter_check
-    from stream_assets.composition import build_ingest_job, build_sensor, stream_definitions
     from stream_assets.config import PlaceConfig, ReplayConfig, StreamConfig
+    from stream_assets.definitions_builder import build_ingest_job, build_sensor, stream_definitions
     from stream_assets.replay_job import build_replay_job
     from stream_assets.resources import SparkResource
 
 _HOMES = {
-    "Json": "spark_jobs.decode",
+    "Json": "spark_jobs.reading.decode",
     "PlaceConfig": "stream_assets.config",
-    "Raw": "spark_jobs.decode",
+    "Raw": "spark_jobs.reading.decode",
     "ReplayConfig": "stream_assets.config",
     "SparkResource": "stream_assets.resources",
     "StreamAsset": "stream_assets.asset",
     "StreamConfig": "stream_assets.config",
-    "Text": "spark_jobs.decode",
+    "Text": "spark_jobs.reading.decode",
     "build_continuity_check": "stream_assets.checks",
     "build_dead_letter_check": "stream_assets.checks",
-    "build_ingest_job": "stream_assets.composition",
+    "build_ingest_job": "stream_assets.definitions_builder",
     "build_replay_job": "stream_assets.replay_job",
-    "build_sensor": "stream_assets.composition",
+    "build_sensor": "stream_assets.definitions_builder",
     "stream_asset": "stream_assets.asset",
-    "stream_definitions": "stream_assets.composition",
+    "stream_definitions": "stream_assets.definitions_builder",
 }
 
 __all__ = [

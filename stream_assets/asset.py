@@ -11,14 +11,14 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from sensors.lag import MEMBER_TAG, LagPolicy
-from spark_jobs.decode import Decoder, Raw
-from spark_jobs.draining import drain
-from spark_jobs.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
-from spark_jobs.replay import Replay, ReplayJob, drain_replay
-from spark_jobs.rewind import rewind
-from spark_jobs.truncation import has_begun
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.ledger_recovery import has_begun
+from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.reading.decode import Decoder, Raw
+from spark_jobs.run_ingestion import drain
 from stream_assets.config import LimitsConfig, StreamConfig
-from stream_assets.materializations import batch_metadata
+from stream_assets.metadata import batch_metadata
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.connect import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal

@@ -6,8 +6,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from spark_jobs.bounds import Bound
-from spark_jobs.replay import OnReplay, Replay
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits
 

@@ -4,8 +4,8 @@ from datetime import timezone
 
 import dagster as dg
 
-from spark_jobs.bounds import Bound
-from spark_jobs.replay import OnReplay, Replay
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.replay import OnReplay, Replay
 from stream_assets.asset import DAILY, StreamAsset, replay_id
 from stream_assets.config import ReplayConfig
 from stream_consumers.errors import InvalidOptionError

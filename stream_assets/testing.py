@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_jobs.dead_letters import dead_letter_path
-from spark_jobs.ingestion import Batch, Step
+from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_consumers.errors import InvalidOptionError
 
 KILLS_VARIABLE = "STREAM_ASSETS_KILLS"

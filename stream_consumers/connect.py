@@ -9,27 +9,27 @@ from stream_consumers.batches import BatchSource
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, UnsupportedError
-from stream_consumers.file_batches import FileBatchSource
-from stream_consumers.file_consumer import FileConsumer
-from stream_consumers.file_producer import FileProducer
+from stream_consumers.file.batches import FileBatchSource
+from stream_consumers.file.consumer import FileConsumer
+from stream_consumers.file.producer import FileProducer
 from stream_consumers.hosts import host_id
-from stream_consumers.kafka_batches import KafkaBatchSource
-from stream_consumers.kafka_cluster import check_client_options
-from stream_consumers.kafka_consumer import KafkaConsumer
-from stream_consumers.kafka_membership import KafkaMembership
-from stream_consumers.kafka_producer import KafkaProducer
+from stream_consumers.in_process_groups import SharedGroupConsumer
+from stream_consumers.kafka.batches import KafkaBatchSource
+from stream_consumers.kafka.cluster import check_client_options
+from stream_consumers.kafka.consumer import KafkaConsumer
+from stream_consumers.kafka.membership import KafkaMembership
+from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions
-from stream_consumers.redis_batches import RedisBatchSource
-from stream_consumers.redis_claims import RedisClaims
-from stream_consumers.redis_client import check_redis_options, check_redis_url
-from stream_consumers.redis_consumer import RedisConsumer
-from stream_consumers.redis_group_consumer import RedisGroupConsumer
-from stream_consumers.redis_producer import RedisProducer
-from stream_consumers.shared_groups import SharedGroupConsumer
-from stream_consumers.stdio_consumer import StdioConsumer
-from stream_consumers.stdio_producer import StdioProducer, StdioProducerOptions
+from stream_consumers.redis.batches import RedisBatchSource
+from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.client import check_redis_options, check_redis_url
+from stream_consumers.redis.consumer import RedisConsumer
+from stream_consumers.redis.group_consumer import RedisGroupConsumer
+from stream_consumers.redis.producer import RedisProducer
+from stream_consumers.stdio.consumer import StdioConsumer
+from stream_consumers.stdio.producer import StdioProducer, StdioProducerOptions
 from stream_consumers.urls import StreamUrl
 
 PROTOCOLS = ("file", "kafka", "memory", "redis", "rediss", "stdio")
@@ -203,7 +203,7 @@ def create_consumer(
         url: where to read.
         mode: ``real_time`` has no group; ``resumable`` goes on where the group is, with all shards; ``load_balanced``
             shares with the group's other members: shards on Kafka, messages elsewhere. Members that read a file or
-            memory are those of this process, see :class:`stream_consumers.shared_groups.SharedGroupConsumer`.
+            memory are those of this process, see :class:`stream_consumers.in_process_groups.SharedGroupConsumer`.
         group: the consumer group.
         reset: where to start without a position.
         live: wait at the end; without it the stream ends there.

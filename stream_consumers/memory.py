@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches, widths
 from stream_consumers.consumer import Edge
+from stream_consumers.consumer_base import Assignment, MessageIterator, check_read
 from stream_consumers.errors import OutOfBoundsError, ProducerEndedError, StreamEndedError
-from stream_consumers.iteration import Assignment, MessageIterator, check_read
 from stream_consumers.messages import Message, Receipt, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, Limits
 from stream_consumers.urls import StreamUrl
@@ -296,7 +296,7 @@ class MemoryConsumer(MessageIterator):
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
-        """See :meth:`stream_consumers.consumer_abilities.PositionedConsumer.go_to`."""
+        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._broker.changed:
             check_read(positions, self.assigned())
             self._next |= positions

@@ -8,7 +8,7 @@ import sys
 from uuid import uuid4
 
 from stream_consumers.connect import create_producer
-from stream_consumers.redis_entry_consumer import EntryConsumer, GroupEntryConsumer
+from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
 from stream_consumers.urls import StreamUrl
 
 

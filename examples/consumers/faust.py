@@ -3,13 +3,13 @@
 python examples/consumers/faust.py
 """
 
-from stream_consumers.commits import MemoryCommitter
 from stream_consumers.connect import create_consumer, create_producer
-from stream_consumers.livelock import LivelockWatch, ShardEnd
 from stream_consumers.memory import MemoryBatchSource
 from stream_consumers.messages import Message
-from stream_consumers.tracked_consumer import TrackedConsumer
-from stream_consumers.tracking_options import TrackingOptions
+from stream_consumers.tracking.committers import MemoryCommitter
+from stream_consumers.tracking.consumer import TrackedConsumer
+from stream_consumers.tracking.livelock import LivelockWatch, ShardEnd
+from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl
 
 URL = StreamUrl.parse("memory://shop/orders")

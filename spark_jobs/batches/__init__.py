@@ -1,0 +1,1 @@
+"""Micro-batches: the jobs that plan, write, verify and commit them."""

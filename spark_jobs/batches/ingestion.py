@@ -1,0 +1,235 @@
+"""What is ingested where, and what is told of it. No Spark session is needed to know that."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import Entry, ShardState
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.reading.decode import Decoder, Raw
+from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
+from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
+
+SWITCHING = "switching"
+CLAIMS = "load_balanced by claims"
+LEAVING_CLAIMS = "switching from claims"
+# Whether positions are those of one number line, of one a shard, or of no one, where entries are claimed one by one.
+_LINES = {
+    ConsumerMode.REAL_TIME.value: "member",
+    ConsumerMode.RESUMABLE.value: "member",
+    ConsumerMode.LOAD_BALANCED.value: "shard",
+    CLAIMS: "claims",
+}
+Transform = Callable[[DataFrame], DataFrame]
+
+
+class Step(enum.Enum):
+    """What has just been done when an observer is told."""
+
+    CLAIMED = "claimed"
+    PLANNED = "planned"
+    READ = "read"
+    DEAD_LETTERS_WRITTEN = "dead letters written"
+    WRITING = "writing"
+    ROWS_WRITTEN = "rows written"
+    VERIFIED = "verified"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A planned batch.
+
+    Args:
+        entry: what its commit will say.
+        plan: how to read it.
+        doubtful: where messages may be in the table already, so that it has to be looked at.
+    """
+
+    entry: Entry
+    plan: BatchPlan
+    doubtful: Mapping[Shard, Range] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The transaction number."""
+        return self.entry.number
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch that is in the table.
+
+    Args:
+        batch: what was planned.
+        version: the table version that holds it.
+        messages: messages decoded, per shard.
+        rows: rows in the commit, after the transform.
+        dead: dead letters.
+        lag: messages between the position and the frozen end, per shard (an upper bound).
+        seconds: from the plan to the commit.
+        replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
+    """
+
+    batch: Batch
+    version: int
+    messages: Mapping[Shard, int]
+    rows: int
+    dead: int
+    lag: Mapping[Shard, int]
+    seconds: float
+    replaced: int | None = 0
+
+
+Observer = Callable[[Step, "Batch | None"], None]
+
+
+def ignore_steps(step: Step, batch: Batch | None) -> None:
+    """The default observer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingestion:
+    """What to ingest, and where to.
+
+    Args:
+        group: the consumer group.
+        table: the Delta table, a path or URI.
+        decoder: how payloads become columns.
+        transform: from the decoded rows to the rows to write; they must keep the stream columns.
+        member: the name of this member in its group.
+        shard: instead: the one shard whose number line is used, where every shard has its own.
+        sharing: how the group shares its shards.
+        claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
+        on_data_loss: what to do about messages that are gone before they were read.
+        start: where a group without a position starts.
+        limits: the most that one batch holds.
+        merge_schema: let new columns into the table.
+        storage_options: for reading the Delta log in an object store.
+    """
+
+    group: str
+    table: str
+    decoder: Decoder = field(default_factory=Raw)
+    transform: Transform | None = None
+    member: str = "main"
+    shard: Shard | None = None
+    sharing: ConsumerMode = ConsumerMode.RESUMABLE
+    claims: bool = False
+    on_data_loss: DataLoss = DataLoss.ERROR
+    start: AutoStreamReset = AutoStreamReset.EARLIEST
+    limits: Limits = field(default_factory=Limits)
+    merge_schema: bool = False
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def lines(self) -> str:
+        """How the ledger calls the way in which the group shares; it tells which number lines there are."""
+        return CLAIMS if self.claims else self.sharing.value
+
+    @property
+    def transform_name(self) -> str:
+        """What the ledger calls the transform; empty without one."""
+        return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
+
+    def ledger(self) -> Ledger:
+        """The ledger of the group in the table."""
+        log = DeltaLog(self.table, storage_options=self.storage_options)
+        return Ledger(log, group=self.group, member=self.shard or self.member)
+
+    def dead_letters(self) -> DeadLetterTable:
+        """The dead letters of the table."""
+        return DeadLetterTable(dead_letter_path(self.table), self.storage_options)
+
+
+def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, int]:
+    """Per shard, the messages to write: those behind what is covered, and those to replace; an upper bound."""
+    known = {shard: state.shards.get(shard, ShardState()) for shard in extents}
+    ends = {shard: s.covered.position for shard, s in known.items()}
+    starts = {shard: extents[shard].start if end is None else end for shard, end in ends.items()}
+    total = dict(source.count({shard: Range(start, extents[shard].end) for shard, start in starts.items()}))
+    for turn in range(max((len(s.redo.ranges) for s in known.values()), default=0)):
+        parts = {shard: s.redo.ranges[turn] for shard, s in known.items() if turn < len(s.redo.ranges)}
+        for shard, count in source.count(parts).items():
+            total[shard] += count
+    return total
+
+
+def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse a group whose number lines are others than ours: a batch of theirs in flight would land next to ours (I4).
+
+    Raises:
+        InvalidOptionError: with the mode of the group and the way to change it.
+    """
+    wanted = ingestion.sharing.value
+    if not state.sharing or (state.sharing in _LINES and _LINES[state.sharing] == _LINES[ingestion.lines]):
+        return
+    raise InvalidOptionError(
+        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.lines}",
+        remedy=f"Change the group's mode with: stream-assets switch --to {wanted}; or use mode {state.sharing!r}."
+        if state.sharing not in (SWITCHING, LEAVING_CLAIMS)
+        else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
+    )
+
+
+def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+    """What of ``gaps`` is gone from the stream, if that is to be recorded (I5).
+
+    Raises:
+        DataLossError: if it is not, with the numbers.
+    """
+    lost = source.lost(gaps)
+    if lost and ingestion.on_data_loss is DataLoss.ERROR:
+        ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
+        raise DataLossError(
+            f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
+            remedy="The stream keeps them no longer. To go on behind them, with the loss recorded in the table's log "
+            "and its dead letters, set on_data_loss to 'record'; or bring them back.",
+            **{
+                str(shard): f"committed {part.start}, earliest {part.end}, latest {gaps[shard].end}"
+                for shard, part in sorted(lost.items())
+            },
+        )
+    return lost
+
+
+def check_source(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    """Refuse a stream that is not the one the ledger remembers, or that ends before the position (I5).
+
+    Args:
+        source: the stream.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the stream holds.
+
+    Raises:
+        SourceRecreatedError: with both identities, or the position and the end.
+    """
+    known = state.newest.identities if state.newest else {}
+    identities = source.identities()
+    for stream, identity in identities.items():
+        if known.get(stream, identity) != identity:
+            raise SourceRecreatedError(
+                f"{source.url} is not the stream that group {group!r} has read so far",
+                remedy="If it was recreated on purpose, ingest it with a new group name.",
+                ledger=known[stream],
+                found=identity,
+            )
+    for shard, known_shard in state.shards.items():
+        position = known_shard.covered.position or 0
+        end = extents[shard].end + extents[shard].blocked if shard in extents else None
+        if shard.stream in identities and (end is None or end < position) and position > 0:
+            raise SourceRecreatedError(
+                f"{source.url} ends before the position of group {group!r} in {shard}",
+                remedy="The stream was cut or replaced. Ingest it with a new group name, or bring it back.",
+                position=position,
+                end=end,
+            )

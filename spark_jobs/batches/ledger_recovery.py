@@ -1,0 +1,147 @@
+"""What to do when the Delta log was cleaned so far that no commit of the group can be read any more.
+
+Checkpoints keep the transaction numbers, so that it is known that the group has written, but not how far. Two ways on:
+
+    the broker's mirror   With each commit the broker is told the number of the batch. If that is the last number in the
+                          table, nothing was written since, and the positions of the broker are those of the ledger.
+    a new start           Somebody says where. Everything behind that place which the table holds is replaced, so that
+                          any place is safe.
+
+Either way the state is written down in an empty commit of kind ``keep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.empty_commit import commit_empty
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.entries import Entry, ShardState
+from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.verify import last_sequences
+from stream_consumers.batches import BatchSource
+from stream_consumers.errors import LedgerTruncatedError
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+
+def line_mark(app: str, state: LedgerState, shards: Iterable[Shard]) -> str:
+    """What the broker is told with the positions of a batch; nothing where they are not all there is to know.
+
+    Example:
+        >>> orders = Shard("orders")
+        >>> whole = ShardState(Intervals.of((LOWEST, 90)))
+        >>> line_mark("lakehouse/main", LedgerState(8, {orders: whole}, last_number=7), [orders])
+        'lakehouse/main 7'
+    """
+    known = [state.shards[shard] for shard in shards]
+    is_simple = all(len(s.covered.ranges) == 1 and not s.redo for s in known)
+    return f"{app} {state.last_number}" if is_simple else ""
+
+
+def has_begun(ingestion: Ingestion) -> bool:
+    """Whether the group has written anything, be its log cleaned or not."""
+    try:
+        return ingestion.ledger().read().newest is not None
+    except LedgerTruncatedError:
+        return True
+
+
+def read_or_recover(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
+    """The ledger; where its log was cleaned, what the broker's mirror says.
+
+    Returns:
+        The state, and whether it has to be written down with :func:`keep`.
+
+    Raises:
+        LedgerTruncatedError: the log was cleaned, and the mirror does not agree with the table.
+    """
+    try:
+        return ingestion.ledger().read(), False
+    except LedgerTruncatedError as error:
+        state = _mirrored(source, ingestion)
+        if state is None:
+            raise LedgerTruncatedError(
+                error.what,
+                remedy="Say where to go on: stream-assets rewind --to earliest, or --to SHARD=SEQUENCE,… with the "
+                "same --source, --table and --group. What the table holds behind that place is replaced, so that "
+                "nothing is doubled.",
+                **error.facts,
+            ) from error
+        return state, True
+
+
+def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
+    marks, positions = source.marks(ingestion.group), source.committed(ingestion.group) or {}
+    ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
+    if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
+        return None
+    for shard in positions:
+        line = shard if ingestion.sharing is ConsumerMode.LOAD_BALANCED else None
+        ledger = replace(ingestion, shard=line).ledger()
+        if marks.get(shard) != f"{ledger.app} {ledger.last_number(ledger.member)}":
+            return None
+    if any(positions.get(shard, -1) <= last for shard, last in _last(ingestion, source).items()):
+        return None
+    return _state(ingestion, source, positions)
+
+
+def _last(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
+    streams = source.identities()
+    return {s: sequence for s, sequence in last_sequences(ingestion).items() if s.stream in streams}
+
+
+def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
+    """What the rows and the dead letters tell: each shard is covered up to its last sequence in the table."""
+    starts = {shard: extent.start for shard, extent in source.extents().items()}
+    return _state(ingestion, source, starts | {s: last + 1 for s, last in _last(ingestion, source).items()})
+
+
+def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int]) -> LedgerState:
+    ledger = ingestion.ledger()
+    snapshot = ledger.log.snapshot()
+    letters = ingestion.dead_letters().log().snapshot()
+    version, number = (snapshot.version, snapshot.last_number(ledger.app)) if snapshot else (-1, 0)
+    shards = {shard: ShardState(Intervals.of((LOWEST, end)), origin=end) for shard, end in ends.items()}
+    kept = Entry(
+        kind="keep",
+        group=ingestion.group,
+        app=ledger.app,
+        number=number,
+        by=ingestion.member,
+        bid="",
+        base=version,
+        state=shards,
+        identities=source.identities(),
+        # What was written before cannot be judged any more.
+        letters=letters.version if letters else -1,
+        sharing=ingestion.lines,
+    )
+    return LedgerState(version, shards, kept, number, kept.letters, kept.sharing)
+
+
+def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: LedgerState) -> None:
+    """Write the state down, so that the ledger can be read again; nothing if another run has done so.
+
+    Raises:
+        WriteError: Spark failed; run it again.
+    """
+    ends = {shard: end for shard, known in state.shards.items() if (end := known.covered.position) is not None}
+
+    def fields(state: LedgerState) -> Mapping[str, object] | None:
+        # What another run has written since then is not in this state.
+        return None if _is_readable(ingestion) else {}
+
+    commit_empty(spark, ingestion, "keep", fields, read=lambda: _state(ingestion, source, ends))
+
+
+def _is_readable(ingestion: Ingestion) -> bool:
+    try:
+        ingestion.ledger().read()
+    except LedgerTruncatedError:
+        return False
+    return True

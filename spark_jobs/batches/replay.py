@@ -1,0 +1,337 @@
+"""A bounded replay: messages that are in the table already are read again, and their rows replaced.
+
+It follows the batch protocol of :mod:`spark_jobs.batches.ingest`, with these differences (protocol 3.6):
+
+ 1. What it replaces is clamped to what the ledger covers, once, when it begins; each of its commits carries that goal
+    and the replay's id, so that a replay that was killed goes on behind its last batch.
+ 2. Its commits are of kind ``replay``: they never move a position, neither the ledger's nor the broker's.
+ 3. It has a number line of its own. Ingestion appends what is not covered and a replay replaces what is, so neither
+    takes the other's number; a replace that meets another commit on its way is written again, not read again.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest import parallelism
+from spark_jobs.batches.ingestion import (
+    CLAIMS,
+    LEAVING_CLAIMS,
+    Batch,
+    BatchReport,
+    Ingestion,
+    Observer,
+    Step,
+    check_source,
+    ignore_steps,
+)
+from spark_jobs.batches.writer import BatchWriter, OutdatedError
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    SourceRecreatedError,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from stream_consumers.messages import Shard
+
+REPLAY_LINE = "replay"
+LONGEST_PAUSE_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class OnReplay(enum.Enum):
+    """What becomes of the rows that a replayed range has in the table."""
+
+    REPLACE = "replace"
+    APPEND = "append"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What to replay.
+
+    Args:
+        start: the first messages; without it all that the stream holds.
+        stop: the messages to stop before; without it the position of the group.
+        on_replay: replace the rows of the range, or append to them.
+        id: a replay with the id of one that was killed goes on where that was.
+
+    Example:
+        >>> replay = Replay(start=Bound.parse("2026-11-01T00:00:00Z"), stop=Bound.parse("2026-11-02T00:00:00Z"))
+        >>> replay.on_replay.value
+        'replace'
+    """
+
+    start: Bound | None = None
+    stop: Bound | None = None
+    on_replay: OnReplay = OnReplay.REPLACE
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is.
+
+    Args:
+        goal: all that it replaces; a shard may be missing, where it has nothing to replace.
+        done: what of that is in the table.
+    """
+
+    goal: Mapping[Shard, Range]
+    done: Mapping[Shard, Intervals] = field(default_factory=dict)
+
+    def gaps(self, state: LedgerState) -> Mapping[Shard, Range]:
+        """The next range to replace, per shard: only where the ledger covers it (a RESTORE may have changed that)."""
+        left = {
+            shard: (Intervals.of(part) & state.shards[shard].covered) - self.done.get(shard, Intervals())
+            for shard, part in self.goal.items()
+            if shard in state.shards
+        }
+        return {shard: parts.ranges[0] for shard, parts in left.items() if parts}
+
+
+def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
+    """The replay with this id as the ledger remembers it; ``None`` if it has written nothing."""
+    entries = [c.entry for c in ledger.surviving() if c.entry and c.entry.replay == replay_id]
+    if not entries:
+        return None
+    done: dict[Shard, Intervals] = {}
+    for entry in entries:
+        for shard, part in entry.ranges.items():
+            done[shard] = done.get(shard, Intervals()) | Intervals.of(part)
+    return ReplayProgress(entries[0].goal, done)
+
+
+def goal_of(
+    replay: Replay, source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
+) -> Mapping[Shard, Range]:
+    """What the replay replaces: from its start to its stop, as far as the ledger covers it and the stream holds it.
+
+    Raises:
+        InvalidOptionError: the stop lies before the start, or the stream does not hold one of them.
+    """
+    starts = replay.start.resolve(source, extents) if replay.start else {s: e.start for s, e in extents.items()}
+    stops = replay.stop.resolve(source, extents) if replay.stop else {}
+    goal = {}
+    for shard, start in sorted(starts.items()):
+        known = state.shards.get(shard)
+        covered = known.covered.position if known else None
+        stop = stops.get(shard, covered or start)
+        if stop < start and shard in stops:
+            raise InvalidOptionError(
+                f"the replay of {shard} would stop at {stop}, before its start at {start}",
+                remedy="Give a later stop, or an earlier start.",
+            )
+        part = Range(start, stop).clamp(Range(extents[shard].start, covered or start))
+        if part.start < part.end:
+            goal[shard] = part
+    return goal
+
+
+def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
+    """Refuse what cannot be replayed.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing.
+        UnsupportedError: the members of the group claim entries one by one.
+    """
+    if state.newest is None:
+        raise StreamNotFoundError(
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}: there is nothing to replay or move",
+            remedy="Ingest first. With start='latest' the first run only sets the position, and what lies before it "
+            "can be replayed then.",
+        )
+    if state.sharing in (CLAIMS, LEAVING_CLAIMS):
+        raise UnsupportedError(
+            f"group {ingestion.group!r} claims entries one by one, so no range of its stream is its own to replace",
+            remedy="Change it with: stream-assets switch --to resumable; replay; and change it back.",
+        )
+
+
+class ReplayJob:
+    """Replays into a table, batch by batch.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream; the caller closes it.
+        ingestion: what goes where; its transform and decoder make the new rows.
+        replay: what to replay.
+        observer: told of each step, for progress bars and for tests that kill the process there.
+        on_wait: told when another commit was in the way, and how long it waits.
+
+    Raises:
+        SparkSessionError: the session cannot write Delta tables.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: BatchSource,
+        ingestion: Ingestion,
+        replay: Replay,
+        *,
+        observer: Observer = ignore_steps,
+        on_wait: Callable[[str], object] = _log.warning,
+    ) -> None:
+        self._source = source
+        self._ingestion = replace(ingestion, member=REPLAY_LINE, shard=None)
+        self._replay = replay
+        self._observer = observer
+        self._on_wait = on_wait
+        self._writer = BatchWriter(spark, self._ingestion, url=source.url, observer=observer)
+        self._identities = source.identities()
+        self._parallelism = parallelism(spark)
+        self._goal: Mapping[Shard, Range] | None = None
+
+    def goal(self) -> Mapping[Shard, Range]:
+        """All that is replaced, in this run and in those that were killed.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+        """
+        state = self._writer.ledger.read()
+        check_replay(state, self._ingestion)
+        return self._progress(state).goal
+
+    def plan(self) -> Batch | None:
+        """The next batch; ``None`` if all is replaced.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+            DataLossError: the stream does not hold the messages any more.
+            SchemaMismatchError, TransformError: the rows cannot go into the table.
+        """
+        while True:
+            state = self._writer.ledger.read()
+            check_replay(state, self._ingestion)
+            self._writer.check_columns(state)
+            self._writer.settle(state)
+            progress = self._progress(state)
+            gaps = progress.gaps(state)
+            if not gaps:
+                self._writer.settle(state, again=True)
+                return None
+            try:
+                return self._plan(state, progress, gaps)
+            except OutdatedError as outdated:
+                self._writer.look_again(outdated)
+
+    def _progress(self, state: LedgerState) -> ReplayProgress:
+        """The goal is fixed by the first commit of the replay, or where there is none, by the first look."""
+        known = begun(self._writer.ledger, self._replay.id)
+        extents = self._source.extents()
+        check_source(self._source, self._ingestion.group, state, extents)
+        if known is None and self._goal is None:
+            self._goal = goal_of(self._replay, self._source, state, extents)
+        return known or ReplayProgress(self._goal or {})
+
+    def _plan(self, state: LedgerState, progress: ReplayProgress, gaps: Mapping[Shard, Range]) -> Batch | None:
+        lost = self._source.lost(gaps)
+        if lost:
+            raise DataLossError(
+                f"{self._source.url} no longer holds messages that were to be replayed",
+                remedy="The rows in the table are the last copy, so they are not touched. Start later.",
+                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
+            )
+        try:
+            plan = self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
+        except DataLossError as error:
+            raise OutdatedError(error) from error
+        if plan is None:
+            return None
+        entry = self._writer.entry(
+            "replay",
+            state,
+            identities=self._identities,
+            ranges=plan.ranges,
+            mode=self._replay.on_replay.value,
+            replay=self._replay.id,
+            goal=progress.goal,
+            hint=state.newest.hint if state.newest else None,
+        )
+        batch = Batch(entry, plan)
+        self._observer(Step.PLANNED, batch)
+        return batch
+
+    def run(self, batch: Batch) -> BatchReport | None:
+        """Write it; ``None`` if it has to be planned again.
+
+        Raises:
+            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
+            DataLossError: rows would be replaced whose messages the stream does not hold any more.
+            LedgerUnreadableError: whether it is cannot be told.
+        """
+        began = time.monotonic()
+        try:
+            written = self._writer.write(batch, check=self._check_identity, renew=self._renew)
+        except OutdatedError as outdated:
+            self._writer.look_again(outdated)
+            return None
+        if written is None:
+            return None
+        gaps = self._progress(self._writer.ledger.read()).gaps(self._writer.ledger.read())
+        return BatchReport(
+            Batch(written.entry, batch.plan),
+            written.commit.version,
+            written.messages,
+            written.commit.output_rows or 0,
+            written.entry.dead,
+            self._source.count(gaps),
+            time.monotonic() - began,
+            replaced=self._writer.ledger.log.deleted_rows(written.commit),
+        )
+
+    def _renew(self, batch: Batch) -> Batch | None:
+        """The same batch for the table as it is now, if it still is the next one."""
+        pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
+        self._on_wait(
+            f"another run wrote to {self._ingestion.table} while this one replaced rows in it; "
+            f"it is tried again in {pause:.1f} s"
+        )
+        time.sleep(pause)
+        state = self._writer.ledger.read()
+        gaps = self._progress(state).gaps(state)
+        if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
+            return None
+        fresh = replace(
+            batch.entry, number=state.last_number + 1, bid=uuid.uuid4().hex, base=state.version, state=state.shards
+        )
+        return replace(batch, entry=fresh)
+
+    def _check_identity(self) -> None:
+        if self._source.identities() != self._identities:
+            raise SourceRecreatedError(
+                f"{self._source.url} was recreated while it was read",
+                remedy="Nothing was written. If it was recreated on purpose, ingest it with a new group name.",
+            )
+
+
+def drain_replay(job: ReplayJob, *, max_batches: int | None = None) -> Iterator[tuple[BatchReport, bool]]:
+    """The batches of a replay when they are in the table, and whether it is the last one."""
+    count = 0
+    batch = job.plan()
+    while batch is not None:
+        report = job.run(batch)
+        count += report is not None
+        try:
+            batch = None if count == max_batches else job.plan()
+        except Exception:
+            # The batch is in the table whatever comes next: tell of it first.
+            if report is not None:
+                yield report, False
+            raise
+        if report is not None:
+            yield report, batch is None

@@ -1,0 +1,169 @@
+"""Moves the position of a group, backwards or forwards, by one empty commit on each of its number lines.
+
+Backwards: the commit replaces nothing itself, but says up to where the batches that follow replace (protocol 3.6,
+``until``); the ledger remembers what is left of that across crashes. Forwards: what is skipped counts as covered, and
+the ledger says that it was skipped. A batch that is on its way loses its number to the commit and is planned again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.empty_commit import commit_empty
+from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source
+from spark_jobs.batches.ledger_recovery import keep, line_mark, surviving_state
+from spark_jobs.batches.replay import check_replay
+from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.errors import GroupActiveError, InvalidOptionError, LedgerTruncatedError
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a rewind does to one shard.
+
+    Args:
+        shard: the shard.
+        position: the next sequence to write now.
+        covered: the end of the last that is in the table; after a RESTORE something before it may be missing.
+        to: the new position.
+    """
+
+    shard: Shard
+    position: int
+    covered: int
+    to: int
+
+    @property
+    def replaced(self) -> Range:
+        """What is written again, in place of what is there."""
+        return Range(min(self.to, self.covered), self.covered)
+
+    @property
+    def skipped(self) -> Range:
+        """What is never read."""
+        return Range(self.covered, max(self.to, self.covered))
+
+
+def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
+    """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
+    try:
+        return ingestion.ledger().read(), False
+    except LedgerTruncatedError:
+        return surviving_state(ingestion, source), True
+
+
+def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: LedgerState) -> list[Move]:
+    """What :func:`rewind` would do, shard by shard; those that stay where they are are left out.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing.
+        UnsupportedError: the members of the group claim entries one by one.
+        InvalidOptionError: the stream does not hold the place, or it lies behind what is still to be replaced.
+    """
+    check_replay(state, ingestion)
+    check_sharing(state, ingestion)
+    extents = source.extents()
+    check_source(source, ingestion.group, state, extents)
+    moves = []
+    for shard, sequence in sorted(to.resolve(source, extents).items()):
+        move = _move(shard, sequence, state.shards.get(shard, ShardState()), extents[shard])
+        if move.to != move.position:
+            moves.append(move)
+    return moves
+
+
+def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
+    # A shard that nobody has read yet begins at its first message.
+    end = known.covered.ranges[-1].end if known.covered else extent.start
+    position = end if known.position is None else known.position
+    if to > position and position < end:
+        raise InvalidOptionError(
+            f"{shard} cannot be moved forwards to {to}: the rows from {position} on are still to be written again",
+            remedy="Ingest first; or, to take a rewind back, RESTORE the table to the version before it.",
+        )
+    return Move(shard, position, end, to)
+
+
+def rewind(
+    spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, *, replay_id: str = ""
+) -> list[Move]:
+    """Move the group's position; the next run continues there.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: group and table.
+        to: the new position.
+        replay_id: a rewind with the id of one that is in the ledger does nothing.
+
+    Returns:
+        What was moved.
+
+    A group whose log was cleaned so far that its position is unknown is set anew; see
+    :mod:`spark_jobs.batches.ledger_recovery`.
+
+    Raises:
+        StreamNotFoundError, UnsupportedError, InvalidOptionError: see :func:`plan_moves`.
+        WriteError: Spark failed; run it again.
+    """
+    rewind_id = replay_id or uuid.uuid4().hex
+    ledger = ingestion.ledger()
+    state, is_guess = read_or_guess(source, ingestion)
+    if is_guess:
+        keep(spark, source, ingestion, state)
+    done = {s for c in ledger.surviving() if c.entry and c.entry.replay == rewind_id for s in c.entry.ranges}
+    moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
+    for line, shards in _lines(ingestion, [move.shard for move in moves]).items():
+
+        def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
+            left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
+            return _fields(left) | {"replay": rewind_id} if left else None
+
+        commit_empty(spark, replace(ingestion, shard=line), "batch", fields)
+    if moves:
+        _tell_broker(source, ingestion)
+    return moves
+
+
+def _lines(ingestion: Ingestion, shards: Iterable[Shard]) -> Mapping[Shard | None, Set[Shard]]:
+    """The shards of each number line: one line for all of them, or one for each."""
+    shards = frozenset(shards)
+    if ingestion.sharing is ConsumerMode.LOAD_BALANCED:
+        return {shard: {shard} for shard in sorted(shards)}
+    return {None: shards} if shards else {}
+
+
+def _fields(moves: list[Move]) -> dict[str, object]:
+    back = [move for move in moves if move.to < move.covered]
+    ahead = [move for move in moves if move.to > move.covered]
+    return {
+        "mode": "replace",
+        "ranges": {m.shard: Range(m.to, m.to) for m in back} | {m.shard: m.skipped for m in ahead},
+        "until": {m.shard: m.covered for m in back},
+        "skipped": {m.shard: m.skipped for m in ahead},
+    }
+
+
+def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
+    identities = source.identities()
+    for line in _lines(ingestion, list(ingestion.ledger().read().positions)):
+        ledger = replace(ingestion, shard=line).ledger()
+        state = ledger.read()
+        own = {s: p for s, p in state.positions.items() if s.stream in identities and line in (None, s)}
+        try:
+            source.commit(ingestion.group, own, mark=line_mark(ledger.app, state, own))
+        except GroupActiveError as error:
+            _log.warning("the ledger is moved, but the broker was not told: %s", error)
+            return

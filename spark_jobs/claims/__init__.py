@@ -1,0 +1,1 @@
+"""Ingestion of a group that claims entries one by one (Redis, mode ``load_balanced``)."""

@@ -1,0 +1,341 @@
+"""Batches of entries that are claimed one by one, where members share a Redis group (protocol 3.3).
+
+Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id>``, and the ledger tells what became of
+it: open (the number may still be written), written (it is in the table), dead (it never will be). One batch:
+
+ 1. names        what names of others hold that nobody touched: acknowledge the written, fence the open ones
+ 2. loss         entries that are gone unread are recorded, once, on the number line of their shard
+ 3. claim        entries of dead names and new ones into a new name; after a lost reply the name is given up
+ 4. write        dead letters, rows, the look into the log; a heartbeat keeps the claim meanwhile
+ 5. acknowledge  only now
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingest import parallelism
+from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, check_sharing, ignore_steps
+from spark_jobs.batches.writer import BatchWriter, OutdatedError
+from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
+from spark_jobs.claims.status import NameStatus, Status
+from spark_jobs.ledger.entries import Claimed
+from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
+from stream_consumers.fair_share import fair_shares
+from stream_consumers.messages import Shard
+from stream_consumers.redis.claim_name import ClaimName, PendingEntry
+from stream_consumers.redis.claimed_entries import Held
+from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.heartbeat import Heartbeat
+from stream_consumers.redis.ids import to_sequence
+
+MAX_GIVEN_UP = 5
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """An entry that a dead name or an idle client of another kind holds."""
+
+    shard: Shard
+    name: ClaimName | bytes
+    entry: PendingEntry
+
+
+class ClaimJob:
+    """One member of a group that shares by claiming entries.
+
+    Args:
+        spark: a session that can write Delta tables.
+        claims: the group; the caller closes it.
+        ingestion: what goes where; ``member`` is the name of this member.
+        observer: told of each step.
+
+    Raises:
+        SparkSessionError: the session cannot write Delta tables.
+    """
+
+    def __init__(
+        self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer = ignore_steps
+    ) -> None:
+        self._spark = spark
+        self._claims = claims
+        self._ingestion = ingestion
+        self._observer = observer
+        self._writer = BatchWriter(spark, ingestion, url=claims.url, observer=observer)
+        self._ledger = self._writer.ledger
+        self._names = NameStatus(self._ledger)
+        self._parallelism = parallelism(spark)
+        self._origin: Mapping[Shard, int] | None = None
+        self._mine: set[str] = set()
+        self._let_go: set[tuple[Shard, str]] = set()
+        self._given_up = 0
+        self._losses = ClaimLosses(spark, claims, ingestion, observer=observer)
+        self._open: OpenBatch | None = None
+        self._turn = 0
+
+    def plan(self) -> Batch | None:
+        """The next batch, or ``None`` if there is nothing to claim at the moment.
+
+        Raises:
+            SourceRecreatedError: the group or the stream is not what the ledger remembers.
+            DataLossError: entries are gone, and that is not to be recorded; or a RESTORE removed rows.
+            SchemaMismatchError, TransformError: the rows cannot go into the table.
+        """
+        while True:
+            state = self._ledger.read()
+            check_sharing(state, self._ingestion)
+            check_restored(self._ledger, state, self._ingestion)
+            if state.newest is None:
+                origin = self._claims.prepare(self._ingestion.start)
+                self._writer.claim(state, origin, identities=self._claims.identities())
+                continue
+            self._prepare(state)
+            self._writer.check_columns(state)
+            self._writer.settle(state)
+            loss = self._losses.next()
+            if loss is not None:
+                self._open = loss
+                self._observer(Step.PLANNED, loss.batch)
+                return loss.batch
+            orphans = self._settle_names(state)
+            if orphans is None:
+                continue
+            try:
+                batch = self._claim(state, orphans)
+            except BrokerUnavailableError as error:
+                self._give_up(error)
+                continue
+            except BaseException:
+                self._release_mine()
+                raise
+            self._given_up = 0
+            if batch is None and self._losses.are_known:
+                continue
+            if batch is None:
+                self._writer.settle(state, again=True)
+            return batch
+
+    def run(self, batch: Batch) -> BatchReport | None:
+        """Write a batch and acknowledge it; ``None`` if it is not in the table, then plan again.
+
+        Raises:
+            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
+            LedgerUnreadableError: whether it is cannot be told; nothing was acknowledged.
+        """
+        began = time.monotonic()
+        opened, self._open = self._open, None
+        assert opened is not None
+        try:
+            written = self._write(opened, batch)
+        except OutdatedError as outdated:
+            # The next plan records what is gone, and takes over the rest from our own name.
+            # If it was fenced meanwhile, the one who did it found what there was to find.
+            if opened.held is not None and self._ledger.last_number(self._ledger.member) < batch.number:
+                for shard, ids in self._claims.missing(opened.held.ids).items():
+                    self._losses.add(shard, ids)
+            self._release(opened)
+            opened.writer.look_again(outdated)
+            return None
+        except BaseException:
+            self._release(opened)
+            raise
+        if written is None:
+            return None
+        report, finish = written
+        finish()
+        self._observer(Step.COMMITTED, batch)
+        lag = {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
+        return replace(report, lag=lag, seconds=time.monotonic() - began)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait before asking again whether there is something to take over."""
+        return min(1.0, self._claims.policy.min_idle_seconds / 4)
+
+    def is_drained(self) -> bool:
+        """Whether the whole group is done with what was there at the beginning."""
+        return self._claims.is_drained()
+
+    def _write(self, opened: OpenBatch, batch: Batch) -> tuple[BatchReport, Callable[[], None]] | None:
+        if opened.held is None:
+            written = opened.writer.write(batch)
+        else:
+            with Heartbeat(self._claims, opened.held):
+                written = opened.writer.write(batch)
+        if written is None:
+            return None
+        commit = written.commit
+        report = BatchReport(
+            Batch(written.entry, batch.plan),
+            commit.version,
+            written.messages,
+            commit.output_rows or 0,
+            written.entry.dead,
+            {},
+            0.0,
+        )
+        return report, opened.finish
+
+    def _give_up(self, error: BrokerUnavailableError) -> None:
+        """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it (R4)."""
+        self._given_up += 1
+        if self._given_up >= MAX_GIVEN_UP:
+            raise error
+        _log.warning("a claim of group %s is given up: %s", self._ingestion.group, error)
+
+    def _release_mine(self) -> None:
+        for shard, names in self._claims.holders().items():
+            for name in map(ClaimName.parse, names):
+                if name is not None and name.bid in self._mine:
+                    self._claims.release(shard, name)
+
+    def _release(self, opened: OpenBatch) -> None:
+        """An orderly failure is no reason to count a delivery, nor to let others wait."""
+        if opened.held is None:
+            return
+        try:
+            for shard in opened.held.ids:
+                self._let_go.add((shard, opened.held.name.bid))
+                self._claims.release(shard, opened.held.name)
+        except StreamAssetsError as error:
+            _log.warning("the claim of %s could not be released: %s", opened.held.name, error)
+
+    def _prepare(self, state: LedgerState) -> None:
+        """Once: the group is where it should be, and names that were left behind are removed."""
+        if self._origin is not None:
+            return
+        known = {shard: known.claimed for shard, known in state.shards.items()}
+        self._origin = self._claims.prepare(self._ingestion.start, known=known)
+        for shard, names in self._claims.empty_names().items():
+            for name in names:
+                # Whatever became of it: its number is gone, and it holds nothing.
+                if name.number <= self._ledger.last_number(name.member):
+                    self._claims.forget(shard, name)
+
+    def _settle_names(self, state: LedgerState) -> list[_Orphan] | None:
+        """Rules R1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
+        holders = {shard: self._touchable(shard, names) for shard, names in self._claims.holders().items()}
+        parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
+        statuses = self._names.of(parsed)
+        still_open = {name for name in parsed if statuses[name] is Status.OPEN}
+        if still_open:
+            for member, number in sorted({(name.member, name.number) for name in still_open}):
+                fresh = self._ledger.read()
+                check_restored(self._ledger, fresh, self._ingestion)
+                self._writer.fence(fresh, member, number, identities=self._claims.identities())
+            return None
+        orphans: list[_Orphan] = []
+        for shard, names in holders.items():
+            for name in names:
+                if isinstance(name, ClaimName) and statuses[name] is Status.WRITTEN:
+                    self._acknowledge(shard, name)
+                else:
+                    orphans += self._held(shard, name)
+        return orphans
+
+    def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
+        """Names that nobody touched, or that were given up; others: their entries are looked at singly."""
+        idle = self._claims.idle_names(shard)
+        found: list[ClaimName | bytes] = []
+        for raw in names:
+            name = ClaimName.parse(raw)
+            if name is None:
+                found.append(raw)
+            elif raw in idle or name.bid in self._mine or self._claims.is_released(shard, name):
+                found.append(name)
+        return found
+
+    def _acknowledge(self, shard: Shard, name: ClaimName) -> None:
+        for page in self._claims.pending(shard, name, idle=False):
+            self._claims.acknowledge({shard: [entry.id for entry in page]})
+        self._claims.forget(shard, name)
+
+    def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Orphan]:
+        """The entries of a dead name, or those of another client that nobody touched, as many as one batch can hold."""
+        # Of a name that is dead all may be taken: nobody adds to it, and what it held is not in the table.
+        needs_idle = not isinstance(name, ClaimName)
+        if isinstance(name, ClaimName) and name.bid in self._mine and (shard, name.bid) not in self._let_go:
+            # Given up or outrun, but by no means killed: that one delivery does not count.
+            self._let_go.add((shard, name.bid))
+            self._claims.release(shard, name)
+        count = 0
+        for page in self._claims.pending(shard, name, idle=needs_idle):
+            # What clients of another kind did is no try of ours.
+            tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
+            yield from (_Orphan(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
+            count += len(page)
+            if count >= self._ingestion.limits.max_records:
+                return
+
+    def _claim(self, state: LedgerState, orphans: list[_Orphan]) -> Batch | None:
+        """Rules R2 to R5: fill a new name; from here on nothing is added to it."""
+        policy, limits = self._claims.policy, self._ingestion.limits
+        worst = max((orphan.entry.deliveries for orphan in orphans), default=0)
+        records = policy.most(limits.max_records, deliveries=worst)
+        bid = uuid.uuid4().hex
+        held = Held(ClaimName(self._ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
+        self._mine.add(bid)
+        is_full = self._take_over(held, [o for o in orphans if worst <= 1 or o.entry.deliveries == worst], worst)
+        if worst <= 1 and not is_full:
+            self._claim_new(held)
+        if not held.count:
+            return None
+        ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
+        entry = self._writer.entry(
+            "batch",
+            state,
+            identities=self._claims.identities(),
+            claims={shard: Claimed(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
+            origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
+        )
+        plan = self._claims.plan(held, parallelism=self._parallelism)
+        batch = Batch(replace(entry, bid=bid), plan, dict(held.doubtful))
+        self._open = OpenBatch(batch, self._writer, lambda: self._finish(held), held)
+        self._observer(Step.PLANNED, batch)
+        return batch
+
+    def _take_over(self, held: Held, orphans: list[_Orphan], deliveries: int) -> bool:
+        most = self._claims.policy.max_deliveries
+        error = None
+        if deliveries >= most:
+            error = f"given up after {deliveries} deliveries: each time the process ended before the batch was written"
+        names: dict[tuple[Shard, ClaimName | bytes], list[PendingEntry]] = {}
+        for orphan in orphans[: held.records]:
+            names.setdefault((orphan.shard, orphan.name), []).append(orphan.entry)
+        for (shard, name), entries in names.items():
+            is_ours = isinstance(name, ClaimName)
+            is_full, gone = self._claims.take_over(held, shard, name, entries, idle=not is_ours, error=error)
+            if gone:
+                self._losses.add(shard, gone)
+            if isinstance(name, ClaimName):
+                self._claims.forget(shard, name)
+            if is_full:
+                return True
+        return held.count >= held.records
+
+    def _claim_new(self, held: Held) -> None:
+        self._turn += 1
+        unread = {shard: backlog.unread for shard, backlog in self._claims.backlog().items() if backlog.unread}
+        while unread and held.count < held.records:
+            shares = fair_shares(unread, held.records - held.count, turn=self._turn)
+            for shard, share in shares.items():
+                before = len(held.ids.get(shard, ()))
+                if self._claims.claim_new(held, shard, share):
+                    return
+                got = len(held.ids.get(shard, ())) - before
+                unread[shard] = unread[shard] - got if got == share else 0
+            unread = {shard: left for shard, left in unread.items() if left > 0}
+
+    def _finish(self, held: Held) -> None:
+        """Rule R6: every entry of the batch, whoever holds it by now."""
+        self._claims.acknowledge(held.ids)
+        for shard in held.ids:
+            self._claims.forget(shard, held.name)

@@ -1,0 +1,135 @@
+"""Changes between positions and claimed entries (Redis), where the server's position decides what is delivered next.
+
+    positions -> claims   1 "switching"   2 the group is set to the ledger's positions and marked   3 the switch
+    claims -> positions   1 nothing may be pending   2 "switching", the mark is removed, every member's line and every
+                          name that is open is fenced   3 what was delivered is covered   4 the switch
+
+The mark keeps a late run of the other mode from moving the group back. Killed on the way, it is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.claims.losses import check_restored
+from spark_jobs.claims.status import NameStatus, Status
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from stream_consumers.batches import Range
+from stream_consumers.errors import GroupActiveError, InvalidOptionError
+from stream_consumers.messages import Shard
+from stream_consumers.redis.claim_name import ClaimName
+from stream_consumers.redis.claims import RedisClaims
+
+
+def mark_claims(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
+    """Step 2 towards claims: every shard of the ledger goes on where the ledger is.
+
+    Args:
+        claims: the group.
+        state: the ledger; nothing is written by position any more.
+        was_claimed: the entries were claimed all along, so that the server's position is right as it is.
+    """
+    hint = state.newest.hint if state.newest else None
+    counted = (hint or {}).get("added_before")
+    for shard, position in state.positions.items():
+        if shard not in claims.shards or was_claimed:
+            continue
+        known = counted.get(str(shard)) if isinstance(counted, Mapping) else None
+        read = int(known[1]) if known and known[0] == position else None
+        claims.server.set_position(claims.group, shard, position, entries_read=read, mark=True)
+        for ids in claims.server.pending_below(claims.group, shard, position):
+            # The table has them; whoever holds them would be taken over from.
+            claims.server.acknowledge(claims.group, shard, ids)
+    remark_claims(claims, state)
+
+
+def remark_claims(claims: RedisClaims, state: LedgerState) -> None:
+    """Set the mark where it is missing."""
+    for shard in claims.shards:
+        if shard in state.shards and claims.server.group_facts(claims.group, shard) is not None:
+            claims.server.mark_claimed(claims.group, shard)
+
+
+def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, *, to_claims: bool) -> None:
+    """Refuse what cannot be switched.
+
+    Raises:
+        InvalidOptionError: streams of the group are missing in the URL, or positions have gaps.
+        DataLossError: a RESTORE removed claimed batches.
+        GroupActiveError: entries are pending.
+    """
+    missing = sorted({shard.stream for shard in state.shards} - set(claims.url.required_streams()))
+    if missing:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} reads {', '.join(missing)}, too, which {claims.url} does not name",
+            remedy="Name all streams of the group in the URL: a group has one mode.",
+        )
+    if not to_claims:
+        check_restored(ingestion.ledger(), state, ingestion)
+        check_settled(claims)
+        return
+    broken = sorted(str(shard) for shard, s in state.shards.items() if len(s.covered.ranges) > 1 or s.redo)
+    if broken:
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} has to write {', '.join(broken)} again in part, since a RESTORE",
+            remedy=f"Let it run in mode {state.sharing or 'resumable'} to its end, then switch.",
+        )
+
+
+def check_settled(claims: RedisClaims) -> None:
+    """Refuse while entries are pending: a position says nothing of them.
+
+    Raises:
+        GroupActiveError: with the numbers.
+    """
+    pending = {shard: backlog.pending for shard, backlog in claims.backlog().items() if backlog.pending}
+    if pending:
+        raise GroupActiveError(
+            f"{sum(pending.values())} entries of {claims.url} are pending in group {claims.group!r}",
+            remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first go "
+            "back with: stream-assets switch --to load_balanced.",
+            **{str(shard): count for shard, count in sorted(pending.items())},
+        )
+
+
+def settle_claims(
+    claims: RedisClaims, ledger: Ledger, fence: Callable[[str, int], None]
+) -> tuple[Mapping[Shard, Range], Mapping[str, object]]:
+    """Steps 2 and 3 towards positions: no batch lands any more, and what was delivered is to be covered.
+
+    Args:
+        claims: the group.
+        ledger: of the group.
+        fence: takes a number of a member's line away.
+
+    Returns:
+        What is to be covered, and the hint for the first batch by position.
+
+    Raises:
+        GroupActiveError: entries are left that are in no batch.
+    """
+    status = NameStatus(ledger)
+    names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
+    for name, found in status.of(names).items():
+        if found is Status.OPEN:
+            fence(name.member, name.number)
+    written = {name for name, found in status.of(names).items() if found is Status.WRITTEN}
+    for shard in claims.shards:
+        for name in written:
+            for page in claims.pending(shard, name, idle=False):
+                claims.acknowledge({shard: [entry.id for entry in page]})
+    # In this order: what somebody is given in between is pending.
+    delivered = {shard: claims.group_facts(shard) for shard in claims.shards}
+    check_settled(claims)
+    positions = ledger.read().positions
+    known = {shard: facts for shard, facts in delivered.items() if facts is not None and shard in positions}
+    ranges = {shard: Range(positions[shard], facts.position) for shard, facts in known.items()}
+    counted = {str(shard): [facts.position, facts.read] for shard, facts in known.items() if facts.read is not None}
+    return {s: part for s, part in ranges.items() if part.start < part.end}, {"added_before": counted}
+
+
+def unmark_claims(claims: RedisClaims) -> None:
+    """Nothing is claimed any more: the scripts that claim look for the mark."""
+    for shard in claims.shards:
+        claims.server.unmark_claimed(claims.group, shard)

@@ -1,0 +1,305 @@
+"""Reads a Delta log without a JVM: versions, transactions, commits one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+
+from spark_jobs.ledger.entries import Entry
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+
+AMBIGUOUS_MS = 1000
+SKEW_MS = 3_600_000
+_ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
+_FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One version of the table.
+
+    Args:
+        version: its number.
+        operation: WRITE, RESTORE, DELETE, …
+        transactions: app ids and versions recorded in it.
+        entry: our own account of it; ``None`` if somebody else wrote it.
+        restored: for a RESTORE, the version or the ISO time it went back to.
+        output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
+        deleted_rows: rows that a replace took away; ``None`` if the writer does not say, see
+            :meth:`DeltaLog.deleted_rows`.
+        account: the commit's ``userMetadata``, if it is a JSON object.
+        predicate: the condition of a DELETE.
+        timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
+        is_exact_time: whether time travel goes by just this time (in-commit timestamps).
+    """
+
+    version: int
+    operation: str
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    entry: Entry | None = None
+    restored: int | str | None = None
+    output_rows: int | None = None
+    deleted_rows: int | None = 0
+    account: Mapping[str, object] = field(default_factory=dict)
+    predicate: str = ""
+    timestamp_ms: int | None = None
+    is_exact_time: bool = False
+
+
+class TableSnapshot:
+    """One version of a table: its number and the last transaction version of any app id."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self._table = table
+        self.version: int = table.version()
+        self.table_id = str(table.metadata().id)
+
+    def last_number(self, app: str) -> int:
+        """The last transaction version of ``app``; 0 if there is none."""
+        return self._table.transaction_version(app) or 0
+
+    def may_hold(self, streams: Iterable[str]) -> bool:
+        """Whether there may be rows of one of these streams, as the statistics of the files tell."""
+        for file in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
+            least, most = file.get("min._stream"), file.get("max._stream")
+            if file.get("num_records") == 0:
+                continue
+            if least is None or most is None or any(least <= stream <= most for stream in streams):
+                return True
+        return False
+
+    @property
+    def column_types(self) -> Mapping[str, str]:
+        """Column names and their Delta types."""
+        return {column.name: str(column.type) for column in self._table.schema().fields}
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """The table properties."""
+        return self._table.metadata().configuration
+
+
+class DeltaLog:
+    """The log of the table at ``path``.
+
+    Args:
+        path: a local path or a URI that delta-rs understands.
+        storage_options: credentials and settings for object stores; never logged.
+        is_own_folder: nobody else puts files there, so that files without a log are left over from a killed write.
+    """
+
+    def __init__(
+        self, path: str, *, storage_options: Mapping[str, str] | None = None, is_own_folder: bool = False
+    ) -> None:
+        self.path = path
+        self._is_own_folder = is_own_folder
+        self._options = dict(storage_options or {})
+        self._files: pyarrow.fs.PyFileSystem | None = None
+        self._commits: dict[int, Commit] = {}
+        self._seen: tuple[str, int] | None = None
+
+    def snapshot(self) -> TableSnapshot | None:
+        """The newest version; ``None`` if there is no table yet.
+
+        Raises:
+            TableUnreadableError: something is there, but no Delta table that can be read.
+        """
+        self._check_path()
+        try:
+            snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self._options))
+        except TableNotFoundError:
+            self._commits.clear()
+            return None
+        except (DeltaError, OSError) as error:
+            raise TableUnreadableError(
+                f"the Delta table at {self.path} cannot be read ({error})",
+                remedy="Check the path, its permissions and the storage options.",
+            ) from error
+        # A table that was dropped and created again has other commits under the same versions.
+        if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
+            self._commits.clear()
+        self._seen = (snapshot.table_id, snapshot.version)
+        return snapshot
+
+    def _check_path(self) -> None:
+        path = Path(self.path)
+        if "://" in self.path or not path.exists():
+            return
+        if not path.is_dir():
+            raise TableUnreadableError(
+                f"{path} is a file, not a table", remedy="Give the path of a Delta table, or of a folder to create."
+            )
+        if self._is_own_folder or (path / "_delta_log").is_dir():
+            return
+        if not all(_is_left_over(file) for file in path.iterdir()):
+            raise TableUnreadableError(
+                f"{path} holds files but no Delta table", remedy="Give the path of a table, or of an empty folder."
+            )
+
+    def row_count(self, *, version: int | None = None) -> int | None:
+        """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
+        if self.snapshot() is None:
+            return None
+        table = DeltaTable(self.path, version=version, storage_options=self._options)
+        actions = pa.table(table.get_add_actions(flatten=True))
+        vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
+        counts = actions.column("num_records")
+        return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+    def deleted_rows(self, commit: Commit) -> int | None:
+        """Rows that a replace took away, whether the writer says so or not; ``None`` if it cannot be told.
+
+        Delta says nothing where whole files went and none came.
+        """
+        if commit.deleted_rows is not None or commit.output_rows != 0:
+            return commit.deleted_rows
+        before, after = (self.row_count(version=version) for version in (commit.version - 1, commit.version))
+        return None if before is None or after is None else before - after
+
+    def commit(self, version: int) -> Commit | None:
+        """One commit; ``None`` if its file was cleaned away.
+
+        Raises:
+            LedgerUnreadableError: it is there but cannot be read.
+        """
+        if version not in self._commits:
+            try:
+                self._commits[version] = parse_commit(version, self._read(f"_delta_log/{version:020d}.json"))
+            except FileNotFoundError:
+                return None
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise LedgerUnreadableError(
+                    f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
+                ) from error
+        return self._commits[version]
+
+    def version_at(self, moment: str, *, before: int) -> int:
+        """The version that a RESTORE to this time went back to.
+
+        Args:
+            moment: as the RESTORE has it; without a zone it is UTC, as in our sessions.
+            before: the version of the RESTORE.
+
+        Raises:
+            LedgerUnreadableError: it is not certain.
+        """
+        try:
+            targets = {int(when.timestamp() * 1000) for when in _instants(moment)}
+        except (ValueError, OverflowError, OSError) as error:
+            raise self._not_certain(moment, "that is no time") from error
+        versions = {self._version_at(target, moment, before) for target in targets}
+        if len(versions) > 1:
+            raise self._not_certain(moment, "that may be UTC or local time")
+        return versions.pop()
+
+    def _version_at(self, target: int, moment: str, before: int) -> int:
+        found: int | None = None
+        for version in range(before - 1, -1, -1):
+            commit = self.commit(version)
+            if commit is None or commit.timestamp_ms is None:
+                break
+            ago = target - commit.timestamp_ms
+            # Without in-commit timestamps Delta goes by the times of the files, which are a little later.
+            if abs(ago) < AMBIGUOUS_MS and not commit.is_exact_time:
+                raise self._not_certain(moment, f"that is too close to version {version}")
+            if found is not None and ago < 0:
+                raise self._not_certain(moment, f"the times of versions {version} and {found} are out of order")
+            if ago >= 0 and found is None:
+                found = version
+            if ago > SKEW_MS:
+                break
+        if found is None:
+            raise self._not_certain(moment, "no readable version is as old")
+        return found
+
+    def _not_certain(self, moment: str, why: str) -> LedgerUnreadableError:
+        return LedgerUnreadableError(
+            f"{self.path} was restored to {moment!r}, and to which version cannot be told: {why}",
+            remedy="Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n.",
+        )
+
+    def _read(self, name: str) -> str:
+        if "://" not in self.path:
+            return (Path(self.path) / name).read_bytes().decode()
+        if self._files is None:
+            self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
+        with self._files.open_input_file(name) as file:
+            return bytes(file.read()).decode()
+
+
+def _is_left_over(file: Path) -> bool:
+    """Whether a first, empty commit that was killed left this behind: then there is no table yet."""
+    if file.name.endswith(".crc") or file.name in ("_temporary", "_delta_log"):
+        return True
+    try:
+        return file.suffix == ".parquet" and pq.read_metadata(file).num_rows == 0
+    except (OSError, pa.ArrowInvalid):
+        return file.name.startswith("part-")
+
+
+def parse_commit(version: int, text: str) -> Commit:
+    """Read the actions of one commit file that matter here."""
+    info: dict[str, Any] = {}
+    transactions: dict[str, int] = {}
+    # Not splitlines(): JSON may hold other line separators in its texts.
+    for line in text.split("\n"):
+        # Files of a batch can be many; only two kinds of action are of interest.
+        kind = _ACTION.match(line)
+        if kind:
+            action = json.loads(line)[kind[1]]
+            if kind[1] == "commitInfo":
+                info = action
+            else:
+                transactions[action["appId"]] = action["version"]
+    parameters, metrics = info.get("operationParameters") or {}, info.get("operationMetrics") or {}
+    restored: int | str | None = None
+    if info.get("operation") == "RESTORE":
+        target = parameters.get("version")
+        moment = parameters.get("timestamp") or parameters.get("datetime")
+        restored = int(target) if target not in (None, "", "null") else str(moment)
+    rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
+    deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
+    stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
+    return Commit(
+        version,
+        info.get("operation", ""),
+        transactions,
+        Entry.from_json(info.get("userMetadata")),
+        restored,
+        int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
+        int(deleted) if deleted is not None else None,
+        _json_object(info.get("userMetadata")),
+        str(parameters.get("predicate", "")),
+        stamp if exact is None else exact,
+        exact is not None,
+    )
+
+
+def _instants(moment: str) -> list[datetime]:
+    """The time that a RESTORE names: Spark writes ``2026-01-31 12:00:00.5``, delta-rs milliseconds."""
+    if moment.isdigit():
+        return [datetime.fromtimestamp(int(moment) / 1000, timezone.utc)]
+    digits = _FRACTION.sub(lambda fraction: f".{fraction[1]:0<6}", moment)
+    when = datetime.fromisoformat(digits.replace("Z", "+00:00"))
+    return [when] if when.tzinfo else [when.replace(tzinfo=timezone.utc), when.astimezone()]
+
+
+def _json_object(text: str | None) -> Mapping[str, object]:
+    try:
+        document = json.loads(text or "")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,370 @@
+"""The ledger: what the Delta log says about positions. Nothing else decides where to read.
+
+The fold (protocol §4) goes over the commits in log order:
+
+    append         redo |= R ∩ covered ;  covered |= R
+    replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
+    RESTORE to v   covered, redo := those of the fold at v ; owners and origins stay
+    claim, fence   origins, owners, how the group shares ; the transaction number only otherwise
+
+R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.entries import Entry, ShardState, State
+from spark_jobs.ledger.intervals import LOWEST, Intervals
+from stream_consumers.errors import (
+    ForeignCommitError,
+    InvalidOptionError,
+    LedgerTruncatedError,
+    LedgerUnreadableError,
+    StreamAssetsError,
+)
+from stream_consumers.messages import Shard
+
+_Fold = tuple[State, StreamAssetsError | None]
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+def app_id(group: str, line: str | Shard) -> str:
+    """The transaction app id of a number line: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
+    return f"{group}/{line}"
+
+
+def fold(state: State, entry: Entry, *, late: bool) -> State:
+    """The state after one commit of the group."""
+    after = dict(state)
+    for shard, origin in entry.origin.items():
+        known = after.get(shard, ShardState())
+        if known.origin is None:
+            after[shard] = replace(known, covered=known.covered | Intervals.of((LOWEST, origin)), origin=origin)
+    for shard, take in entry.take.items():
+        known = after.get(shard, ShardState())
+        if known.owner == take.giver:
+            after[shard] = replace(known, owner=take.taker)
+    for shard, claim in entry.claims.items():
+        known = after.get(shard, ShardState())
+        if shard not in entry.lost:
+            after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
+    if entry.kind == "replay" and entry.mode == "append":
+        return after
+    for shard, part in entry.ranges.items():
+        known = after.get(shard, ShardState())
+        written = Intervals.of(part)
+        is_double = entry.mode == "append" or late
+        redo = known.redo | (written & known.covered) if is_double else known.redo - written
+        covered = known.covered | written
+        if shard in entry.until:
+            redo |= Intervals.of((part.end, entry.until[shard])) & covered
+        after[shard] = replace(known, covered=covered, redo=redo)
+    return after
+
+
+def restore(state: State, past: State) -> State:
+    """The state after a RESTORE to a version with the state ``past``: owners and origins stay as they are now.
+
+    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost.
+    """
+    after: dict[Shard, ShardState] = {}
+    for shard in state.keys() | past.keys():
+        now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
+        start = Intervals() if now.origin is None else Intervals.of((LOWEST, now.origin))
+        after[shard] = replace(now, covered=then.covered | start, redo=then.redo)
+    return after
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """The ledger at one table version; numbers and positions come from the same snapshot.
+
+    Args:
+        version: the table version; -1 if there is no table.
+        shards: what is known of each shard.
+        newest: the newest entry of the group.
+        last_number: the last transaction number of the member.
+        letters: up to this version of the dead-letter table every stray was deleted; a RESTORE makes it -1.
+        sharing: how the group shares its shards; empty before the first claim.
+        is_restored: whether there was a RESTORE since the newest commit of the group was planned.
+    """
+
+    version: int
+    shards: State = field(default_factory=dict)
+    newest: Entry | None = None
+    last_number: int = 0
+    letters: int = -1
+    sharing: str = ""
+    is_restored: bool = False
+
+    @property
+    def positions(self) -> Mapping[Shard, int]:
+        """The next sequence of each shard."""
+        return {shard: s.position for shard, s in sorted(self.shards.items()) if s.position is not None}
+
+
+class Ledger:
+    """The positions of one group in one table.
+
+    Args:
+        log: the Delta log of the table.
+        group: the consumer group; the commits of others are skipped.
+        member: whose transaction numbers are asked for: the name of a member, or a shard where every shard has a number
+            line of its own.
+    """
+
+    def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
+        for name, value in (("group", group), ("member", member)):
+            if isinstance(value, str) and (not value or "/" in value):
+                raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without '/'.")
+        self.log = log
+        self.group = group
+        self.member = str(member)
+        self.app = app_id(group, member)
+
+    def read(self) -> LedgerState:
+        """The ledger now.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned beyond what is needed.
+            LedgerUnreadableError: it cannot be read at the moment.
+            ForeignCommitError: somebody else used our transaction app ids.
+            InvalidOptionError: the table forgets transaction numbers.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return LedgerState(-1)
+        if TRANSACTION_RETENTION in snapshot.configuration:
+            raise InvalidOptionError(
+                f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
+                remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
+            )
+        number = snapshot.last_number(self.app)
+        try:
+            newest = self._newest(snapshot.version)
+        except LedgerTruncatedError:
+            newest = None
+        if newest is None:
+            if number:
+                raise LedgerTruncatedError(
+                    f"the log of {self.log.path} was cleaned: {self.app} wrote {number} batches, none is readable",
+                    remedy="Say where to start with a new group name, or restore the log files.",
+                    version=snapshot.version,
+                )
+            return LedgerState(snapshot.version)
+        is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
+        letters = -1 if is_restored else newest.letters
+        state, sharing = self._state_at(snapshot.version), self._sharing(newest, snapshot.version)
+        return LedgerState(snapshot.version, state, newest, number, letters, sharing, is_restored)
+
+    def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
+        """The commit (app, number) behind version ``after``; ``None`` if there is none.
+
+        Raises:
+            LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return None
+        for version in range(after + 1, snapshot.version + 1):
+            commit = self.log.commit(version)
+            if commit is None:
+                raise LedgerUnreadableError(
+                    f"version {version} of {self.log.path} is missing from its log",
+                    remedy="Run again; the positions are read anew.",
+                    newest=snapshot.version,
+                )
+            if commit.transactions.get(app or self.app) == number:
+                return commit
+        return None
+
+    def find(self, wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Entry]:
+        """The commits with these app ids and numbers, as far as there are any.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned before all were found, so that it cannot be told.
+        """
+        missing, found = set(wanted), {}
+        snapshot = self.log.snapshot()
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            if not missing:
+                break
+            entry = self._need(version).entry
+            if entry is not None and (entry.app, entry.number) in missing:
+                missing.discard((entry.app, entry.number))
+                found[entry.app, entry.number] = entry
+        return found
+
+    def last_number(self, line: str) -> int:
+        """The last transaction number of a line of the group."""
+        snapshot = self.log.snapshot()
+        return snapshot.last_number(app_id(self.group, line)) if snapshot else 0
+
+    def lost_rows(self, state: LedgerState) -> frozenset[str]:
+        """The ids of batches whose rows a RESTORE removed since the newest commit of the group was planned."""
+        if not state.is_restored:
+            return frozenset()
+        written = {c.entry.bid for c in self.newest_first() if c.entry and c.entry.kind == "batch"}
+        return frozenset(written - {c.entry.bid for c in self.surviving() if c.entry})
+
+    def check_first(self, shards: Iterable[Shard]) -> None:
+        """Refuse a first commit of a group that has written before, on whatever number line.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned, so that what it wrote is not known.
+        """
+        snapshot = self.log.snapshot()
+        if snapshot is None:
+            return
+        try:
+            if self._newest(snapshot.version) is not None:
+                return
+        except LedgerTruncatedError:
+            pass
+        lines: list[str | Shard] = ["main", self.member, *sorted(shards)]
+        for line in lines:
+            app = app_id(self.group, line)
+            number = snapshot.last_number(app)
+            if number:
+                raise LedgerTruncatedError(
+                    f"the log of {self.log.path} was cleaned: {app} wrote {number} batches, none is readable",
+                    remedy="Say where to start with a new group name and table, or restore the log files.",
+                    version=snapshot.version,
+                )
+
+    def other_group(self, streams: frozenset[str]) -> str | None:
+        """A group other than this one that has written one of these streams into the table.
+
+        Raises:
+            LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
+        """
+        snapshot = self.log.snapshot()
+        is_cleaned = False
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            commit = self.log.commit(version)
+            is_cleaned |= commit is None
+            entry = commit.entry if commit else None
+            if entry is None or entry.group == self.group:
+                continue
+            if streams & {shard.stream for shard in (*entry.state, *entry.ranges, *entry.origin)}:
+                return entry.group
+        if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
+            raise LedgerTruncatedError(
+                f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
+                remedy="Use the group that wrote them, or another table: a row is known by stream, shard and sequence.",
+                group=self.group,
+            )
+        return None
+
+    def newest_first(self) -> Iterator[Commit]:
+        """The commits of the group, newest first, as far as the log reaches back."""
+        snapshot = self.log.snapshot()
+        for version in range(snapshot.version if snapshot else -1, -1, -1):
+            commit = self._own(version)
+            if commit is None:
+                return
+            if commit.entry is not None:
+                yield commit
+
+    def surviving(self) -> Iterator[Commit]:
+        """The commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back."""
+        snapshot = self.log.snapshot()
+        version = snapshot.version if snapshot else -1
+        while version >= 0:
+            commit = self._own(version)
+            if commit is None:
+                return
+            if commit.restored is not None:
+                version = self._restored_version(commit)
+                continue
+            if commit.entry is not None:
+                yield commit
+            version -= 1
+
+    def batch_commits(self) -> Mapping[str, Commit]:
+        """All readable commits of the group, by batch id."""
+        return {commit.entry.bid: commit for commit in self.newest_first() if commit.entry}
+
+    def _own(self, version: int) -> Commit | None:
+        """The commit with its entry, the entry ``None`` where it is not of this group; ``None`` if cleaned away."""
+        commit = self.log.commit(version)
+        if commit is None:
+            return None
+        entry = commit.entry
+        ours = entry is not None and entry.group == self.group
+        claimed = [app for app in commit.transactions if app.startswith(f"{self.group}/")]
+        if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
+            raise ForeignCommitError(
+                f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
+                remedy=f"Somebody else writes as group {self.group!r}: give one of the two another group name.",
+            )
+        return commit if ours else replace(commit, entry=None)
+
+    def _newest(self, version: int) -> Entry | None:
+        """The newest entry of the group up to ``version``; ``None`` if it has none."""
+        for number in range(version, -1, -1):
+            entry = self._need(number).entry
+            if entry is not None:
+                return entry
+        return None
+
+    def _state_at(self, version: int) -> State:
+        state, error = self._fold_to(version)
+        if error is not None:
+            raise error
+        return state
+
+    def _sharing(self, newest: Entry, version: int) -> str:
+        """The first claim decides, then every switch; no RESTORE changes it, since number lines just go on."""
+        sharing = newest.sharing
+        for number in range(newest.base + 1, version + 1):
+            entry = self._need(number).entry
+            if entry is not None and entry.switch is not None and (entry.kind == "fence" or not sharing):
+                sharing = entry.switch
+        return sharing
+
+    def _fold_to(self, version: int) -> _Fold:
+        """The fold up to ``version``, starting from the state that the newest commit carries.
+
+        A RESTORE to who knows where makes an error of it, until a RESTORE to a known version follows.
+        """
+        newest = self._newest(version)
+        if newest is None:
+            return {}, None
+        state: State = newest.state
+        error: StreamAssetsError | None = None
+        folds: dict[int, _Fold] = {newest.base: (state, None)}
+        for number in range(newest.base + 1, version + 1):
+            commit = self._need(number)
+            if commit.restored is not None:
+                try:
+                    target = self._restored_version(commit)
+                    past, error = folds[target] if target in folds else self._fold_to(target)
+                except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
+                    past, error = state, unknown
+                state = restore(state, past)
+            elif commit.entry is not None:
+                late = self._any(commit.entry.base + 1, number, lambda c: c.restored is not None)
+                state = fold(state, commit.entry, late=late)
+            folds[number] = state, error
+        return state, error
+
+    def _restored_version(self, commit: Commit) -> int:
+        if isinstance(commit.restored, int):
+            return commit.restored
+        return self.log.version_at(str(commit.restored), before=commit.version)
+
+    def _any(self, first: int, end: int, is_match: Callable[[Commit], bool]) -> bool:
+        return any(is_match(self._need(number)) for number in range(first, end))
+
+    def _need(self, version: int) -> Commit:
+        commit = self._own(version)
+        if commit is None:
+            raise LedgerTruncatedError(
+                f"version {version} of {self.log.path} was cleaned from its log, and the positions depend on it",
+                remedy="Say where to start with a new group name, or restore the log files.",
+            )
+        return commit

@@ -1,0 +1,1 @@
+"""Reads planned splits on Spark's executors and decodes their payloads."""

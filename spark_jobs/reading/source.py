@@ -1,0 +1,175 @@
+"""One Spark data source for all backends: executors read the splits of a plan and decode them on the way."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from spark_jobs.reading.decode import Decoder
+from stream_consumers.batches import HEADERS_TYPE, Split
+from stream_consumers.errors import SchemaMismatchError
+
+STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
+LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
+HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
+STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
+LETTER_DDL = f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT"
+FORMAT = "stream_assets"
+# Spark shows the values of options in plans and logs, but not of those that are called secret.
+PLAN_OPTION = "secret_plan"
+# Spark replaces what is registered already, but trips over two threads that do.
+_registering = threading.Lock()
+
+
+def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) -> DataFrame:
+    """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
+
+    Rows with ``_error`` are dead letters; only they carry ``_payload``.
+    """
+    if not splits:
+        # Everything planned is gone from the stream; Spark would ask for a partition all the same.
+        return spark.createDataFrame([], source_schema(decoder))
+    with _registering:
+        spark.dataSource.register(SplitDataSource)
+    columns = decoded_schema(decoder)
+    plan = base64.b64encode(pickle.dumps([SplitPartition(split, decoder, columns) for split in splits])).decode()
+    return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
+
+
+def decoded_schema(decoder: Decoder) -> StructType:
+    """The decoder's columns; parsed by the session.
+
+    Raises:
+        SchemaMismatchError: the DDL does not parse, or uses a name of ours.
+    """
+    try:
+        schema = struct_type(decoder.ddl())
+    except Exception as error:  # the parser's errors have no common type over classic and Connect sessions
+        raise SchemaMismatchError(
+            f"the schema {decoder.ddl()!r} is not Spark DDL", remedy="Write it like 'id BIGINT, user STRING'."
+        ) from error
+    kept = [name for name in (decoder.key, decoder.headers) if name]
+    taken = [name for name in (*schema.names, *kept) if name in (*STREAM_COLUMNS, *LETTER_COLUMNS)]
+    if taken:
+        raise SchemaMismatchError(
+            f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
+        )
+    twice = [name for name in kept if [*schema.names, *kept].count(name) > 1]
+    if twice:
+        raise SchemaMismatchError(
+            f"the column {twice[0]!r} is there twice", remedy="Give the key and the headers names of their own."
+        )
+    decoder.check(to_arrow_schema(schema, timezone="UTC"))
+    return schema
+
+
+def source_schema(decoder: Decoder) -> StructType:
+    """The columns of :func:`read_splits`."""
+    decoded = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded_schema(decoder).fields]
+    kept = [
+        *(struct_type(f"`{decoder.key}` BINARY").fields if decoder.key else ()),
+        *(struct_type(f"`{decoder.headers}` {HEADERS_DDL}").fields if decoder.headers else ()),
+    ]
+    return StructType([*decoded, *kept, *struct_type(STREAM_DDL).fields, *struct_type(LETTER_DDL).fields])
+
+
+def struct_type(ddl: str) -> StructType:
+    """Parse column definitions with the running session."""
+    parsed = StructType.fromDDL(ddl)
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
+@dataclass
+class SplitPartition(InputPartition):
+    """One split and how to decode it; ``columns`` are the decoder's, with their NOT NULL."""
+
+    split: Split
+    decoder: Decoder
+    columns: StructType
+
+
+class SplitDataSource(DataSource):
+    """The data source; Spark makes it from its options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the planned splits."""
+        return SplitReader(self.options[PLAN_OPTION], schema)
+
+
+class SplitReader(DataSourceReader):
+    """Reads planned splits; pickled to the executors."""
+
+    def __init__(self, plan: str, schema: StructType) -> None:
+        self._plan = plan
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition a split."""
+        partitions: list[InputPartition] = pickle.loads(base64.b64decode(self._plan))  # noqa: S301 - made above
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split as record batches."""
+        assert isinstance(partition, SplitPartition)
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        wanted = to_arrow_schema(partition.columns, timezone="UTC")
+        for messages in partition.split.read():
+            yield decode_batch(messages, partition.decoder, wanted, schema)
+
+
+def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema) -> pa.RecordBatch:
+    """Decode a record batch of messages into the rows of :func:`read_splits`.
+
+    Args:
+        messages: as splits yield them.
+        decoder: for the payloads.
+        wanted: the decoder's columns.
+        schema: all columns of the result.
+    """
+    unreadable = messages.column("error")
+    payloads = messages.column("payload")
+    if unreadable.null_count == len(messages):
+        decoded = decoder.decode(payloads, wanted)
+        columns, errors = list(decoded.columns), decoded.errors
+    else:
+        # What the stream itself could not read is not decoded; its place in the columns stays null.
+        readable = pc.is_null(unreadable)
+        decoded = decoder.decode(payloads.filter(readable), wanted)
+        places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
+        columns = [column.take(places) for column in decoded.columns]
+        errors = pc.coalesce(unreadable, decoded.errors.take(places))
+    columns += [messages.column(name) for name in ("key", "headers") if getattr(decoder, name)]
+    failed = pc.is_valid(errors)
+    if errors.null_count != len(errors):
+        columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
+    arrays = [
+        *columns,
+        messages.column("stream"),
+        messages.column("shard"),
+        messages.column("sequence"),
+        pc.multiply(messages.column("timestamp_ms"), 1000).cast(pa.timestamp("us", "UTC")),
+        pc.if_else(failed, messages.column("key"), pa.scalar(None, pa.binary())),
+        pc.if_else(failed, payloads, pa.scalar(None, pa.binary())),
+        pc.if_else(failed, messages.column("headers"), pa.scalar(None, HEADERS_TYPE)),
+        errors,
+        messages.column("offset"),
+    ]
+    return pa.RecordBatch.from_arrays(
+        [array.cast(field.type) for array, field in zip(arrays, schema)], names=schema.names
+    )

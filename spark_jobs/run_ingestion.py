@@ -1,0 +1,289 @@
+"""Drains a source into a table, with one member for all shards or as one of several."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.claims.job import ClaimJob
+from stream_consumers.batches import BatchSource
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    StreamAssetsError,
+    UnsupportedError,
+)
+from stream_consumers.membership import Membership
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+
+JOIN_SECONDS = 60.0
+PARALLEL_SHARDS = 4
+STANDBY_SECONDS = 600.0
+_TICK_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+def drain(
+    spark: SparkSession,
+    source: StreamSource,
+    ingestion: Ingestion,
+    *,
+    observer: Observer = ignore_steps,
+    max_batches: int | None = None,
+    on_tail: Callable[[str], None] = _log.warning,
+    origin: Bound | None = None,
+    stop: Bound | None = None,
+) -> Iterator[tuple[BatchReport, bool]]:
+    """Micro-batches up to the end that the source had at the beginning.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: what goes where.
+        observer: told of each step.
+        max_batches: stop after so many.
+        on_tail: told what is wrong behind the last message, if anything is.
+        origin: where a group without a position starts, if not where ``ingestion`` says.
+        stop: go no further than this.
+
+    Yields:
+        Each batch when it is in the table and committed, and whether it is the last one.
+
+    Raises:
+        StreamAssetsError: whatever stops it; what was yielded before is safe.
+    """
+    if source.mode is not ingestion.sharing:
+        raise InvalidOptionError(
+            f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
+            remedy="Give both the same mode.",
+        )
+    if not source.is_claimed and ingestion.member != "main":
+        raise InvalidOptionError(
+            f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
+            remedy="Leave the member out: a second number line would write everything a second time.",
+        )
+    if source.is_claimed and (origin or stop):
+        raise UnsupportedError(
+            f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start and no stop",
+            remedy="Leave them out, or use mode 'resumable'.",
+        )
+    if source.is_claimed:
+        with source.claims(ingestion.group) as claims:
+            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
+            yield from _with_last(_claimed_reports(member, ingestion, max_batches))
+        return
+    if source.mode is ConsumerMode.LOAD_BALANCED:
+        with source.join(ingestion.group) as membership:
+            job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
+            shared = SharedDrain(source, ingestion, membership, job_of, max_batches=max_batches, stop=stop)
+            yield from _with_last(shared.reports())
+        return
+    with source.open() as opened:
+        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop)
+        count = 0
+        batch = job.plan()
+        while batch is not None:
+            report = job.run(batch)
+            count += report is not None
+            try:
+                batch = None if count == max_batches else job.plan()
+            except Exception:
+                # The batch is in the table whatever comes next: tell of it first.
+                if report is not None:
+                    yield report, False
+                raise
+            if report is not None:
+                yield report, batch is None
+        tail = opened.unreadable_tail()
+        if tail:
+            on_tail(tail)
+
+
+def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | None) -> Iterator[BatchReport]:
+    """Until the group is done with what was there at the beginning: a member stays, to take over from one that dies."""
+    count, since = 0, time.monotonic()
+    while True:
+        batch = job.plan()
+        if batch is not None:
+            report, since = job.run(batch), time.monotonic()
+            if report is not None:
+                count += 1
+                yield report
+                if count == max_batches:
+                    return
+            continue
+        if job.is_drained():
+            return
+        if time.monotonic() - since > STANDBY_SECONDS:
+            _log.warning(
+                "other members of group %s hold entries and did not acknowledge them for %g s; this one leaves",
+                ingestion.group,
+                STANDBY_SECONDS,
+            )
+            return
+        time.sleep(job.wait_seconds)
+
+
+def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:
+    previous: BatchReport | None = None
+    try:
+        for report in reports:
+            if previous is not None:
+                yield previous, False
+            previous = report
+    except Exception:
+        if previous is not None:
+            yield previous, False
+        raise
+    if previous is not None:
+        yield previous, True
+
+
+class SharedDrain:
+    """One member of a group that drains the shards it is given, several at a time, each on a number line of its own.
+
+    Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner on the number line of
+    the shard, and Delta picks one (protocol b10).
+
+    Args:
+        source: the stream.
+        ingestion: what goes where.
+        membership: says which shards are ours; the caller closes it.
+        job_of: makes the job of one shard; its observer is told of each step of each batch, from several threads.
+        max_batches: stop after so many, of all shards together.
+        stop: go no further than this.
+        parallel_shards: how many batches are written at the same time.
+    """
+
+    def __init__(
+        self,
+        source: StreamSource,
+        ingestion: Ingestion,
+        membership: Membership,
+        job_of: Callable[[BatchSource, Ingestion], IngestJob],
+        *,
+        max_batches: int | None = None,
+        stop: Bound | None = None,
+        parallel_shards: int = PARALLEL_SHARDS,
+    ) -> None:
+        self._source = source
+        self._ingestion = ingestion
+        self._membership = membership
+        self._ledger = ingestion.ledger()
+        self._job_of = job_of
+        self._stop_at = stop
+        self._left = max_batches
+        self._parallel = parallel_shards
+        self._done: set[Shard] = set()
+        self._seen: Mapping[Shard, int] = {}
+        self._moved_at = time.monotonic()
+        self._found: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def reports(self) -> Iterator[BatchReport]:
+        """The batches, as they get written, until every shard of ours is drained.
+
+        Raises:
+            BrokerUnavailableError: the group did not answer.
+            StreamAssetsError: the first error of a shard; the others finish their batch.
+        """
+        if not self._membership.wait(JOIN_SECONDS):
+            raise BrokerUnavailableError(
+                f"group {self._ingestion.group!r} assigned nothing within {JOIN_SECONDS:g} s",
+                remedy="Check the brokers and the group's other members; nothing was lost, run again.",
+            )
+        with self._source.open(self._membership) as opened:
+            extents = opened.extents()
+            stops = self._stop_at.resolve(opened, extents) if self._stop_at else {}
+            ends = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in extents.items()}
+        running: dict[Future[bool], Shard] = {}
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
+            try:
+                while running or not self._is_over(ends):
+                    for shard in sorted(self._membership.shards() - self._done - set(running.values())):
+                        running[pool.submit(self._drain_shard, shard)] = shard
+                    yield from self._take()
+                    for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
+                        shard = running.pop(future)
+                        self._done |= {shard} if future.result() else set()
+            except StreamAssetsError:
+                self._stop.set()
+                for future in running:
+                    future.cancel()
+                wait(running)
+                # What the others finished meanwhile is in the table: tell of it first.
+                yield from self._take()
+                raise
+            finally:
+                self._stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+        yield from self._take()
+
+    def _is_over(self, ends: Mapping[Shard, int]) -> bool:
+        """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
+        if self._membership.shards() - self._done:
+            return False
+        if self._left is not None and self._left <= 0:
+            return True
+        if set(ends) <= self._done:
+            return True
+        time.sleep(_TICK_SECONDS)
+        positions = self._ledger.read().positions
+        if positions != self._seen:
+            self._seen, self._moved_at = positions, time.monotonic()
+        # One that was drained here and moved back since is for the next run: who waited for it would wait for itself.
+        left = {shard: end for shard, end in sorted(ends.items()) if shard not in self._done}
+        behind = [shard for shard, end in left.items() if positions.get(shard, 0) < end]
+        if behind and time.monotonic() - self._moved_at > STANDBY_SECONDS:
+            _log.warning(
+                "the members of group %s that have %s wrote nothing for %g s; this one leaves",
+                self._ingestion.group,
+                ", ".join(map(str, behind)),
+                STANDBY_SECONDS,
+            )
+            return True
+        return not behind
+
+    def _take(self) -> Iterator[BatchReport]:
+        while not self._found.empty():
+            yield self._found.get()
+
+    def _drain_shard(self, shard: Shard) -> bool:
+        """Whether it was drained; ``False`` if somebody else has it now."""
+        if not self._is_ours(shard):
+            return False
+        with self._source.open(self._membership) as opened:
+            job = self._job_of(opened, replace(self._ingestion, shard=shard))
+            while self._is_ours(shard):
+                batch = job.plan()
+                if batch is None or not self._start():
+                    return True
+                report = job.run(batch)
+                if report is not None:
+                    self._found.put(report)
+        return False
+
+    def _is_ours(self, shard: Shard) -> bool:
+        return not self._stop.is_set() and shard in self._membership.shards()
+
+    def _start(self) -> bool:
+        """Count a batch; ``False`` if there were enough."""
+        with self._lock:
+            if self._left is None:
+                return True
+            self._left -= 1
+            return self._left >= 0

@@ -1,0 +1,1 @@
+"""Writes rows and dead letters into Delta tables."""

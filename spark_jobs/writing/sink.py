@@ -1,0 +1,144 @@
+"""Writes the rows of a batch and its ledger entry in one Delta commit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from delta import exceptions as conflicts
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame
+
+from spark_jobs.ledger.entries import Entry
+from spark_jobs.reading.source import STREAM_COLUMNS
+from spark_jobs.session import first_line
+from stream_consumers.batches import Range
+from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
+from stream_consumers.messages import Shard
+
+# All of Delta's exceptions are conflicts with another commit; they have no base of their own.
+CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
+CONFLICT_MARKS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """The Delta table at ``path``.
+
+    Args:
+        path: a local path or a URI that Spark understands.
+        properties: table properties, set when the table is created.
+        merge_schema: let new columns into the table.
+    """
+
+    path: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+    merge_schema: bool = False
+
+    def write(self, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+        """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
+
+        That it returns does not mean that the rows are in the table: Delta skips a number it has seen without a word.
+        Read the ledger to know.
+
+        Raises:
+            Exception: whatever Spark raises; see :func:`explain`.
+        """
+        writer = (
+            rows.write.format("delta")
+            .option("txnAppId", entry.app)
+            .option("txnVersion", str(entry.number))
+            .option("userMetadata", entry.to_json())
+        )
+        if creates:
+            for name, value in self.properties.items():
+                writer = writer.option(name, value)
+        if self.merge_schema:
+            writer = writer.option("mergeSchema", "true")
+        if entry.mode == "replace":
+            writer.mode("overwrite").option("replaceWhere", in_ranges(entry.ranges)).save(self.path)
+        else:
+            writer.mode("append").save(self.path)
+
+
+def in_ranges(ranges: Mapping[Shard, Range]) -> str:
+    """The rows of these ranges, as a SQL condition on the stream columns.
+
+    Example:
+        >>> in_ranges({Shard("orders", 3): Range(5, 9)})
+        "(_stream = 'orders' AND _shard = 3 AND _sequence >= 5 AND _sequence < 9)"
+    """
+    return " OR ".join(
+        f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND _sequence >= {start} AND _sequence < {end})"
+        for shard, (start, end) in sorted(ranges.items())
+    )
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether somebody else's commit came first: look into the ledger and plan again.
+
+    In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
+    """
+    return isinstance(error, CONFLICTS) or any(mark in str(error) for mark in CONFLICT_MARKS)
+
+
+def explain(error: Exception, *, table: str) -> StreamAssetsError:
+    """The error of a failed write in our words; nothing of the batch is in the table."""
+    if isinstance(error, StreamAssetsError):
+        return error
+    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error)
+    if is_python and "stream_consumers.errors." not in last_line(error):
+        return TransformError(
+            f"a function of the transform raised while writing {table}: {last_line(error)}",
+            remedy="Correct it, or let it return null; the batch is read again at the next run.",
+        )
+    if isinstance(error, AnalysisException) and "schema" in str(error).lower():
+        return SchemaMismatchError(
+            f"the rows do not fit the table {table}: {first_line(error)}",
+            remedy="Change the transform or the schema, or let new columns in with merge_schema=True.",
+        )
+    return WriteError(
+        f"Spark could not write to {table}: {first_line(error)}",
+        remedy="Nothing of the batch was written; it is read again at the next run.",
+    )
+
+
+def last_line(error: Exception) -> str:
+    """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
+    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", str(error), re.MULTILINE)
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+    return str(python[-1]) if python else first_line(error)
+
+
+def check_columns(rows: Mapping[str, str], table: Mapping[str, str], *, path: str, merge_schema: bool) -> None:
+    """Refuse rows that do not fit the table before anything is read.
+
+    Args:
+        rows: names and types of the columns to write.
+        table: those of the table; empty if it is new.
+        path: the table, for the message.
+        merge_schema: new columns are fine.
+
+    Raises:
+        SchemaMismatchError: listing the columns that do not fit.
+    """
+    lacking = [name for name in STREAM_COLUMNS if name not in rows]
+    if lacking:
+        raise SchemaMismatchError(
+            f"the transform drops {', '.join(lacking)}",
+            remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
+        )
+    folded = {name.lower(): kind for name, kind in table.items()}
+    problems = [
+        f"{name} is {kind} but {folded[name.lower()]} in the table"
+        for name, kind in rows.items()
+        if name.lower() in folded and folded[name.lower()] != kind
+    ]
+    if table and not merge_schema:
+        problems += [f"{name} is not in the table" for name in rows if name.lower() not in folded]
+    if problems:
+        raise SchemaMismatchError(
+            f"the rows do not fit the table {path}: {'; '.join(problems)}",
+            remedy="Change the transform or the schema, or let new columns in with merge_schema=True.",
+        )

@@ -1,0 +1,278 @@
+"""``make demo``: the whole way from a stream file to a Delta table under a real Dagster daemon, with two kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.dataset as ds
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from sqlalchemy.exc import OperationalError
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.jars import delta_jars
+from spark_jobs.ledger.dataset import open_dataset
+from spark_jobs.verify import ShardVerdict, verify
+from stream_assets.testing import KILLS_VARIABLE
+from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.errors import LedgerUnreadableError, WriteError
+
+MESSAGES = 100_000
+MALFORMED = 20
+SHARDS = 2
+FIRST_ROWS = 5
+BATCHES = 4
+KILLS = "mid-write@3,rows written@4"
+FAULTS = 2
+OTHER_FAILURES = 2
+RECORDS_VARIABLE = "STREAM_ASSETS_DEMO_RECORDS"
+DEADLINE_SECONDS = 1200.0
+POLL_SECONDS = 0.5
+ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_DAGSTER_YAML = """\
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+run_monitoring:
+  enabled: true
+  poll_interval_seconds: 1
+run_coordinator:
+  module: dagster.core.run_coordinator
+  class: QueuedRunCoordinator
+  config:
+    max_concurrent_runs: 1
+    dequeue_interval_seconds: 1
+"""
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The folder of the demo."""
+
+    path: Path
+    messages: int = MESSAGES
+
+    @property
+    def source(self) -> str:
+        """The stream URL."""
+        return f"file://{self.path}/orders.ss/orders"
+
+    @property
+    def table(self) -> str:
+        """The Delta table."""
+        return str(self.path / "lake" / "orders")
+
+    @property
+    def dagster_home(self) -> Path:
+        """Where the daemon keeps its state."""
+        return self.path / "dagster"
+
+    def ingestion(self) -> Ingestion:
+        """Group and table."""
+        return Ingestion(group="demo", table=self.table)
+
+
+def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
+    """Run it; the exit code is 0 only if every message is there exactly once.
+
+    Args:
+        home: the folder; ``.demo`` in the working directory by default. It is emptied first.
+        messages: how many; the kills need at least some thousand.
+    """
+    place = Home((home or Path.cwd() / ".demo").absolute(), messages)
+    shutil.rmtree(place.path, ignore_errors=True)
+    place.dagster_home.mkdir(parents=True)
+    (place.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
+    console.print(f"[bold]stream-assets demo[/] in {place.path}")
+    with _progress() as progress:
+        task = progress.add_task("Delta jars", total=1)
+        delta_jars()
+        progress.update(task, completed=1)
+        _produce(place, progress)
+        # Opened first: two processes that make its database at the same time get in each other's way.
+        with dg.DagsterInstance.from_config(str(place.dagster_home)) as instance, _daemon(place) as log:
+            _follow(place, instance, progress, log)
+    verdicts = _verify(place)
+    _show(place)
+    return _conclude(place, verdicts)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def _produce(place: Home, progress: Progress) -> None:
+    """JSON messages in two shards; some are cut off in the middle."""
+    task = progress.add_task("messages into orders.ss", total=place.messages)
+    spacing = place.messages // MALFORMED - 1  # odd, so that every shard has some
+    with create_producer(place.source) as producer:
+        for index in range(place.messages):
+            text = json.dumps({"id": index, "user": f"user-{index % 997}", "amount": index % 10_000 / 100})
+            cut = len(text) // 2 if index % spacing == 0 and index // spacing < MALFORMED else len(text)
+            producer.send(text[:cut].encode(), shard=index % SHARDS)
+            if index % 1000 == 999:
+                progress.update(task, completed=index + 1)
+
+
+@contextmanager
+def _daemon(place: Home) -> Iterator[Path]:
+    """A real Dagster daemon on the workspace of this project, ended by its process id."""
+    workspace = Path(__file__).parents[1] / "definitions.py"
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(place.dagster_home),
+        "STREAM_ASSETS_DEMO": str(place.path),
+        KILLS_VARIABLE: KILLS,
+        RECORDS_VARIABLE: str(place.messages // BATCHES),
+    }
+    log = place.path / "daemon.log"
+    command = [sys.executable, "-m", "dagster._daemon", "run", "-f", str(workspace), "-d", str(Path.cwd())]
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - fixed words
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        try:
+            yield log
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _follow(place: Home, instance: dg.DagsterInstance, progress: Progress, log: Path) -> None:
+    """Show what the daemon does until a run has succeeded and nothing is left to read.
+
+    Raises:
+        WriteError: it took too long, or too many runs failed for another reason than our kills.
+    """
+    task = progress.add_task("positions in the Delta log", total=place.messages)
+    seen: dict[str, dg.DagsterRunStatus] = {}
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        for record in reversed(_records(instance)):
+            run = record.dagster_run
+            if seen.get(run.run_id) is not run.status:
+                _tell(place, instance, run, seen)
+        done = _covered(place)
+        progress.update(task, completed=done)
+        failures = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
+        if done == place.messages and seen and all(status in ENDED for status in seen.values()):
+            return
+        if failures > FAULTS + OTHER_FAILURES:
+            break
+        time.sleep(POLL_SECONDS)
+
+    raise WriteError(
+        "the demo did not come to its end",
+        remedy=f"Look into {log}.",
+        covered=_covered(place),
+        runs=len(seen),
+    )
+
+
+def _records(instance: dg.DagsterInstance) -> Sequence[dg.RunRecord]:
+    try:
+        return instance.get_run_records(limit=10)
+    except OperationalError:
+        # SQLite is busy: the daemon and the runs write to it, too.
+        return []
+
+
+def _tell(place: Home, instance: dg.DagsterInstance, run: dg.DagsterRun, seen: dict[str, dg.DagsterRunStatus]) -> None:
+    seen[run.run_id] = run.status
+    short = run.run_id[:8]
+    if run.status is dg.DagsterRunStatus.QUEUED:
+        console.print(f"  sensor asked for run {short}: lag {run.tags.get('stream_assets/lag')}")
+    elif run.status is dg.DagsterRunStatus.STARTED:
+        console.print(f"  run {short} started")
+    elif run.status is dg.DagsterRunStatus.FAILURE:
+        failed = sum(status is dg.DagsterRunStatus.FAILURE for status in seen.values())
+        count = len(list((place.path / "faults").glob("fault-*")))
+        what = {1: "in the middle of writing a batch", 2: "right after its Delta commit"}.get(count, "")
+        how = "killed with SIGKILL" if failed <= count else "failed for another reason, and is tried again"
+        what = what if failed <= count else _reason(instance, run)
+        console.print(
+            f"  run {short} [red]{how}[/] {escape(what)}; {_covered(place)} messages are in the ledger",
+            soft_wrap=True,
+        )
+    elif run.status is dg.DagsterRunStatus.SUCCESS:
+        console.print(f"  run {short} [green]succeeded[/]")
+
+
+def _reason(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    events = (record.dagster_event for record in instance.all_logs(run.run_id))
+    failures = [event.message or "" for event in events if event is not None and event.is_failure]
+    return failures[-1] if failures else "without saying why"
+
+
+def _covered(place: Home) -> int:
+    try:
+        state = place.ingestion().ledger().read()
+    except LedgerUnreadableError:
+        return 0
+    return sum(position - 1 for position in state.positions.values())
+
+
+def _verify(place: Home) -> list[ShardVerdict]:
+    with open_batch_source(place.source) as source:
+        return verify(source, place.ingestion())
+
+
+def _show(place: Home) -> None:
+    beginning = open_dataset(place.table).to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
+    rows = beginning.sort_by("id").slice(0, FIRST_ROWS).to_pylist()
+    table = Table(title=f"first rows of {place.table}", title_justify="left", box=box.SIMPLE)
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(f"{value:%H:%M:%S.%f}" if name == "_timestamp" else str(value) for name, value in row.items()))
+    console.print(table)
+    letters = open_dataset(place.ingestion().dead_letters().path).to_table()
+    for letter in letters.slice(0, 2).to_pylist():
+        console.print(
+            f"dead letter {letter['_stream']}/{letter['_shard']} {letter['_sequence']}: "
+            f"{letter['payload']!r}: {letter['error']}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
+    table = Table(title="by sequence numbers", title_justify="left", box=box.SIMPLE)
+    names = ("shard", "first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
+    for name in names:
+        table.add_column(name, justify="left" if name == "shard" else "right", no_wrap=True)
+    for verdict in verdicts:
+        table.add_row(*(str(getattr(verdict, name)) for name in names))
+    console.print(table)
+    produced, rows, dead, missing, duplicated, unknown, lag = (
+        sum(getattr(verdict, name) for verdict in verdicts)
+        for name in ("messages", "rows", "dead", "missing", "duplicated", "unknown", "lag")
+    )
+    console.print(
+        f"demo: {produced} produced, {rows} rows, {dead} dead letters, {missing} missing, "
+        f"{duplicated} duplicated, lag {lag}",
+        soft_wrap=True,
+    )
+    faults = len(list((place.path / "faults").glob("fault-*")))
+    expected = (place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0)
+    return 0 if (produced, rows, dead, missing, duplicated, unknown, lag) == expected and faults == FAULTS else 1

@@ -1,0 +1,65 @@
+"""The ``stream-assets`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from stream_assets.cli.ingest_commands import ingest, lag, switch, verify
+from stream_assets.cli.options import print_rows, reports_errors
+from stream_assets.cli.relay import relay
+from stream_assets.cli.replay import replay, rewind, seek
+from stream_assets.cli.streams import peek, produce
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="stream-assets")
+def main() -> None:
+    """Streams into Delta tables exactly once.
+
+    URLs name the streams behind the last slash:
+
+    \b
+      file://path/to/orders.ss/orders      kafka://host:9092/orders      memory://name/orders
+      stdio:///orders                      redis://host:6379/orders
+    """
+
+
+@main.command()
+@click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
+@reports_errors
+def demo(messages: int) -> None:
+    """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way.
+
+    \b
+    Example:
+      stream-assets demo --messages 10000
+    """
+    from stream_assets.cli.demo import run_demo
+
+    sys.exit(run_demo(messages=messages))
+
+
+@main.command()
+@reports_errors
+def doctor() -> None:
+    """Check what this machine has: Java, the Delta jars, packages.
+
+    \b
+    Example:
+      stream-assets doctor && stream-assets demo
+    """
+    from stream_assets.cli.doctor import examine
+
+    findings = examine()
+    print_rows([dict(finding) for finding in findings], as_json=False, title="doctor")
+    if any(finding["state"] != "ok" for finding in findings):
+        sys.exit(1)
+
+
+for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The command ``relay``: messages from one stream to another, whatever the backends are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import click
+
+from stream_assets.cli.options import err, named_client_option, progress_bar, reports_errors
+from stream_assets.cli.streams import print_letter
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.connect import check_protocol, create_consumer, create_producer
+from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.errors import InvalidOptionError, StreamEndedError
+from stream_consumers.kafka.producer import KafkaProducer
+from stream_consumers.messages import Message, Receipt, Shard
+from stream_consumers.redis.producer import RedisProducer
+from stream_consumers.stdio.consumer import StdioConsumer
+from stream_consumers.stdio.lines import BROADCAST
+from stream_consumers.stdio.producer import StdioProducerOptions
+from stream_consumers.urls import StreamUrl
+
+FLUSH_MESSAGES = 5000
+IDLE_SECONDS = 0.05
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option("--live/--no-live", default=False, show_default=True, help="Wait for more at the end of the source.")
+@click.option(
+    "--shards", type=click.IntRange(min=1), help="A stream that is not in TARGET is made with so many (Kafka, Redis)."
+)
+@click.option("--bare", is_flag=True, help="Write payloads without headers to stdout, for tools like jq.")
+@named_client_option("--source-client", of="source's")
+@named_client_option("--target-client", of="target's")
+@reports_errors
+def relay(
+    source: str,
+    target: str,
+    live: bool,
+    shards: int | None,
+    bare: bool,
+    source_client: ClientConfig,
+    target_client: ClientConfig,
+) -> None:
+    """Send every message of SOURCE to TARGET, from the beginning to the end.
+
+    Streams, shards and times are kept; sequences are the target's. One stream may go to one of another name; lines
+    without a stream go to the first stream of TARGET. A pipe ends when it is closed. If it fails, it tells what was
+    read and is not known to have arrived; run again, it begins at the beginning.
+
+    \b
+    Examples:
+      producer | stream-assets relay stdio:///orders redis://localhost:6379/orders
+      stream-assets relay --shards 4 file://orders.ss/orders redis://localhost:6379/orders
+      stream-assets relay file://orders.ss/orders stdio:///orders --bare | jq .id
+      stream-assets relay --live kafka://localhost:9092/orders file://copy.ss/orders
+    """
+    from_url, to_url = StreamUrl.parse(source), StreamUrl.parse(target)
+    check_protocol(from_url)
+    check_protocol(to_url)
+    run = Relay(routes(from_url, to_url))
+    if bare and to_url.protocol != "stdio":
+        raise InvalidOptionError(f"--bare is for stdio, not for {target}", remedy="Leave it out.")
+    if shards is not None and to_url.protocol not in {"kafka", "redis", "rediss"}:
+        raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {target}", remedy="Leave it out.")
+    options = StdioProducerOptions(bare=bare) if to_url.protocol == "stdio" else None
+    with (
+        create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_letter) as consumer,
+        create_producer(to_url, client=target_client, stdio_options=options, shards=shards) as producer,
+    ):
+        try:
+            run.run(consumer, producer)
+        except BrokenPipeError:
+            raise
+        except BaseException as error:
+            try:
+                if isinstance(error, KeyboardInterrupt):
+                    # The usual end of --live: what can arrive does.
+                    run.flush(producer)
+            finally:
+                run.tell_unsent(consumer)
+            raise
+    run.tell(consumer)
+
+
+def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
+    """Which stream of the target each stream of the source goes to.
+
+    Raises:
+        InvalidUrlError: one of them names no stream.
+        InvalidOptionError: a stream of the source has no place, or is its own.
+
+    Example:
+        >>> routes(StreamUrl.parse("stdio:///orders"), StreamUrl.parse("memory://shop/sales"))
+        {'orders': 'sales', 'broadcast': 'sales'}
+    """
+    from_streams, to_streams = source.required_streams(), target.required_streams()
+    if len(from_streams) == len(to_streams) == 1:
+        found = {from_streams[0]: to_streams[0]}
+    else:
+        found = {stream: stream for stream in from_streams}
+    missing = sorted(set(found.values()) - set(to_streams))
+    if missing:
+        raise InvalidOptionError(
+            f"{target} has no stream for {', '.join(missing)} of {source}",
+            remedy="Name the same streams in both, or one in each.",
+        )
+    is_one_place = source.protocol == target.protocol != "stdio" and source.nodes == target.nodes
+    if is_one_place and any(stream == place for stream, place in found.items()):
+        raise InvalidOptionError(f"{target} would be sent to itself", remedy="Name another stream or place.")
+    if source.protocol == "stdio":
+        found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
+    return found
+
+
+@dataclass
+class Relay:
+    """One run, and what it knows of the messages that it read.
+
+    Args:
+        routes: see :func:`routes`.
+    """
+
+    routes: Mapping[str, str]
+    done: int = 0
+    stripped: int = 0
+    unsent: dict[Shard, list[int]] = field(default_factory=dict)
+    receipts: dict[Shard, Receipt] = field(default_factory=dict)
+
+    def run(self, consumer: Consumer, producer: Producer) -> None:
+        """Send everything until the source ends, and flush: often, and whenever there is nothing to read."""
+        waiting = 0
+        with progress_bar() as progress:
+            task = progress.add_task("relayed", total=None)
+            while True:
+                try:
+                    message = consumer.next(IDLE_SECONDS if waiting else 1.0)
+                except StreamEndedError:
+                    self.flush(producer)
+                    progress.update(task, completed=self.done)
+                    return
+                if message is not None:
+                    self.unsent.setdefault(message.shard, []).append(message.sequence)
+                    self._send(producer, message)
+                    waiting += 1
+                if waiting and (message is None or waiting >= FLUSH_MESSAGES):
+                    self.flush(producer)
+                    waiting = 0
+                    progress.update(task, completed=self.done)
+
+    def tell(self, consumer: Consumer) -> None:
+        """Say on stderr what a good run left out."""
+        notes = [f"{shard}: sent up to sequence {receipt.sequence}" for shard, receipt in sorted(self.receipts.items())]
+        if self.stripped:
+            notes.append(f"{self.stripped} messages had a key, headers or no payload, which the target cannot keep")
+        if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
+            notes.append(f"{consumer.unclaimed} lines were of other streams, and were not sent")
+        for note in notes:
+            err.print(note, markup=False, soft_wrap=True)
+
+    def tell_unsent(self, consumer: Consumer) -> None:
+        """Say on stderr what was read, and is not known to have arrived."""
+        err.print(f"{self.done} messages arrived", style="red", markup=False)
+        for shard, sequences in sorted(self.unsent.items()):
+            err.print(
+                f"read and not known to have arrived: {len(sequences)} of {shard}, "
+                f"sequences {min(sequences)} to {max(sequences)}",
+                style="red",
+                markup=False,
+                soft_wrap=True,
+            )
+        if isinstance(consumer, StdioConsumer) and consumer.waiting:
+            err.print(
+                f"read from stdin and not sent: {consumer.waiting} more lines",
+                style="red",
+                markup=False,
+                soft_wrap=True,
+            )
+
+    def flush(self, producer: Producer) -> None:
+        """Wait until everything sent has arrived."""
+        producer.flush()
+        self.done += sum(map(len, self.unsent.values()))
+        self.unsent.clear()
+
+    def _send(self, producer: Producer, message: Message) -> None:
+        stream, shard, moment = self.routes[message.shard.stream], message.shard.id, message.timestamp_ms
+        if isinstance(producer, KafkaProducer):
+            receipt = producer.send(
+                message.payload,
+                stream=stream,
+                shard=shard,
+                timestamp_ms=moment,
+                key=message.key,
+                headers=message.headers,
+            )
+        else:
+            is_redis = isinstance(producer, RedisProducer)
+            headers = [(name, value) for name, value in message.headers if value is not None]
+            is_kept = message.payload is not None and message.key is None
+            self.stripped += not (is_kept and len(message.headers) == (len(headers) if is_redis else 0))
+            payload = message.payload or b""
+            if isinstance(producer, RedisProducer):
+                receipt = producer.send(payload, stream=stream, shard=shard, timestamp_ms=moment, headers=headers)
+            else:
+                receipt = producer.send(payload, stream=stream, shard=shard, timestamp_ms=moment)
+        self.receipts[receipt.shard] = receipt

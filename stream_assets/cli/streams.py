@@ -1,0 +1,171 @@
+"""The commands for streams alone: ``produce`` and ``peek``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import click
+
+from stream_assets.cli.options import MODES, client_option, err, print_rows, progress_bar, reports_errors
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.connect import StreamSource, create_consumer, create_producer
+from stream_consumers.consumer import Consumer
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
+from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, choice
+from stream_consumers.urls import StreamUrl
+
+
+@click.command()
+@click.argument("url")
+@click.option("--count", type=click.IntRange(min=0), help="Write so many numbered JSON messages.")
+@click.option("--from", "lines", type=click.File("rb"), help="Send each line of this file; '-' is stdin.")
+@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Send in turn to so many.")
+@click.option("--beacon-interval", type=int, default=FileProducerOptions().beacon_interval, show_default=True)
+@click.option("--end", is_flag=True, help="Write the end-of-stream message (files).")
+@click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
+@client_option
+@reports_errors
+def produce(
+    url: str,
+    count: int | None,
+    lines: Any,
+    shards: int,
+    beacon_interval: int,
+    end: bool,
+    as_json: bool,
+    client: ClientConfig,
+) -> None:
+    """Send messages; each line of stdin is one unless --count or --from is given.
+
+    \b
+    Examples:
+      stream-assets produce file://orders.ss/orders --count 1000 --shards 2
+      cat orders.jsonl | stream-assets produce file://orders.ss/orders
+      stream-assets produce kafka://localhost:9092/orders --count 1000 --shards 4
+    """
+    if count is not None and lines is not None:
+        raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
+    options = FileProducerOptions(beacon_interval=beacon_interval, end_with_eos=end)
+    payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
+    first: dict[Shard, Receipt] = {}
+    last: dict[Shard, Receipt] = {}
+    opened = create_producer(url, file_options=options, client=client, shards=shards)
+    sent = 0
+    with opened as producer, progress_bar() as progress:
+        task = progress.add_task("sent", total=count)
+        for index, payload in enumerate(payloads):
+            receipt = producer.send(payload, shard=index % shards)
+            first.setdefault(receipt.shard, receipt)
+            last[receipt.shard] = receipt
+            sent = index + 1
+            if sent % 1000 == 0:
+                progress.update(task, completed=sent)
+        producer.flush()
+        progress.update(task, completed=sent)
+    rows = [{"shard": str(s), "first": first[s].sequence, "last": r.sequence} for s, r in sorted(last.items())]
+    print_rows(rows, as_json=as_json, title=f"sent to {url}")
+
+
+def _numbered(count: int) -> Iterator[bytes]:
+    for index in range(count):
+        yield json.dumps({"id": index, "user": f"user-{index % 97}", "amount": round(index % 1000 / 7, 2)}).encode()
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    for line in stream:
+        yield line.rstrip(b"\n")
+
+
+@click.command()
+@click.argument("url")
+@click.option("--mode", type=click.Choice(MODES), default="real_time", show_default=True)
+@click.option("--group", help="The consumer group, for modes that have one.")
+@click.option("--start", default="earliest", show_default=True, help="earliest, latest, a sequence, or an ISO time.")
+@click.option("--max", "limit", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--follow", is_flag=True, help="Wait for more at the end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@client_option
+@reports_errors
+def peek(
+    url: str,
+    mode: str,
+    group: str | None,
+    start: str,
+    limit: int | None,
+    follow: bool,
+    as_json: bool,
+    client: ClientConfig,
+) -> None:
+    """Print messages; nothing is committed. Dead letters go to stderr.
+
+    With --mode resumable and --group (Kafka) it begins where the group is.
+
+    \b
+    Examples:
+      stream-assets peek file://orders.ss/orders --max 5
+      stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00 --json
+      stream-assets peek kafka://localhost:9092/orders --max 5
+    """
+    if mode != ConsumerMode.REAL_TIME.value and StreamSource(StreamUrl.parse(url), client=client).may_be_claimed:
+        raise InvalidOptionError(
+            f"a look as a member of the group would take its entries away: --mode {mode}",
+            remedy="Leave --mode out, and begin with --start at a sequence that stream-assets lag shows.",
+        )
+    is_latest = start == "latest"
+    reset = AutoStreamReset.LATEST if is_latest else AutoStreamReset.EARLIEST
+    opened = create_consumer(
+        url,
+        mode=choice(ConsumerMode, mode, option="--mode"),
+        group=group,
+        reset=reset,
+        live=follow or is_latest,
+        client=client,
+        on_dead_letter=print_letter,
+    )
+    with opened as consumer:
+        _go_to(consumer, start)
+        for index, message in enumerate(consumer, 1):
+            _print_message(message, as_json=as_json)
+            if index == limit:
+                break
+
+
+def _go_to(consumer: Consumer, start: str) -> None:
+    if start in ("earliest", "latest"):
+        return
+    if start.isdecimal():
+        consumer.rewind(int(start))
+        return
+    try:
+        moment = datetime.fromisoformat(start.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"--start {start!r} is no place",
+            remedy="Use earliest, latest, a sequence, or a time like 2026-11-01T12:00.",
+        ) from error
+    consumer.seek(moment)
+
+
+def _print_message(message: Message, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(message.to_json()))
+        return
+    text = message.to_json()
+    payload = text.get("payload") if "payload" in text else f"<{len(message.payload or b'')} bytes>"
+    click.echo(f"[{text['timestamp']} | {message.shard.stream} | {message.sequence} | {message.shard.id}] {payload}")
+
+
+def print_letter(letter: DeadLetter) -> None:
+    """Tell of a dead letter on stderr."""
+    when = "" if letter.timestamp_ms is None else f" of {format_timestamp(letter.timestamp_ms)}"
+    err.print(
+        f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
+        style="yellow",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,70 @@
+"""What some consumers can do beyond the protocol, as a wrapper finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+from stream_consumers.messages import Shard
+
+Positions = Mapping[Shard, int]
+
+
+@runtime_checkable
+class PositionedConsumer(Protocol):
+    """A consumer whose shards can be moved one by one."""
+
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        ...
+
+    def go_to(self, positions: Positions) -> None:
+        """Continue these shards at these sequences; others go on where they are.
+
+        Raises:
+            NotSubscribedError: a shard is not read by this consumer.
+        """
+        ...
+
+
+@runtime_checkable
+class PausableConsumer(Protocol):
+    """A consumer that can stop fetching single shards."""
+
+    def pause(self, shards: Iterable[Shard]) -> None:
+        """Fetch nothing of these."""
+        ...
+
+    def resume(self, shards: Iterable[Shard]) -> None:
+        """Fetch them again."""
+        ...
+
+
+class ShardObserver(Protocol):
+    """Is told, by the thread that reads, of shards that come and go."""
+
+    def on_assigned(self, shards: frozenset[Shard]) -> None:
+        """These are read from here on."""
+        ...
+
+    def on_revoked(self, shards: frozenset[Shard]) -> None:
+        """These are given back when this returns: the last moment to commit them."""
+        ...
+
+
+@runtime_checkable
+class ObservableConsumer(Protocol):
+    """A consumer whose shards come and go."""
+
+    def observe(self, observer: ShardObserver) -> None:
+        """Tell ``observer``."""
+        ...
+
+
+@runtime_checkable
+class EndedConsumer(Protocol):
+    """A consumer that knows of ends that are no messages."""
+
+    def reached_ends(self) -> Positions:
+        """The ends that were reached."""
+        ...

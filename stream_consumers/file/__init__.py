@@ -1,0 +1,1 @@
+"""Stream files: SeaStreamer's ``.ss`` format, byte for byte."""

@@ -1,0 +1,407 @@
+"""Micro-batches from a ``.ss`` file. Files commit nothing: the ledger remembers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from stream_consumers.batches import (
+    BatchPlan,
+    Extent,
+    MessageRow,
+    Range,
+    Resume,
+    dead_letter_row,
+    record_batches,
+    widths,
+)
+from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.file.format import HEADER_SIZE
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, stream_file_size
+from stream_consumers.messages import DeadLetter, Shard
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+
+CHECKPOINT_FRAMES = 4096
+DEADLINE_FRAMES = 64
+QUIET_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place between two frames: everything before ``offset`` is below ``positions``."""
+
+    offset: int
+    positions: Mapping[Shard, int]
+
+    def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
+        """Whether nothing of ``gaps`` lies before this place."""
+        return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
+
+
+START = Checkpoint(HEADER_SIZE, {})
+_NOTHING = Range(0, 0)
+_ENDLESS = Range(0, 2**63)
+
+
+class _Walk:
+    """Where a walk over the items of a file could be taken up again, later and by somebody else.
+
+    That is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor between
+    damage whose place in a shard is unknown and the message that it is counted with.
+    """
+
+    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
+        self.offset = begin.offset
+        self.open_damage: Damage | None = None
+        self._streams = streams
+        self._positions = dict(begin.positions)
+        self._ahead: dict[Shard, int] = {}
+
+    def is_own(self, item: Frame | Damage) -> bool:
+        """Whether it has to be counted with these streams."""
+        return item.shard is None or item.shard.stream in self._streams
+
+    def step(self, item: Frame | Damage) -> None:
+        """Go on behind ``item``."""
+        shard, sequence = item.shard, item.sequence
+        if isinstance(item, Frame) and item.is_control:
+            return
+        if self.open_damage is not None or shard is None or sequence is None:
+            self._step_with_damage(item)
+            return
+        self._positions[shard] = sequence + 1
+        self.offset = item.end
+
+    def _step_with_damage(self, item: Frame | Damage) -> None:
+        if item.shard is not None and item.sequence is not None:
+            self._ahead[item.shard] = item.sequence + 1
+        if self.is_own(item):
+            self.open_damage = item if item.sequence is None and isinstance(item, Damage) else None
+        if self.open_damage is None:
+            self._positions.update(self._ahead)
+            self._ahead.clear()
+            self.offset = item.end
+
+    def checkpoint(self) -> Checkpoint:
+        """This place."""
+        return Checkpoint(self.offset, dict(self._positions))
+
+
+@dataclass(frozen=True, slots=True)
+class FileSplit:
+    """Bytes ``[start, stop)`` of a file, both between two frames.
+
+    Damage whose place in a shard is unknown belongs to the next message behind it, so that it is counted with it,
+    once, whatever the batches are. What is damaged may be told by bytes behind ``stop`` only, so that the walk is free
+    to look at everything before ``frozen_size``, as the walk that planned it was.
+    """
+
+    path: Path
+    start: int
+    stop: int
+    previous: Mapping[Shard, int]
+    ranges: Mapping[Shard, Range]
+    streams: frozenset[str]
+    frozen_size: int
+    created_at_ms: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        return record_batches(self._rows())
+
+    def _rows(self) -> Iterator[MessageRow]:
+        with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.frozen_size) as scanner:
+            if scanner.header.created_at_ms != self.created_at_ms:
+                raise SourceRecreatedError(
+                    f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
+                )
+            damages: list[Damage] = []
+            for item in _until(self.stop, scanner):
+                if item.shard is not None and item.shard.stream not in self.streams:
+                    continue
+                if item.shard is None or item.sequence is None:
+                    damages += (item,) if isinstance(item, Damage) else ()
+                    continue
+                found, damages = damages, []
+                if item.sequence not in self.ranges.get(item.shard, _NOTHING):
+                    continue
+                for damage in found:
+                    yield self._dead_letter(scanner, damage, item.shard)
+                if isinstance(item, Frame):
+                    place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
+                    yield (*place, None, item.payload, None, None, None)
+                else:
+                    yield self._dead_letter(scanner, item, item.shard)
+
+    @staticmethod
+    def _dead_letter(scanner: FrameScanner, damage: Damage, shard: Shard) -> MessageRow:
+        letter = DeadLetter(
+            damage.shard or shard,
+            damage.sequence,
+            damage.timestamp_ms,
+            scanner.read_bytes(damage),
+            f"{damage.reason} (offset {damage.offset} of {scanner.path.name})",
+            damage.offset,
+        )
+        return dead_letter_row(letter)
+
+
+class FileBatchSource:
+    """A ``.ss`` file as a batch source.
+
+    Every byte behind the ledger's position is walked once to learn what is there, in bounded memory; a batch is a
+    stretch of the file, so that executors read each byte once whatever the number of shards.
+
+    Args:
+        url: ``file://path/to/orders.ss/orders``.
+
+    Raises:
+        StreamNotFoundError, FormatError, UnsupportedVersionError: as the file is.
+    """
+
+    def __init__(self, url: StreamUrl) -> None:
+        self._url = url
+        self._path = Path(url.path).absolute()
+        self._streams = frozenset(url.required_streams())
+        self._checkpoints: list[Checkpoint] = [START]
+        self._extents: dict[Shard, Extent] = {}
+        with FrameScanner(self._path) as scanner:
+            self._header = scanner.header
+        self._frozen_size = self._end = HEADER_SIZE
+        self._tail: str | None = None
+        self._is_exact = True
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """The creation time in the header."""
+        return {stream: f"ss:{self._header.created_at_ms}" for stream in sorted(self._streams)}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
+        first = self._first_checkpoint(resume)
+        deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
+        self._frozen_size = stream_file_size(self._path)
+        self._checkpoints = [first]
+        self._tail = None
+        self._is_exact = True
+        starts: dict[Shard, int] = {}
+        walk = _Walk(first, self._streams)
+        with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
+            for index, item in enumerate(scanner, 1):
+                walk.step(item)
+                if item.sequence is not None and item.shard is not None and item.shard.stream in self._streams:
+                    starts.setdefault(item.shard, item.sequence)
+                if index % CHECKPOINT_FRAMES == 0 and walk.offset > self._checkpoints[-1].offset:
+                    self._checkpoints.append(walk.checkpoint())
+                if index % DEADLINE_FRAMES == 0 and time.monotonic() > deadline:
+                    self._is_exact = False
+                    break
+            else:
+                self._tail = self._describe_tail(walk.open_damage, scanner)
+        self._end, ends = walk.offset, walk.checkpoint().positions
+        self._extents = {
+            shard: Extent(starts.get(shard, end), end)
+            for shard, end in sorted(ends.items())
+            if shard.stream in self._streams
+        }
+        return self._extents
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the last :meth:`extents` saw the whole file within its budget."""
+        return self._is_exact
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`."""
+        clamped = {
+            shard: gap.clamp(Range(0, self._extents[shard].end))
+            for shard, gap in gaps.items()
+            if shard in self._extents
+        }
+        open_gaps = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
+        if not open_gaps:
+            return None
+        begin = next((c for c in reversed(self._checkpoints) if c.is_before(open_gaps)), START)
+        return self._plan_from(begin, open_gaps, limits, parallelism)
+
+    def _plan_from(
+        self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int
+    ) -> BatchPlan | None:
+        ends: dict[Shard, int] = {}
+        cuts = [begin]
+        records = size = cut_at = 0
+        behind: set[Shard] = set()
+        walk = _Walk(begin, self._streams)
+        with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
+            for item in _until(self._end, scanner):
+                shard, sequence = item.shard, item.sequence
+                if shard is not None and sequence is not None and sequence in gaps.get(shard, _NOTHING):
+                    payload_bytes = len(item.payload) if isinstance(item, Frame) else item.end - item.offset
+                    if records and (records >= limits.max_records or size + payload_bytes > limits.max_bytes):
+                        break
+                    records += 1
+                    size += payload_bytes
+                    ends[shard] = sequence + 1
+                walk.step(item)
+                if shard is not None and sequence is not None and sequence + 1 >= gaps.get(shard, _ENDLESS).end:
+                    behind.add(shard)
+                if len(behind) == len(gaps) and walk.open_damage is None:
+                    ends = {shard: gap.end for shard, gap in gaps.items()}
+                    break
+                if records - cut_at >= CHECKPOINT_FRAMES and walk.open_damage is None:
+                    cuts.append(walk.checkpoint())
+                    cut_at = records
+            else:
+                ends = {shard: gap.end for shard, gap in gaps.items()}
+        ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
+        splits = self._splits(cuts, walk.offset, ranges, parallelism)
+        place = walk.checkpoint()
+        hint = {
+            "created_at_ms": self._header.created_at_ms,
+            "offset": place.offset,
+            "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
+        }
+        return BatchPlan(ranges, splits, records, hint)
+
+    def _splits(
+        self, cuts: list[Checkpoint], stop: int, ranges: Mapping[Shard, Range], parallelism: int
+    ) -> list[FileSplit]:
+        step = math.ceil(len(cuts) / parallelism)
+        starts = cuts[::step]
+        stops = [cut.offset for cut in starts[1:]] + [stop]
+        return [
+            FileSplit(
+                self._path,
+                cut.offset,
+                end,
+                _previous(cut),
+                ranges,
+                self._streams,
+                self._frozen_size,
+                self._header.created_at_ms,
+            )
+            for cut, end in zip(starts, stops)
+        ]
+
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
+        found: dict[Shard, int] = {}
+        with FrameScanner(self._path, stop=self._frozen_size) as scanner:
+            for item in _until(self._end, scanner):
+                shard, sequence, moment = item.shard, item.sequence, item.timestamp_ms
+                if shard is None or sequence is None or moment is None or moment < timestamp_ms:
+                    continue
+                if shard in self._extents:
+                    found.setdefault(shard, sequence)
+                if len(found) == len(self._extents):
+                    break
+        return {shard: found.get(shard, extent.end) for shard, extent in self._extents.items()}
+
+    def first(self, shard: Shard) -> int:
+        """What is there first; nothing is known of what may have been before."""
+        return self._extents[shard].start
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """Nothing: what is missing in a file is damage, not retention."""
+        return {}
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return widths(gaps)
+
+    def unreadable_tail(self) -> str | None:
+        """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
+        if self._tail is None or not self._path.exists() or time.time() - self._path.stat().st_mtime < QUIET_SECONDS:
+            return None
+        return self._tail
+
+    def _describe_tail(self, damage: Damage | None, scanner: FrameScanner) -> str | None:
+        if damage is not None:
+            where = f"bytes {damage.offset} to {damage.end} of {self._path}, behind its last message,"
+            return f"{where} cannot be read: {damage.reason}. They are dead letters of the next message that comes"
+        if scanner.incomplete_bytes and scanner.tail_holds_messages():
+            return (
+                f"{self._path} is damaged at offset {scanner.offset}, and no beacon behind it tells where messages "
+                f"begin again: the last {scanner.size - scanner.offset} bytes hold messages that cannot be read. "
+                "They become readable or dead letters when the file grows past its next beacon"
+            )
+        if scanner.incomplete_bytes:
+            return (
+                f"{self._path} ends in the middle of a message: {scanner.incomplete_bytes} bytes before its end are "
+                "not whole. "
+                "If a producer still writes, run again; if it died, open the file with a producer once "
+                "(stream-assets produce URL --count 0), which cuts the tail off and keeps it beside the file"
+            )
+        return None
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """Nothing: a file has no broker."""
+        return None
+
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Nothing: a file has no broker."""
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """Nothing: a file has no broker."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def __enter__(self) -> FileBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
+        """The hint, if the positions are still where they were (they are not after a RESTORE or a rewind)."""
+        hint = resume.hint if resume else None
+        if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
+            # No hint, or one of another file that the group writes into the same table.
+            return START
+        offset, listed = hint["offset"], hint.get("positions")
+        if not isinstance(offset, int) or not isinstance(listed, Mapping):
+            return START
+        positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
+        own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
+        if (
+            any(resume.positions.get(shard, -1) < end for shard, end in own.items())
+            or offset > self._path.stat().st_size
+        ):
+            return START
+        return Checkpoint(offset, positions)
+
+
+def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
+    return {shard: end - 1 for shard, end in checkpoint.positions.items()}
+
+
+def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
+    """The items before ``stop``, which is the end of one of them.
+
+    Raises:
+        DataLossError: if there are none up to there any more.
+    """
+    if scanner.offset >= stop:
+        return
+    for item in scanner:
+        yield item
+        if item.end >= stop:
+            return
+    raise DataLossError(
+        f"{scanner.path} changed while it was read",
+        remedy="Run again; if it comes back, restore the file.",
+        readable_to=scanner.offset,
+        planned_to=stop,
+    )

@@ -1,0 +1,222 @@
+"""Reads a ``.ss`` file message by message: replay, live following, seek and rewind through the beacons."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
+from stream_consumers.consumer_base import Assignment, MessageIterator
+from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError
+from stream_consumers.file.beacon_search import BeaconSearch
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.urls import StreamUrl
+
+LONGEST_WAIT_SECONDS = 1.024
+
+
+class FileConsumer(MessageIterator):
+    """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
+
+    Args:
+        url: ``file://path/to/orders.ss/orders``; several stream keys may be given, and ``*`` for all that
+            the file has or gets.
+        reset: where to start.
+        live: wait for more at the end of the file; without it the end of the file ends the stream.
+        on_dead_letter: told of damaged frames; they are logged by default, and reading goes on.
+
+    Raises:
+        InvalidOptionError: ``latest`` without ``live`` would read nothing.
+
+    Example:
+        >>> with FileConsumer(StreamUrl.parse("file://orders.ss/orders"), live=False) as orders:
+        ...     [message.text() for message in orders]
+        ['{"id": 0}', '{"id": 1}', '{"id": 2}']
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        on_dead_letter: DeadLetterObserver = log_dead_letter,
+    ) -> None:
+        if reset is AutoStreamReset.LATEST and not live:
+            raise InvalidOptionError(
+                f"reading {url} from the latest message on without waiting for more reads nothing",
+                remedy="Use earliest, or live=True.",
+            )
+        self._path = Path(url.path)
+        self._streams = frozenset(url.subscribed_streams())
+        self._live = live
+        self._on_dead_letter = on_dead_letter
+        self._assignment = Assignment(self._streams)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._skip: Callable[[Frame], bool] | None = None
+        self._passed: set[Shard] = set()
+        self._scanner = FrameScanner(self._path)
+        self._items: Iterator[Frame | Damage] = iter(())
+        self._ended = self._is_behind_eos = False
+        if reset is AutoStreamReset.LATEST:
+            self.rewind(Edge.END)
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wait = 0.001
+        while not self._closed.is_set():
+            with self._lock:
+                message = self._next_available()
+                if message is not None:
+                    return message
+                if self._ended or not self._live:
+                    self._ended = True
+                    raise StreamEndedError(
+                        f"{self._path} has no more messages", remedy="Rewind, or open it live to wait for more."
+                    )
+            left = wait if deadline is None else min(wait, deadline - time.monotonic())
+            if left <= 0:
+                return None
+            self._closed.wait(left)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+        raise StreamEndedError(f"the consumer of {self._path} was closed", remedy="Create a new one.")
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        at = to_milliseconds(moment)
+        self._move(
+            lambda beacons, shard: beacons.before_timestamp(shard, at),
+            lambda frame: frame.timestamp_ms < at,
+            f"at or after {moment.isoformat()}",
+        )
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        with self._lock:
+            if to is Edge.BEGINNING:
+                self._go_to(HEADER_SIZE)
+            elif isinstance(to, Edge):
+                self._go_to_end()
+            else:
+                sequence = to
+                self._move(
+                    lambda beacons, shard: beacons.before_sequence(shard, sequence),
+                    lambda frame: frame.sequence < sequence,
+                    f"from sequence {sequence} on",
+                )
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        with self._lock:
+            self._assignment.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._lock:
+            self._assignment.unassign(shard, self._assigned())
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        self._closed.set()
+        with self._lock:
+            self._scanner.close()
+
+    def _next_available(self) -> Message | None:
+        if self._ended or self._closed.is_set():
+            return None
+        while True:
+            item = next(self._items, None)
+            if item is None and self._is_behind_eos and not self._scanner.incomplete_bytes:
+                self._ended = True
+                return None
+            if item is None:
+                self._items = iter(self._scanner)
+                item = next(self._items, None)
+            if item is None:
+                return None
+            self._is_behind_eos = isinstance(item, Frame) and item.is_control and item.payload == EOS_PAYLOAD
+            if isinstance(item, Damage):
+                self._report(item)
+            elif item.is_control:
+                continue
+            elif self._is_wanted(item):
+                return Message(item.shard, item.sequence, item.timestamp_ms, item.payload)
+
+    def _is_wanted(self, frame: Frame) -> bool:
+        shard = frame.shard
+        if not self._assignment.is_read(shard):
+            return False
+        if self._skip is not None and shard not in self._passed:
+            if self._skip(frame):
+                return False
+            self._passed.add(shard)
+        return True
+
+    def _report(self, damage: Damage) -> None:
+        if damage.shard is not None and not self._assignment.is_read(damage.shard):
+            return
+        shard = damage.shard or Shard(min(self._streams))
+        payload = self._scanner.read_bytes(damage)
+        self._on_dead_letter(
+            DeadLetter(shard, damage.sequence, damage.timestamp_ms, payload, damage.reason, damage.offset)
+        )
+
+    def _assigned(self) -> set[Shard]:
+        """The assigned shards; without an explicit assignment all that the file has."""
+        if self._assignment.chosen is not None:
+            return set(self._assignment.chosen)
+        with FrameScanner(self._path) as scanner:
+            return {item.shard for item in scanner if item.shard is not None and item.shard in self._assignment}
+
+    def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
+        with self._lock, BeaconSearch(self._path) as beacons:
+            known = self._known_shards(beacons)
+            first = 0 if known is None else min((find(beacons, shard) for shard in known), default=0)
+            start = self._frame_start(beacons.offset(first))
+            with FrameScanner(self._path, start=start) as scanner:
+                if not any(
+                    isinstance(item, Frame) and item.shard in self._assignment and not skip(item) for item in scanner
+                ):
+                    raise OutOfBoundsError(
+                        f"{self._path} has no message {place}", remedy="Rewind to the end to wait for newer ones."
+                    )
+            self._go_to(start, skip)
+
+    def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
+        """The shards to look for: the assigned ones, or those that the beacons name; ``None`` if they cannot tell."""
+        if self._assignment.chosen is not None:
+            return set(self._assignment.chosen)
+        named = beacons.shards()
+        return None if named is None else {shard for shard in named if shard in self._assignment}
+
+    def _frame_start(self, offset: int) -> int:
+        if offset == HEADER_SIZE:
+            return offset
+        with FrameScanner(self._path) as scanner:
+            return scanner.offset if scanner.skip_spliced(offset) else HEADER_SIZE
+
+    def _go_to(self, offset: int, skip: Callable[[Frame], bool] | None = None) -> None:
+        self._scanner.seek(offset)
+        self._assignment.begin()
+        self._items = iter(())
+        self._skip, self._passed, self._ended, self._is_behind_eos = skip, set(), False, False
+
+    def _go_to_end(self) -> None:
+        with BeaconSearch(self._path) as beacons, FrameScanner(self._path) as scanner:
+            for index in range(beacons.count, 0, -1):
+                if scanner.skip_spliced(beacons.offset(index)):
+                    break
+            else:
+                scanner.seek(HEADER_SIZE)
+            for _ in scanner:
+                pass
+            end = scanner.offset
+        self._go_to(end)

@@ -1,0 +1,225 @@
+"""Writes a ``.ss`` file: new ones, and appending to those that are there."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from stream_consumers.errors import (
+    FormatError,
+    ProducerBusyError,
+    ProducerEndedError,
+    SizeLimitError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from stream_consumers.file.format import (
+    EOS_PAYLOAD,
+    HEADER_SIZE,
+    Header,
+    checksum,
+)
+from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardState
+from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard
+from stream_consumers.options import FileCreation, FileProducerOptions
+from stream_consumers.urls import StreamUrl
+
+COALESCE_BYTES = 1024 * 1024
+_log = logging.getLogger(__name__)
+
+
+class FileProducer:
+    """A producer of a ``.ss`` file; see :class:`stream_consumers.consumer.Producer`.
+
+    Sequences start at 1 for each shard and grow by one. Appending numbers on, removes an end-of-stream message, and
+    cuts an unfinished last message off, whose bytes are kept beside the file. One producer at a time: the file is
+    locked.
+
+    Args:
+        url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
+        options: see :class:`stream_consumers.options.FileProducerOptions`.
+
+    Raises:
+        StreamNotFoundError, StreamExistsError: as ``options.creation`` asks.
+        ProducerBusyError: another producer has it open.
+        FormatError: there is a file, but no stream file.
+
+    Example:
+        >>> with FileProducer(StreamUrl.parse("file://orders.ss/orders")) as producer:
+        ...     producer.send(b"the fourth one").sequence
+        4
+    """
+
+    def __init__(self, url: StreamUrl, options: FileProducerOptions | None = None) -> None:
+        self._options = options or FileProducerOptions()
+        self._path = Path(url.path)
+        self._stream = url.required_streams()[0]
+        self._lock = threading.Lock()
+        self._ended = False
+        self._file = self._open()
+        try:
+            self._claim()
+            size = os.fstat(self._file).st_size
+            self._writer = self._continue() if size else self._create()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> FileProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`.
+
+        Raises:
+            SizeLimitError: the file would pass its limit; nothing of the message is written.
+        """
+        target = Shard(stream or self._stream, shard)
+        with self._lock:
+            if self._ended:
+                raise ProducerEndedError(f"the producer of {self._path} has ended", remedy="Create a new one.")
+            sequence = self._writer.shards.get(target, NEW_SHARD).sequence + 1
+            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            mark = self._writer.mark(target)
+            self._writer.write(target, sequence, moment, payload)
+            if self._writer.offset > self._options.file_size_limit:
+                length = self._writer.offset - mark.offset
+                self._writer.undo(mark)
+                raise SizeLimitError(
+                    f"{self._path} would grow beyond its limit",
+                    remedy="Raise file_size_limit, or go on in a new file.",
+                    size=mark.offset,
+                    message=length,
+                    limit=self._options.file_size_limit,
+                )
+            if self._writer.pending_bytes >= COALESCE_BYTES:
+                self._write()
+        return Receipt(target, sequence, moment)
+
+    def flush(self) -> None:
+        """Hand everything sent to the operating system, so that readers see it."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """Flush, write the end-of-stream message if asked to, and sync the file to the disk."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            try:
+                if self._options.end_with_eos:
+                    self._writer.write(Shard(INTERNAL_KEY), 0, time.time_ns() // 1_000_000, EOS_PAYLOAD)
+                self._write()
+                os.fsync(self._file)
+            finally:
+                os.close(self._file)
+
+    def _open(self) -> int:
+        creation = self._options.creation
+        flags = (
+            os.O_RDWR
+            | {
+                FileCreation.NEVER: 0,
+                FileCreation.IF_MISSING: os.O_CREAT,
+                FileCreation.ALWAYS_NEW: os.O_CREAT | os.O_EXCL,
+            }[creation]
+        )
+        if creation is not FileCreation.NEVER and not self._path.exists():
+            self._new_header().encode()
+        try:
+            return os.open(self._path, flags, 0o644)
+        except FileExistsError as error:
+            raise StreamExistsError(f"{self._path} exists already", remedy="Remove it, or append to it.") from error
+        except IsADirectoryError as error:
+            raise StreamNotFoundError(
+                f"{self._path} is a directory", remedy="Name a file: file://path/to/orders.ss/orders."
+            ) from error
+        except FileNotFoundError as error:
+            missing = self._path if creation is FileCreation.NEVER else self._path.parent
+            raise StreamNotFoundError(f"{missing} does not exist", remedy="Create it first.") from error
+        except PermissionError as error:
+            raise StreamNotFoundError(f"{self._path} may not be written", remedy="Change its permissions.") from error
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ProducerBusyError(
+                f"another producer has {self._path} open", remedy="End it first; a file has one producer at a time."
+            ) from error
+
+    def _create(self) -> FrameWriter:
+        header = self._new_header()
+        _write_all(self._file, header.encode(), 0)
+        return FrameWriter(beacon_interval=header.beacon_interval, offset=HEADER_SIZE)
+
+    def _new_header(self) -> Header:
+        return Header(self._path.name, time.time_ns() // 1_000_000, self._options.beacon_interval)
+
+    def _continue(self) -> FrameWriter:
+        """Find the end of what is there, by walking the whole file once."""
+        shards: dict[Shard, ShardState] = {}
+        end_of_stream: int | None = None
+        with FrameScanner(self._path) as scanner:
+            for item in scanner:
+                end_of_stream = None
+                if isinstance(item, Frame) and item.is_control:
+                    end_of_stream = item.offset if item.payload == EOS_PAYLOAD else None
+                elif isinstance(item, Frame):
+                    state = shards.get(item.shard, NEW_SHARD)
+                    shards[item.shard] = state.after(item.sequence, item.timestamp_ms, checksum(item.payload))
+                elif item.shard is not None and item.sequence is not None:
+                    state = shards.get(item.shard, NEW_SHARD)
+                    shards[item.shard] = state.after(item.sequence, item.timestamp_ms or 0, 0)
+            end, tail = scanner.offset, scanner.incomplete_bytes
+            interval = scanner.header.beacon_interval
+            if tail and scanner.tail_holds_messages():
+                raise FormatError(
+                    f"{self._path} is damaged before its end, and whole messages stand behind the damage",
+                    remedy="Nothing was changed: cutting it would lose them. Go on in a new file, or restore this one.",
+                    offset=end,
+                    bytes_behind=scanner.size - end,
+                )
+        if tail:
+            self._keep_aside(end)
+        end = end if end_of_stream is None else end_of_stream
+        os.ftruncate(self._file, end)
+        return FrameWriter(beacon_interval=interval, offset=end, shards=shards)
+
+    def _keep_aside(self, end: int) -> None:
+        """Save the bytes of an unfinished message before they are cut off."""
+        size = os.fstat(self._file).st_size
+        beside = self._path.with_name(f"{self._path.name}.tail-{end}")
+        if beside.exists():
+            beside = beside.with_name(f"{beside.name}-{time.time_ns()}")
+        beside.write_bytes(os.pread(self._file, size - end, end))
+        _log.warning(
+            "%s ended in the middle of a message: %d bytes from offset %d on moved to %s",
+            self._path,
+            size - end,
+            end,
+            beside,
+        )
+
+    def _write(self) -> None:
+        if self._writer.pending_bytes:
+            offset = self._writer.offset - self._writer.pending_bytes
+            _write_all(self._file, self._writer.take(), offset)
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written

@@ -1,0 +1,431 @@
+"""Walks the frames of a ``.ss`` file: the reading half of the format, in bounded memory.
+
+What a frame is depends on the bytes alone, never on where the walk began, so that two readers agree:
+
+* A frame with an intact end (its last byte is ``0D`` and the beacons within it agree with its length) but a wrong
+  checksum is damaged by itself; the walk goes on behind it.
+* Anything else that cannot be a frame loses the framing; the walk goes on at the next beacon, which tells where the
+  next frame begins. The bytes between are reported as one damaged region.
+* A frame whose sequence does not grow within its shard is reported as damaged, too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from stream_consumers.errors import InvalidStreamKeyError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.file.format import (
+    END,
+    FRAME_FIELDS,
+    HEADER_SIZE,
+    BeaconError,
+    Header,
+    checksum,
+    decode_beacon,
+)
+from stream_consumers.messages import INTERNAL_KEY, Shard, check_stream_key
+
+WINDOW_BYTES = 1024 * 1024
+TAIL_BYTES = 64 * 1024 * 1024
+MAX_SEQUENCE = 2**63 - 1
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+
+
+class Frame(NamedTuple):
+    """A whole message frame; ``offset`` and ``end`` are file offsets."""
+
+    offset: int
+    end: int
+    shard: Shard
+    sequence: int
+    timestamp_ms: int
+    payload: bytes
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is one of SeaStreamer's own messages (end of stream)."""
+        return self.shard.stream == INTERNAL_KEY
+
+
+class Damage(NamedTuple):
+    """Bytes ``[offset, end)`` of the file that are no usable message.
+
+    ``shard``, ``sequence`` and ``timestamp_ms`` are those of the frame where its framing is intact, else ``None``.
+    """
+
+    offset: int
+    end: int
+    reason: str
+    shard: Shard | None = None
+    sequence: int | None = None
+    timestamp_ms: int | None = None
+
+
+class _Splice(NamedTuple):
+    """A beacon that was taken out of the buffer at ``at``; ``remaining`` is ``None`` if it was unreadable."""
+
+    at: int
+    size: int
+    remaining: int | None
+
+
+class FrameScanner:
+    """Yields the frames of an open ``.ss`` file in order.
+
+    Args:
+        path: the file.
+        start: the file offset of a frame or of a beacon between two frames; the first frame by default.
+        previous: the last sequence of each shard before ``start``, to tell frames that do not grow.
+        stop: never read at or behind this offset; the end of the file by default.
+
+    Raises:
+        StreamNotFoundError: no such file.
+        FormatError: not a stream file.
+
+    Example:
+        >>> with FrameScanner("orders.ss") as scanner:
+        ...     [(str(item.shard), item.sequence) for item in scanner]
+        [('orders/0', 1), ('orders/0', 2), ('orders/0', 3)]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        start: int = HEADER_SIZE,
+        previous: Mapping[Shard, int] | None = None,
+        stop: int | None = None,
+        window: int = WINDOW_BYTES,
+    ) -> None:
+        self.path = Path(path)
+        self._file = open_stream_file(self.path)
+        try:
+            self.header = Header.decode(os.pread(self._file, HEADER_SIZE, 0), path=self.path)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._interval = self.header.beacon_interval
+        self._stop = stop
+        self._window = window
+        self._shards: dict[bytes, dict[int, Shard]] = {}
+        self._last: dict[Shard, int] = dict(previous or {})
+        self._closed = False
+        self._reset(start)
+
+    def __enter__(self) -> FrameScanner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._file)
+
+    def seek(self, start: int, previous: Mapping[Shard, int] | None = None) -> None:
+        """Go on at another place; the arguments are those of the constructor."""
+        self._last = dict(previous or {})
+        self._reset(start)
+
+    def skip_spliced(self, beacon_offset: int) -> bool:
+        """Go on at the first frame that begins behind the beacon at ``beacon_offset``.
+
+        Returns:
+            False if that place is not written yet.
+        """
+        self._last = {}
+        self._reset(beacon_offset)
+        self._fill()
+        if self._splices and self._splices[0].remaining == 0:
+            return True
+        return self._resync()
+
+    @property
+    def offset(self) -> int:
+        """The file offset behind the last item."""
+        return self._position + self._shift
+
+    @property
+    def last_sequences(self) -> Mapping[Shard, int]:
+        """The last sequence of each shard that was seen or given."""
+        return self._last
+
+    @property
+    def size(self) -> int:
+        """The size of the file now, at most ``stop``."""
+        size = os.fstat(self._file).st_size
+        return size if self._stop is None else min(size, self._stop)
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """Bytes behind the last item that are not a whole frame (yet)."""
+        return max(0, self.size - self.offset)
+
+    def tail_holds_messages(self) -> bool:
+        """Whether whole messages stand behind the last item: then it is damaged there, not just unfinished."""
+        tail = os.pread(self._file, min(TAIL_BYTES, max(0, self.size - self.offset)), self.offset)
+        return any(self._is_message(tail, at) for key in self._shards for at in _places(tail, bytes((len(key),)) + key))
+
+    @staticmethod
+    def _is_message(data: bytes, at: int) -> bool:
+        body = at + 1 + data[at]
+        if body + FRAME_FIELDS.size > len(data):
+            return False
+        payload_at, size = body + FRAME_FIELDS.size, FRAME_FIELDS.unpack_from(data, body)[3]
+        end = payload_at + size + 3
+        if end > len(data) or data[end - 1] != END:
+            return False
+        stored = data[end - 3] << 8 | data[end - 2]
+        return bool(checksum(data[payload_at : end - 3]) == stored)
+
+    def read_bytes(self, item: Frame | Damage) -> bytes:
+        """The bytes of an item as they are in the file, beacons included."""
+        return os.pread(self._file, item.end - item.offset, item.offset)
+
+    def __iter__(self) -> Iterator[Frame | Damage]:
+        """All items up to the end of what is written now; iterate again when the file has grown.
+
+        Raises:
+            StreamRemovedError: if the file became shorter than what was read already.
+        """
+        self._restart_incomplete()
+        while True:
+            yield from self._parse()
+            if not self._fill():
+                return
+
+    def _restart_incomplete(self) -> None:
+        """Forget bytes of an unfinished frame: an appending producer may have cut and rewritten them."""
+        offset, size = self.offset, os.fstat(self._file).st_size
+        if size < offset:
+            raise StreamRemovedError(
+                f"{self.path} became shorter while it was read",
+                remedy="Start again; if the file was replaced, give the new one another name.",
+                read=offset,
+                size=size,
+            )
+        self._reset(offset)
+
+    def _reset(self, offset: int) -> None:
+        self._buffer = bytearray()
+        self._position = 0
+        self._shift = offset
+        self._read_to = offset
+        self._splices: deque[_Splice] = deque()
+
+    def _advance(self, position: int) -> None:
+        """Move to a buffer position, stepping over the beacons before it."""
+        self._position = position
+        while self._splices and self._splices[0].at < position:
+            self._shift += self._splices.popleft().size
+
+    def _fill(self, *, keep: bool = False) -> bool:
+        """Read one more window, taking the beacons out; False if there is nothing whole to read."""
+        if self._position and not keep:
+            del self._buffer[: self._position]
+            self._splices = deque(s._replace(at=s.at - self._position) for s in self._splices)
+            self._shift += self._position
+            self._position = 0
+        limit = self._window if self._stop is None else min(self._window, self._stop - self._read_to)
+        begin, window = self._read_to, os.pread(self._file, max(0, limit), self._read_to)
+        at = 0
+        while at < len(window):
+            offset = begin + at
+            if offset % self._interval == 0:
+                taken = self._take_beacon(window, at, offset)
+                if not taken:
+                    break
+            else:
+                taken = min(len(window) - at, self._interval - offset % self._interval)
+                self._buffer += window[at : at + taken]
+            at += taken
+        self._read_to = begin + at
+        return at > 0
+
+    def _take_beacon(self, window: bytes, at: int, offset: int) -> int:
+        """Note the beacon at ``offset``; the bytes it takes, or 0 if it is not complete yet."""
+        index = len(self._buffer)
+        try:
+            found = decode_beacon(window, at)
+        except BeaconError:
+            # How long it is cannot be known: nothing up to the next beacon can be trusted.
+            if offset + self._interval > self.size:
+                return 0
+            self._splices.append(_Splice(index, self._interval, None))
+            return self._interval
+        if found is None:
+            return 0
+        beacon, size = found
+        self._splices.append(_Splice(index, size, beacon.remaining))
+        return size
+
+    def _parse(self) -> Iterator[Frame | Damage]:
+        """All whole items in the buffer."""
+        splices = self._splices
+        while True:
+            if splices and splices[0].at == self._position:
+                if splices[0].remaining == 0:
+                    self._shift += splices.popleft().size
+                    continue
+                found: Frame | Damage | str | None = "a beacon stands where a message should begin"
+            else:
+                found = self._read_frame()
+            if isinstance(found, str):
+                found = self._lose_framing(found)
+            if found is None:
+                return
+            yield found
+
+    def _read_frame(self) -> Frame | Damage | str | None:
+        """The frame at the position; ``None`` if it is not whole yet, a reason if it cannot be one."""
+        buffer, position, splices = self._buffer, self._position, self._splices
+        body = position + 1 + (buffer[position] if position < len(buffer) else 0)
+        payload_at = body + FRAME_FIELDS.size
+        if payload_at > len(buffer):
+            return None
+        shard_id, sequence, timestamp_ms, size = FRAME_FIELDS.unpack_from(buffer, body)
+        end = payload_at + size + 3
+        shard = self._shard(bytes(buffer[position + 1 : body]), shard_id)
+        if shard is None:
+            return "no message begins here"
+        spliced = bool(splices) and splices[0].at < end
+        if spliced and not self._agrees(end):
+            return "its length is at odds with the next beacon"
+        if end > len(buffer):
+            return None
+        payload = bytes(buffer[payload_at : end - 3])
+        stored = buffer[end - 3] << 8 | buffer[end - 2]
+        computed = checksum(payload)
+        if stored != computed and buffer[end - 1] != END:
+            return "neither its checksum nor its end is right"
+        offset = position + self._shift
+        if spliced:
+            self._advance(end)
+        else:
+            self._position = end
+        frame = Frame(offset, end + self._shift, shard, sequence, timestamp_ms, payload)
+        return self._judge(frame, stored, computed)
+
+    def _judge(self, frame: Frame, stored: int, computed: int) -> Frame | Damage:
+        """A whole frame is a message, unless its content is damaged or its sequence does not grow."""
+        offset, end, shard, sequence, timestamp_ms, _ = frame
+        if frame.is_control:
+            return frame
+        last = self._last.get(shard, -1)
+        if sequence <= last:
+            return Damage(offset, end, f"sequence {sequence} comes after {last} in {shard}: it must grow", shard)
+        if sequence > MAX_SEQUENCE:
+            return Damage(offset, end, f"sequence {sequence} of {shard} is beyond {MAX_SEQUENCE}", shard)
+        self._last[shard] = sequence
+        if stored != computed:
+            reason = f"checksum error: stored {stored:04X}, computed {computed:04X}"
+            return Damage(offset, end, reason, shard, sequence, min(timestamp_ms, MAX_TIMESTAMP_MS))
+        if timestamp_ms > MAX_TIMESTAMP_MS:
+            return Damage(offset, end, f"timestamp {timestamp_ms} ms is after the year 9999", shard, sequence)
+        return frame
+
+    def _shard(self, key: bytes, shard_id: int) -> Shard | None:
+        by_id = self._shards.get(key)
+        if by_id is None:
+            try:
+                check_stream_key(key.decode("ascii"))
+            except (UnicodeDecodeError, InvalidStreamKeyError):
+                return None
+            by_id = self._shards[key] = {}
+        shard = by_id.get(shard_id)
+        if shard is None and shard_id <= MAX_SEQUENCE:
+            shard = by_id[shard_id] = Shard(key.decode("ascii"), shard_id)
+        return shard
+
+    def _agrees(self, end: int) -> bool:
+        """Whether each beacon within the frame that ends at ``end`` says how much of it is left."""
+        return self._agrees_from(0, end)
+
+    def _lose_framing(self, reason: str) -> Damage | None:
+        """Report everything up to the next frame that a beacon vouches for; ``None`` while there is none."""
+        offset = self._position + self._shift
+        if not self._resync():
+            return None
+        return Damage(offset, self._position + self._shift, f"unreadable from here on: {reason}")
+
+    def _resync(self) -> bool:
+        """Move to the first frame behind the next beacon that the beacons agree on; False while there is none."""
+        at = 0
+        while True:
+            while at >= len(self._splices):
+                if not self._fill(keep=True):
+                    return False
+            splice = self._splices[at]
+            at += 1
+            if splice.remaining is None:
+                continue
+            behind = splice.at + splice.remaining
+            while len(self._buffer) <= behind and self._agrees_from(at, behind):
+                if not self._fill(keep=True):
+                    break
+            if self._agrees_from(at, behind) and len(self._buffer) >= behind:
+                for _ in range(at - 1):
+                    self._shift += self._splices.popleft().size
+                self._advance(behind)
+                return True
+
+    def _agrees_from(self, first: int, end: int) -> bool:
+        for splice in islice(self._splices, first, None):
+            if splice.at >= end:
+                break
+            if splice.remaining != end - splice.at:
+                return False
+        return True
+
+
+def stream_file_size(path: Path) -> int:
+    """The size of the file now.
+
+    Raises:
+        StreamNotFoundError: it is gone.
+    """
+    descriptor = open_stream_file(path)
+    try:
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def open_stream_file(path: Path) -> int:
+    """Open for reading; the caller closes the descriptor.
+
+    Raises:
+        StreamNotFoundError: naming the path, and the likely mistake.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise IsADirectoryError
+        return descriptor
+    except IsADirectoryError as error:
+        raise StreamNotFoundError(
+            f"{path} is a directory, not a stream file",
+            remedy="In a file:// URL the stream key comes after the file: file://path/to/orders.ss/orders.",
+        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StreamNotFoundError(
+            f"there is no file {path}", remedy="Check the path, or create it: stream-assets produce file://…/KEY."
+        ) from error
+    except PermissionError as error:
+        raise StreamNotFoundError(f"{path} may not be read", remedy="Change its permissions.") from error
+
+
+def _places(data: bytes, needle: bytes) -> Iterator[int]:
+    at = data.find(needle)
+    while at >= 0:
+        yield at
+        at = data.find(needle, at + 1)

@@ -1,0 +1,408 @@
+"""Micro-batches from Kafka topics: ranges of offsets, read by ``assign`` and ended by their planned end.
+
+Offsets are not contiguous: compaction and transaction markers leave holes, so that a range is done when its planned end
+is reached, whatever was missing in it, and the planned end is what gets committed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, cast
+
+import pyarrow as pa
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+
+from stream_consumers.batches import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    MESSAGE_SCHEMA,
+    BatchPlan,
+    Extent,
+    Headers,
+    Range,
+    Resume,
+    headers_array,
+    widths,
+)
+from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
+from stream_consumers.fair_share import fair_shares
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.errors import explain
+from stream_consumers.kafka.headers import NOT_UTF8, UNREADABLE, ask_headers
+from stream_consumers.membership import Membership
+from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.urls import StreamUrl
+
+Partition = tuple[str, int]
+POLL_SECONDS = 0.2
+STALL_SECONDS = 60.0
+SAMPLE_MESSAGES = 256
+# A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
+SAFE_PART = 0.5
+_GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSplit:
+    """Ranges of some partitions, read by one executor.
+
+    Args:
+        url: of the cluster.
+        client: configuration of the client, secrets looked up; never shown.
+        ranges: what to read.
+        stall_seconds: give up after so long without a sign of life.
+    """
+
+    url: StreamUrl
+    client: Mapping[str, Scalar] = field(repr=False)
+    ranges: Mapping[Shard, Range]
+    stall_seconds: float = STALL_SECONDS
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        with RangeReader(KafkaCluster(self.url, self.client), self.ranges, self.stall_seconds) as reader:
+            block: list[KafkaMessage] = []
+            size = 0
+            for messages in reader:
+                block += messages
+                size += sum(len(message) for message in messages)
+                if len(block) >= BATCH_ROWS or size >= BATCH_BYTES:
+                    yield _record_batch(block)
+                    block, size = [], 0
+            if block:
+                yield _record_batch(block)
+
+
+class RangeReader:
+    """Reads ranges of partitions with one client and ends by itself; a context manager and an iterator of blocks.
+
+    Raises (while iterating):
+        DataLossError: messages of a range are gone.
+        StreamRemovedError: the topic is gone.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+    """
+
+    def __init__(self, cluster: KafkaCluster, ranges: Mapping[Shard, Range], stall_seconds: float) -> None:
+        self._cluster = cluster
+        self._stall_seconds = stall_seconds
+        self._ends = {(s.stream, s.id): part.end for s, part in ranges.items() if part.start < part.end}
+        self.next: dict[Partition, int] = {
+            (s.stream, s.id): ranges[s].start for s in ranges if (s.stream, s.id) in self._ends
+        }
+        self._consumer: Consumer = cluster.consumer(enable_partition_eof=True)
+        self._consumer.assign([TopicPartition(*place, offset) for place, offset in sorted(self.next.items())])
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def __iter__(self) -> Iterator[list[KafkaMessage]]:
+        """Blocks of messages, each within its range; a partition leaves :attr:`next` when its end is reached."""
+        deadline = time.monotonic() + self._stall_seconds
+        while self.next:
+            left = sum(self._ends[place] - offset for place, offset in self.next.items())
+            found = self._consumer.consume(min(BATCH_ROWS, left), POLL_SECONDS)
+            if found:
+                deadline = time.monotonic() + self._stall_seconds
+            elif time.monotonic() > deadline:
+                raise self._stalled()
+            block = [message for message in found if self._advance(message)]
+            if block:
+                yield block
+
+    def _advance(self, message: KafkaMessage) -> bool:
+        """Note where the partition is now; whether the message is in its range."""
+        error = message.error()
+        place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
+        end = self._ends[place] if place in self.next else -1
+        if error is None and offset < end - 1:
+            self.next[place] = offset + 1
+            return True
+        return self._reach(message, error, place, offset)
+
+    def _reach(self, message: KafkaMessage, error: KafkaError | None, place: Partition, offset: int) -> bool:
+        """What is no message within the range, or its last one."""
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise self._failed(error, message)
+        if place not in self.next:
+            return False
+        end = self._ends[place]
+        if error is not None and offset < end:
+            raise DataLossError(
+                f"{place[0]}/{place[1]} of {self._cluster.url} ends before the planned end",
+                remedy="The topic was cut or recreated while it was read; run again to see what is there.",
+                end=offset,
+                planned=end,
+            )
+        del self.next[place]
+        if self.next:
+            self._consumer.incremental_unassign([TopicPartition(*place)])
+        return error is None and offset < end
+
+    def _failed(self, error: KafkaError, message: KafkaMessage) -> Exception:
+        place = f"{message.topic()}/{message.partition()} of {self._cluster.url}"
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            return DataLossError(
+                f"messages of {place} are gone that should be read: {error.str()}",
+                remedy="Retention removed them, or the topic was recreated; run again to see what is there.",
+                planned=", ".join(f"{s} from {offset}" for s, offset in sorted(self._places().items())),
+            )
+        if error.code() in _GONE:
+            return StreamRemovedError(f"{place} is gone", remedy="The topic was deleted while it was read.")
+        return explain(error, what=f"reading {place}", reason=self._cluster.reason(error))
+
+    def _places(self) -> Mapping[Shard, int]:
+        return {Shard(*place): offset for place, offset in self.next.items()}
+
+    def _stalled(self) -> Exception:
+        places = ", ".join(f"{shard} at {offset}" for shard, offset in sorted(self._places().items()))
+        return BrokerUnavailableError(
+            f"nothing came from {self._cluster.url} for {self._stall_seconds:g} s; waiting for {places}",
+            remedy="Check the brokers; nothing was lost, run again.",
+        )
+
+
+def _shard(message: KafkaMessage) -> Shard:
+    return Shard(message.topic() or "", message.partition() or 0)
+
+
+def _cut(
+    ranges: Mapping[Shard, Range], reached: Mapping[Partition, int], refused: list[KafkaMessage]
+) -> Mapping[Shard, Range]:
+    """The part of ``ranges`` that was read, less the messages that are too much."""
+    ends = {shard: reached.get((shard.stream, shard.id), part.end) for shard, part in ranges.items()}
+    for message in reversed(refused):
+        ends[_shard(message)] = message.offset() or 0
+    cut = {shard: Range(part.start, ends[shard]) for shard, part in ranges.items()}
+    return {shard: part for shard, part in cut.items() if part.start < part.end}
+
+
+def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
+    headers, errors = _headers(messages)
+    columns: list[pa.Array[Any]] = [
+        pa.array([m.topic() for m in messages], pa.string()),
+        pa.array([m.partition() for m in messages], pa.int64()),
+        pa.array([m.offset() for m in messages], pa.int64()),
+        pa.array([m.timestamp()[1] for m in messages], pa.int64()),
+        pa.array([m.key() for m in messages], pa.binary()),
+        pa.array([m.value() for m in messages], pa.binary()),
+        headers_array(headers),
+        pa.array(errors, pa.string()),
+        pa.nulls(len(messages), pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[str | None]]:
+    """The headers of each message, and what is wrong with them; each is asked once only (see kafka_headers)."""
+    headers: list[Headers | None] = []
+    errors: list[str | None] = [None] * len(messages)
+    for index, message in enumerate(messages):
+        try:
+            # The client's type hints say a dict, too; what is read is always a list of pairs.
+            headers.append(cast("Headers | None", ask_headers(message)))
+        except UNREADABLE:
+            headers.append(None)
+            errors[index] = NOT_UTF8
+    return headers, errors
+
+
+class KafkaBatchSource:
+    """Kafka topics as a batch source.
+
+    Args:
+        url: ``kafka://host:9092/orders``.
+        client: any configuration of librdkafka; ``isolation.level`` decides how far a batch may read.
+        mode: ``real_time`` has no group at the broker.
+        membership: commits as this member of the group, instead of from outside of it.
+
+    Raises:
+        InvalidOptionError: a setting that this project decides.
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        client: ClientConfig | None = None,
+        *,
+        mode: ConsumerMode = ConsumerMode.RESUMABLE,
+        membership: Membership | None = None,
+    ) -> None:
+        self._url = url
+        self._streams = url.required_streams()
+        self._mode = mode
+        self._membership = membership
+        self.cluster = KafkaCluster(url, client)
+        self._extents: dict[Shard, Extent] = {}
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """The topic ids; asked anew at each call."""
+        return {name: f"kafka:{topic.id}" for name, topic in sorted(self.cluster.topics(self._streams).items())}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""
+        shards = self._shards()
+        starts = self.cluster.starts(shards)
+        # In this order: what arrives in between must not look blocked.
+        highs = self.cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
+        ends = self.cluster.ends(shards)
+        self._extents = {
+            shard: Extent(starts[shard], ends[shard], max(0, highs[shard] - ends[shard])) for shard in shards
+        }
+        return self._extents
+
+    def _shards(self) -> list[Shard]:
+        topics = self.cluster.topics(self._streams)
+        return [shard for _, topic in sorted(topics.items()) for shard in topic.shards]
+
+    @property
+    def is_exact(self) -> bool:
+        """Always: brokers know their ends."""
+        return True
+
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`."""
+        found = self.cluster.at(self._extents, timestamp_ms)
+        return {
+            shard: extent.end if found[shard] < 0 else max(extent.start, min(found[shard], extent.end))
+            for shard, extent in self._extents.items()
+        }
+
+    def first(self, shard: Shard) -> int:
+        """Offset 0: a partition that is new has had nothing before it, so that what is gone by now is a loss."""
+        return 0
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """What lies before the first offset that the brokers still have."""
+        known = {shard: gap for shard, gap in gaps.items() if shard in self._extents}
+        before = {shard: gap.clamp(Range(0, self._extents[shard].start)) for shard, gap in known.items()}
+        return {shard: part for shard, part in before.items() if part.start < part.end}
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`.
+
+        Each shard gets a fair share of ``max_records`` offsets; a gap's part below the first offset is covered, not
+        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted.
+        """
+        clamped = {
+            shard: gap.clamp(Range(gap.start, self._extents[shard].end))
+            for shard, gap in gaps.items()
+            if shard in self._extents
+        }
+        covered = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
+        if not covered:
+            return None
+        starts = {shard: min(gap.end, max(gap.start, self._extents[shard].start)) for shard, gap in covered.items()}
+        shares = fair_shares(
+            {shard: gap.end - starts[shard] for shard, gap in covered.items()},
+            limits.max_records,
+            turn=sum(starts.values()),
+        )
+        fair = {shard: Range(starts[shard], starts[shard] + share) for shard, share in shares.items()}
+        ranges = self._within_bytes(fair, limits.max_bytes)
+        gone = {shard: gap for shard, gap in covered.items() if starts[shard] == gap.end}
+        planned = {shard: Range(covered[shard].start, part.end) for shard, part in ranges.items()} | gone
+        records = sum(part.end - part.start for part in ranges.values())
+        return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism), records)
+
+    def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
+        guess = self._guess_bytes(ranges)
+        return ranges if guess <= SAFE_PART * max_bytes else self._measured(ranges, max_bytes)
+
+    def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:
+        """The bytes of the ranges, from the first and the last messages of each, whichever are larger."""
+        heads = {shard: part.clamp(Range(0, part.start + SAMPLE_MESSAGES)) for shard, part in ranges.items()}
+        tails = {shard: part.clamp(Range(part.end - SAMPLE_MESSAGES, part.end)) for shard, part in ranges.items()}
+        return max(self._scaled(ranges, heads), self._scaled(ranges, tails) if tails != heads else 0.0)
+
+    def _scaled(self, ranges: Mapping[Shard, Range], samples: Mapping[Shard, Range]) -> float:
+        sizes = dict.fromkeys(ranges, 0)
+        with RangeReader(self.cluster, samples, STALL_SECONDS) as reader:
+            for message in chain.from_iterable(reader):
+                sizes[_shard(message)] += len(message)
+        return sum(
+            size * (ranges[shard].end - ranges[shard].start) / (samples[shard].end - samples[shard].start)
+            for shard, size in sizes.items()
+        )
+
+    def _measured(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
+        """The part of ``ranges`` that holds at most so many payload bytes, and one message at least."""
+        size = count = 0
+        with RangeReader(self.cluster, ranges, STALL_SECONDS) as reader:
+            for block in reader:
+                for index, message in enumerate(block):
+                    size += len(message)
+                    count += 1
+                    if size > max_bytes and count > 1:
+                        return _cut(ranges, reader.next, block[index:])
+        return ranges
+
+    def _splits(self, ranges: Mapping[Shard, Range], parallelism: int) -> list[KafkaSplit]:
+        total = sum(part.end - part.start for part in ranges.values())
+        share = max(1, math.ceil(total / parallelism))
+        splits: list[dict[Shard, Range]] = [{}]
+        room = share
+        for shard, part in sorted(ranges.items()):
+            start = part.start
+            while start < part.end:
+                if not room:
+                    splits.append({})
+                    room = share
+                end = min(part.end, start + room)
+                splits[-1][shard] = Range(start, end)
+                room -= end - start
+                start = end
+        return [KafkaSplit(self._url, self.cluster.client, split) for split in splits if split]
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return widths(gaps)
+
+    def unreadable_tail(self) -> str | None:
+        """Nothing: what an open transaction holds back is in :attr:`stream_consumers.batches.Extent.blocked`."""
+        return None
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """What the group has committed at the brokers; ``None`` in ``real_time`` mode."""
+        if self._mode is ConsumerMode.REAL_TIME:
+            return None
+        return self.cluster.committed(group, self._shards())
+
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Set the group's positions, with the mark as their metadata.
+
+        Raises:
+            GroupActiveError: the group has live members that are not ours; the message names them.
+        """
+        if self._membership is not None:
+            # Refused is no error: whoever has the shard now commits what the ledger says.
+            self._membership.commit(positions, mark=mark)
+        elif self._mode is not ConsumerMode.REAL_TIME:
+            self.cluster.commit(group, positions, mark=mark)
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """The metadata of the group's positions."""
+        return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.marks(group, self._shards())
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def __enter__(self) -> KafkaBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

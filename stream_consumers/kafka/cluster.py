@@ -1,0 +1,393 @@
+"""A Kafka cluster as this project uses it: configuration, topics, offsets, groups, and errors in our words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka import admin as kafka_admin
+from confluent_kafka.admin import AdminClient
+
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    GroupActiveError,
+    InvalidOptionError,
+    StreamAssetsError,
+    StreamNotFoundError,
+)
+from stream_consumers.kafka.errors import ConnectionReasons, explain, is_about_connection, until_found
+from stream_consumers.kafka.positions import GroupPositions
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+
+K = TypeVar("K")
+T = TypeVar("T")
+DEFAULT_PORT = 9092
+REQUEST_SECONDS = 10.0
+# What this project decides, and why nobody else may.
+RESERVED = {
+    "bootstrap.servers": "the URL says which servers",
+    "group.id": "the group is an option of its own",
+    "enable.partition.eof": "a range ends there, whatever is missing in it",
+}
+FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
+_WHY_FIXED = {
+    "enable.auto.commit": "it would commit what is not in the table yet",
+    "auto.offset.reset": "it would skip or repeat messages without a word; use start or reset",
+}
+# The client's type hints do not export it.
+_SPECS: Any = vars(kafka_admin)["OffsetSpec"]
+_log = logging.getLogger(__name__)
+
+
+def check_client_options(client: ClientConfig) -> None:
+    """Refuse settings that this project decides; nothing is looked up.
+
+    Raises:
+        InvalidOptionError: naming the setting and the reason.
+    """
+    for name, reason in RESERVED.items():
+        if name in client:
+            raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    for name, fixed in FIXED.items():
+        if name in client and (isinstance(client[name], Deferred) or str(client[name]).lower() != str(fixed).lower()):
+            raise InvalidOptionError(
+                f"the client option {name!r} is refused: {_WHY_FIXED[name]}", remedy="Leave it out."
+            )
+
+
+def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
+    """The settings of every client of this cluster, secrets looked up.
+
+    Args:
+        url: its nodes are the bootstrap servers, port 9092 by default.
+        client: any configuration of librdkafka, like ``security.protocol`` or ``isolation.level``.
+
+    Raises:
+        InvalidOptionError: a setting that this project decides, or a variable that is not set.
+
+    Example:
+        >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
+        'a:9092,b:1'
+    """
+    check_client_options(client or {})
+    given = resolve(client or {})
+    servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"
+    # What the client has to say reaches the reader in our errors; its own log lines come on top only if asked for.
+    return {"log_level": 2, **given, **FIXED, "bootstrap.servers": servers}
+
+
+def _with_port(node: str) -> str:
+    is_bare = ":" not in node or node.endswith("]")
+    return f"{node}:{DEFAULT_PORT}" if is_bare else node
+
+
+def isolation(settings: Mapping[str, Scalar]) -> IsolationLevel:
+    """The isolation level of the settings; ``read_committed`` by default, as in librdkafka.
+
+    Raises:
+        InvalidOptionError: an unknown level.
+    """
+    level = str(settings.get("isolation.level", "read_committed"))
+    levels = {
+        "read_committed": IsolationLevel.READ_COMMITTED,
+        "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
+    }
+    if level not in levels:
+        raise InvalidOptionError(f"isolation.level={level!r} is unknown", remedy=f"Use one of: {', '.join(levels)}.")
+    return levels[level]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now: its id tells a recreated one from the old one."""
+
+    name: str
+    id: str
+    partitions: int
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Its partitions."""
+        return [Shard(self.name, number) for number in range(self.partitions)]
+
+
+class KafkaCluster:
+    """Asks and tells the brokers of a URL; no messages are read here.
+
+    Args:
+        url: ``kafka://host:9092/orders``.
+        client: any configuration of librdkafka.
+
+    Raises:
+        InvalidOptionError: a setting that this project decides.
+    """
+
+    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+        self.url = url
+        self.client = resolve(client or {})
+        self.settings = client_settings(url, self.client)
+        self.isolation = isolation(self.settings)
+        self._reasons = ConnectionReasons()
+        self._positions: dict[str, GroupPositions] = {}
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        with _options_explained():
+            return AdminClient(self.own_settings(), logger=_log)
+
+    def own_settings(self) -> dict[str, Any]:
+        """The settings without those that only consumers know, for an admin client or a producer."""
+        return {
+            **{name: value for name, value in self.settings.items() if not _is_consumer_only(name)},
+            "error_cb": self._reasons,
+        }
+
+    def consumer(self, *, group: str | None = None, **own: Scalar) -> Consumer:
+        """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
+        settings: dict[str, Scalar] = {name.replace("_", "."): value for name, value in own.items()}
+        # The client wants a group even where it has none; without a subscription or a commit nobody hears of it.
+        settings["group.id"] = group or "stream-assets-no-group"
+        with _options_explained():
+            return Consumer({**_CONSUMER_DEFAULTS, **self.settings, **settings, "error_cb": self._reasons}, logger=_log)
+
+    def check(self) -> None:
+        """Ask whether somebody is there.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=REQUEST_SECONDS)}, "the cluster")
+
+    def topics(self, streams: Sequence[str]) -> Mapping[str, Topic]:
+        """The topics of these names.
+
+        Raises:
+            StreamNotFoundError: one of them is not there.
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        return {name: _topic(topic) for name, topic in self._described(streams).items()}
+
+    def all_topics(self) -> Mapping[str, Topic]:
+        """All topics that this client may see, but those that the brokers keep for themselves.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        for is_last in (False, False, True):
+            listed = self._ask(self._listed, "the topics")[""].topics
+            if not listed:
+                return {}
+            try:
+                found = self._described(list(listed))
+            except StreamNotFoundError:
+                # It was deleted in between.
+                if is_last:
+                    raise
+                continue
+            return {name: _topic(topic) for name, topic in found.items() if not topic.is_internal}
+        return {}
+
+    def _listed(self) -> Mapping[str, Future[Any]]:
+        future: Future[Any] = Future()
+        future.set_result(self._admin.list_topics(timeout=REQUEST_SECONDS))
+        return {"": future}
+
+    def _described(self, streams: Sequence[str]) -> Mapping[str, Any]:
+        names = TopicCollection(list(streams))
+        return self._ask(lambda: self._admin.describe_topics(names, request_timeout=REQUEST_SECONDS), "topic")
+
+    def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
+        """The first offset that the brokers keep, of each shard."""
+        return self.offsets(shards, _SPECS.earliest())
+
+    def ends(self, shards: Iterable[Shard], level: IsolationLevel | None = None) -> Mapping[Shard, int]:
+        """The end of each shard at an isolation level, by default that of the settings."""
+        return self.offsets(shards, _SPECS.latest(), level)
+
+    def at(self, shards: Iterable[Shard], timestamp_ms: int) -> Mapping[Shard, int]:
+        """The first offset with a timestamp at or after this one, of each shard; -1 where there is none."""
+        # To the broker, negative ones are names of other places.
+        return self.offsets(shards, _SPECS.for_timestamp(max(0, timestamp_ms)))
+
+    def offsets(self, shards: Iterable[Shard], spec: Any, level: IsolationLevel | None = None) -> Mapping[Shard, int]:
+        """An offset of each shard; -1 where no message fits ``spec`` (an ``OffsetSpec``)."""
+        asked = {TopicPartition(shard.stream, shard.id): spec for shard in shards}
+        if not asked:
+            return {}
+        level = self.isolation if level is None else level
+        found = self._ask(
+            lambda: self._admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECONDS),
+            "offsets of",
+        )
+        return {Shard(place.topic, place.partition): int(answer.offset) for place, answer in found.items()}
+
+    def committed(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, int]:
+        """What the group has committed of these shards; those without are left out (0 is not nothing)."""
+        return {shard: int(place.offset) for shard, place in self._places(group, shards).items()}
+
+    def marks(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
+        """The metadata of what the group has committed; those without are left out."""
+        return {shard: place.metadata for shard, place in self._places(group, shards).items() if place.metadata}
+
+    def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
+        asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
+        if not asked:
+            return {}
+        found = {}
+        for place in self._committed(group, asked):
+            if place.error is not None:
+                raise self._explain(place.error, f"the position of group {group!r}")
+            # None is told by a negative number; 0 is an offset.
+            if place.offset >= 0:
+                found[Shard(place.topic, place.partition)] = place
+        return found
+
+    def _committed(self, group: str, asked: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+        if group not in self._positions:
+            with _options_explained():
+                self._positions[group] = GroupPositions(self.own_settings(), group, logger=_log)
+        try:
+            return self._positions[group].read(asked, timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            # A consumer waits in silence for a coordinator; an admin client is told why there is none.
+            self._ask(
+                lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
+            )
+            raise self._explain(error.args[0], f"positions of group {group!r}") from error
+
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Set the positions of a group that has no members, with ``mark`` as their metadata.
+
+        Raises:
+            GroupActiveError: it has some; the message names them.
+        """
+        if not positions:
+            return
+        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
+        request = [ConsumerGroupTopicPartitions(group, places)]
+        future = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)[group]
+        try:
+            # The future succeeds even where a partition was refused.
+            refused = [p.error for p in self._result(future).topic_partitions if p.error is not None]
+        except KafkaException as error:
+            refused = [error.args[0]]
+        if not refused:
+            return
+        members = self.members(group)
+        if members:
+            raise GroupActiveError(
+                f"the positions of group {group!r} cannot be set: it has live members, {'; '.join(members)}",
+                remedy="Stop them, or ingest with a group of its own. What is in the table stays there once, and the "
+                "next run sets the positions.",
+                error=refused[0].name(),
+            )
+        raise self._explain(refused[0], f"committing for group {group!r}")
+
+    def members(self, group: str) -> list[str]:
+        """The live members of a group, for people: client id, host, what they read."""
+        future = self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS)[group]
+        try:
+            described = self._result(future)
+        except KafkaException:
+            return []
+        return [
+            f"client id {member.client_id!r} on host {member.host} "
+            f"({', '.join(f'{p.topic}/{p.partition}' for p in _assigned(member)) or 'nothing assigned'})"
+            for member in described.members
+        ]
+
+    def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
+        """The answers to a request; it is repeated while a leader or coordinator is being found."""
+        name: object = ""
+
+        def ask() -> Mapping[K, T]:
+            nonlocal name
+            answers = {}
+            for asked, future in request().items():
+                name = asked
+                answers[asked] = self._result(future)
+            return answers
+
+        try:
+            return until_found(ask, seconds=REQUEST_SECONDS)
+        except FutureTimeoutError as error:
+            raise BrokerUnavailableError(
+                f"{what} {_name(name)} at {self.settings['bootstrap.servers']}: no answer",
+                remedy="Check the brokers; nothing was lost, run again.",
+            ) from error
+        except KafkaException as error:
+            raise self._explain(error.args[0], f"{what} {_name(name)}") from error
+
+    def _result(self, future: Future[T]) -> T:
+        return future.result(REQUEST_SECONDS + 5)
+
+    def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
+        self._admin.poll(0)
+        return explain(error, what=f"{what} at {self.settings['bootstrap.servers']}", reason=self.reason(error))
+
+    def reason(self, error: KafkaError) -> str:
+        """What is known of the connection, if that is what the error is about."""
+        return str(self._reasons) if is_about_connection(error) else ""
+
+
+@contextmanager
+def _options_explained() -> Iterator[None]:
+    """What the client says of its options when it is made."""
+    try:
+        yield
+    except KafkaException as error:
+        raise InvalidOptionError(
+            f"the Kafka client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
+        ) from error
+
+
+def _topic(described: Any) -> Topic:
+    return Topic(described.name, str(described.topic_id), len(described.partitions))
+
+
+def _name(asked: object) -> str:
+    return f"{asked.topic}/{asked.partition}" if isinstance(asked, TopicPartition) else repr(asked)
+
+
+def _assigned(member: Any) -> Sequence[TopicPartition]:
+    return member.assignment.topic_partitions if member.assignment else ()
+
+
+# After its queue was full the client would not fetch for a second: reading is six times as fast with this.
+_CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
+_CONSUMER_ONLY = {
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "isolation.level",
+    "session.timeout.ms",
+    "heartbeat.interval.ms",
+    "max.poll.interval.ms",
+    "group.instance.id",
+    "group.protocol",
+    "group.remote.assignor",
+    "partition.assignment.strategy",
+    "check.crcs",
+    "queued.min.messages",
+    "queued.max.messages.kbytes",
+}
+
+
+def _is_consumer_only(name: str) -> bool:
+    return name in _CONSUMER_ONLY or name.startswith("fetch.")

@@ -1,0 +1,370 @@
+"""Kafka topics, message by message."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+
+from stream_consumers.capabilities import Positions
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
+from stream_consumers.consumer_base import Assignment, MessageIterator
+from stream_consumers.errors import (
+    DataLossError,
+    GroupActiveError,
+    InvalidOptionError,
+    OutOfBoundsError,
+    StreamEndedError,
+)
+from stream_consumers.hosts import host_id
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.errors import explain, is_lost
+from stream_consumers.kafka.headers import read_headers
+from stream_consumers.kafka.shard_control import KafkaShardControl
+from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.urls import StreamUrl
+
+POLL_SECONDS = 0.1
+METADATA_SECONDS = 5.0
+# How long a broker holds a fetch for which it has nothing: a replay ends so much later.
+FETCH_WAIT_MS = 50
+
+
+class KafkaConsumer(KafkaShardControl, MessageIterator):
+    """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
+
+    Nothing is committed unless :meth:`commit` is called.
+
+    Args:
+        url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
+        mode: ``real_time``: all partitions, no group. ``resumable``: all partitions, from where the group is.
+            ``load_balanced``: those that the group gives to this member; they come and go.
+        group: the consumer group; for ``resumable`` by default the host's id and ``r`` (SeaStreamer's rule).
+        reset: where to start without a position; resolved to offsets at once.
+        live: wait at the end; without it the stream ends there.
+        client: any configuration of librdkafka.
+        on_dead_letter: told of messages that cannot be used (a header whose name is not UTF-8).
+
+    Raises:
+        InvalidOptionError: a group where there is none, or none where one is needed.
+        StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+
+    Example::
+
+        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        with KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing") as consumer:
+            for message in consumer:
+                bill(message)
+                consumer.commit({message.shard: message.sequence + 1})
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        mode: ConsumerMode = ConsumerMode.REAL_TIME,
+        group: str | None = None,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        client: ClientConfig | None = None,
+        on_dead_letter: DeadLetterObserver = log_dead_letter,
+    ) -> None:
+        self._on_dead_letter = on_dead_letter
+        self._group = _group(mode, group)
+        self._url, self._mode, self._reset, self._live = url, mode, reset, live
+        has_group = mode is not ConsumerMode.REAL_TIME
+        self._streams = url.required_streams() if has_group else url.subscribed_streams()
+        self._cluster = KafkaCluster(url, client)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._known = self._all_shards()
+        self._assignment = Assignment(self._streams)
+        self._given: frozenset[Shard] = frozenset()
+        # Where the end was when it was reached.
+        self._reached: dict[Shard, int] = {}
+        self._begun: dict[Shard, int] = {}
+        self._unreached: set[Shard] = set()
+        self._is_reached: Callable[[Message], bool] = lambda message: True
+        self._look_again = time.monotonic() + METADATA_SECONDS
+        self._consumer: Consumer = self._cluster.consumer(
+            group=self._group, enable_partition_eof=True, fetch_wait_max_ms=FETCH_WAIT_MS
+        )
+        if mode is ConsumerMode.LOAD_BALANCED:
+            self._consumer.subscribe(
+                list(self._streams), on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
+            )
+        else:
+            self._go_to(self._first(self._known))
+
+    def __repr__(self) -> str:
+        return f"KafkaConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={self._group!r})"
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = POLL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            with self._lock:
+                if self._closed.is_set():
+                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+                message = self._take(min(left, POLL_SECONDS))
+                if message is not None:
+                    return message
+                if not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
+                    raise StreamEndedError(
+                        "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
+                    )
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        with self._lock:
+            return self._given
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`; Kafka looks the offset up by timestamp."""
+        at = to_milliseconds(moment)
+        with self._lock:
+            shards = self._selected()
+            found = {s: offset for s, offset in self._cluster.at(shards, at).items() if offset >= 0}
+            self._move(found, shards, lambda message: message.timestamp_ms >= at, f"at or after {moment.isoformat()}")
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        with self._lock:
+            shards = self._selected()
+            if isinstance(to, Edge):
+                places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
+                self._unreached = set()
+                self._assignment.begin()
+                self._go_to(places)
+                return
+            sequence = max(0, to)
+            starts, ends = self._cluster.starts(shards), self._cluster.ends(shards)
+            found = {s: max(sequence, starts[s]) for s in shards if ends[s] > sequence}
+            self._move(found, shards, lambda m: m.sequence >= sequence, f"from sequence {sequence} on")
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`.
+
+        Raises:
+            InvalidOptionError: in mode ``load_balanced``, where the group assigns.
+        """
+        self._check_own_assignment()
+        with self._lock:
+            self._assignment.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`.
+
+        Raises:
+            InvalidOptionError: in mode ``load_balanced``, where the group assigns.
+        """
+        self._check_own_assignment()
+        with self._lock:
+            self._assignment.unassign(shard, self._known)
+
+    def commit(self, positions: Positions) -> None:
+        """Tell the group how far these shards are.
+
+        Args:
+            positions: the next sequence to read, per shard (one behind the last message that is done).
+
+        Raises:
+            InvalidOptionError: mode ``real_time`` has no group.
+            GroupActiveError: somebody else has the shards, or the group has members that are not this one.
+        """
+        if self._group is None:
+            raise InvalidOptionError("mode real_time has no group to commit for", remedy="Use mode resumable.")
+        if self._mode is ConsumerMode.RESUMABLE:
+            self._cluster.commit(self._group, positions)
+            return
+        places = _places(positions)
+        with self._lock:
+            lost = sorted(frozenset(positions) - self._given)
+            if lost:
+                # The broker would take it, over what the new owner has committed.
+                raise GroupActiveError(
+                    f"group {self._group!r} has given {lost[0]} to another member",
+                    remedy="Its new owner reads it again from what is committed.",
+                )
+            try:
+                answers = self._consumer.commit(offsets=places, asynchronous=False) or []
+                refused = [place.error for place in answers if place.error is not None]
+            except KafkaException as raised:
+                refused = [raised.args[0]]
+        for refusal in refused:
+            if is_lost(refusal):
+                raise GroupActiveError(
+                    f"group {self._group!r} has given the shards to another member",
+                    remedy="Its new owner reads them again from what is committed.",
+                    error=refusal.name(),
+                )
+            raise explain(refusal, what=f"committing for group {self._group!r}", reason=self._cluster.reason(refusal))
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            self._consumer.close()
+
+    def _take(self, seconds: float) -> Message | None:
+        """The next message that is wanted; ``None`` if there was none in time."""
+        self._meet_new_shards()
+        found = self._consumer.poll(seconds)
+        if found is None:
+            return None
+        shard, error = Shard(found.topic() or "", found.partition() or 0), found.error()
+        if error is not None:
+            self._heed(error, shard, found.offset() or 0)
+            return None
+        message = _message(shard, found)
+        self._reached.pop(shard, None)
+        if isinstance(message, DeadLetter):
+            self._on_dead_letter(message)
+            return None
+        if shard in self._unreached and not self._is_reached(message):
+            return None
+        self._unreached.discard(shard)
+        return message
+
+    def _heed(self, error: KafkaError, shard: Shard, offset: int) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._reached[shard] = offset
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise DataLossError(
+                f"{shard} of {self._url} does not hold the messages at the position",
+                remedy="Rewind to the beginning or the end to go on.",
+                reason=error.str(),
+                earliest=self._cluster.starts([shard])[shard],
+                end=self._cluster.ends([shard])[shard],
+            )
+        else:
+            raise explain(error, what=f"reading {shard} of {self._url}", reason=self._cluster.reason(error))
+
+    def _all_shards(self) -> frozenset[Shard]:
+        topics = self._cluster.all_topics() if WILDCARD in self._streams else self._cluster.topics(self._streams)
+        return frozenset(shard for topic in topics.values() for shard in topic.shards)
+
+    def _meet_new_shards(self) -> None:
+        """Partitions that were added to a topic; the group protocol finds them by itself."""
+        is_due = self._live and self._assignment.is_all_read and time.monotonic() > self._look_again
+        if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
+            return
+        self._look_again = time.monotonic() + METADATA_SECONDS
+        new = self._all_shards() - self._known
+        if new:
+            self._known |= new
+            self._given |= new
+            self._begun |= self._cluster.starts(new)
+            self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
+
+    def _knows_its_shards(self) -> bool:
+        """Whether it is known what to read: a member's shards come when the group gives them."""
+        return bool(self._given) or self._mode is not ConsumerMode.LOAD_BALANCED
+
+    def _selected(self) -> list[Shard]:
+        """The shards that the next seek or rewind is about."""
+        if self._mode is ConsumerMode.LOAD_BALANCED:
+            return sorted(self._given)
+        return self._assignment.of(self._known)
+
+    def _first(self, shards: frozenset[Shard]) -> Positions:
+        """Where reading begins: at the group's position, else as ``reset`` says."""
+        is_earliest = self._reset is AutoStreamReset.EARLIEST
+        places = self._cluster.starts(shards) if is_earliest else self._cluster.ends(shards)
+        return {**places, **(self._cluster.committed(self._group, shards) if self._group else {})}
+
+    def _move(self, found: Positions, shards: list[Shard], is_reached: Callable[[Message], bool], place: str) -> None:
+        if not found:
+            raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+        # A shard that has no such message yet goes on with the first one that comes.
+        waiting = [shard for shard in shards if shard not in found]
+        self._unreached, self._is_reached = set(waiting), is_reached
+        self._assignment.begin()
+        self._go_to({**found, **self._cluster.ends(waiting)})
+
+    def _go_to(self, positions: Positions) -> None:
+        """Read from here; what was fetched before is dropped by the client."""
+        self._reached = {}
+        self._begun |= positions
+        if self._is_incremental():
+            self._consumer.incremental_unassign(_places(positions))
+            self._consumer.incremental_assign(_places(positions))
+        else:
+            self._consumer.assign(_places(positions))
+        self._given = frozenset(positions)
+
+    def _is_incremental(self) -> bool:
+        """Whether the group takes and gives single shards, and must be told so."""
+        settings = self._cluster.settings
+        strategy = str(settings.get("partition.assignment.strategy", ""))
+        is_new = settings.get("group.protocol") == "consumer"
+        return self._mode is ConsumerMode.LOAD_BALANCED and (is_new or strategy.startswith("cooperative"))
+
+    def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
+        first = self._first(shards)
+        self._begun |= first
+        places = _places(first)
+        if self._is_incremental():
+            consumer.incremental_assign(places)
+        else:
+            consumer.assign(places)
+        self._given |= shards
+        self._forget_ends(shards)
+        if self._observer is not None:
+            self._observer.on_assigned(shards)
+
+    def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
+        try:
+            if self._observer is not None:
+                self._observer.on_revoked(shards)
+        finally:
+            self._given -= shards
+            self._unreached -= shards
+            self._forget_ends(shards)
+
+    def _forget_ends(self, shards: frozenset[Shard]) -> None:
+        for shard in shards:
+            self._reached.pop(shard, None)
+
+    def _check_own_assignment(self) -> None:
+        if self._mode is ConsumerMode.LOAD_BALANCED:
+            raise InvalidOptionError(
+                "the group assigns the shards in mode load_balanced",
+                remedy="Use mode real_time or resumable to choose them.",
+            )
+
+
+def _group(mode: ConsumerMode, group: str | None) -> str | None:
+    if mode is ConsumerMode.REAL_TIME and group is not None:
+        raise InvalidOptionError(
+            f"mode real_time has no group, but group={group!r} is given",
+            remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
+        )
+    if mode is ConsumerMode.LOAD_BALANCED and group is None:
+        raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same one.")
+    return f"{host_id()}r" if mode is ConsumerMode.RESUMABLE and group is None else group
+
+
+def _places(positions: Positions) -> list[TopicPartition]:
+    return [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+
+
+def _message(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:
+    headers, error = read_headers(found)
+    offset, timestamp = found.offset() or 0, found.timestamp()[1]
+    if error is not None:
+        return DeadLetter(shard, offset, timestamp, found.value() or b"", error)
+    return Message(shard, offset, timestamp, found.value(), found.key(), headers)

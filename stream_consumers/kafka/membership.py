@@ -1,0 +1,178 @@
+"""Membership of a Kafka consumer group without reading: the shards are assigned here, and read by executors.
+
+The group protocol wants a consumer that polls. It does so in a thread of its own, with every partition paused, so that
+the member stays alive however long a batch takes to write.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.errors import explain, is_lost
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+
+POLL_SECONDS = 0.02
+COMMIT_SECONDS = 60.0
+LEAVE_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+# What concerns reading, which a member does not do.
+_ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
+
+
+class KafkaMembership:
+    """A member of a consumer group; see :class:`stream_consumers.membership.Membership`.
+
+    Args:
+        url: the topics to share.
+        group: the consumer group.
+        client: any configuration of librdkafka, ``partition.assignment.strategy`` and ``session.timeout.ms`` included.
+
+    Raises:
+        StreamNotFoundError: a topic is not there.
+        BrokerUnavailableError, AccessDeniedError: as the broker says.
+    """
+
+    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        self._group = group
+        self._cluster = KafkaCluster(url, client)
+        self._cluster.topics(url.required_streams())
+        self._changed = threading.Condition()
+        self._shards: frozenset[Shard] = frozenset()
+        self._assignments = 0
+        self._to_pause: list[TopicPartition] = []
+        self._error: StreamAssetsError | None = None
+        self._requests: queue.SimpleQueue[tuple[list[TopicPartition], Future[list[KafkaError]]]] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._consumer: Consumer = self._cluster.consumer(group=group)
+        self._consumer.subscribe(
+            list(url.required_streams()), on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
+        )
+        self._thread = threading.Thread(target=self._stay, name=f"member of {group}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> KafkaMembership:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def shards(self) -> frozenset[Shard]:
+        """See :meth:`stream_consumers.membership.Membership.shards`."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return self._shards
+
+    def wait(self, seconds: float) -> bool:
+        """See :meth:`stream_consumers.membership.Membership.wait`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._assignments or self._error, seconds)
+            if self._error is not None:
+                raise self._error
+            return self._assignments > 0
+
+    def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
+        """See :meth:`stream_consumers.membership.Membership.commit`."""
+        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
+        if not places:
+            return True
+        answer: Future[list[KafkaError]] = Future()
+        self._requests.put((places, answer))
+        if self._closing.is_set():
+            self._answer_requests()
+        try:
+            refused = answer.result(COMMIT_SECONDS)
+        except FutureTimeoutError as error:
+            raise BrokerUnavailableError(
+                f"group {self._group!r} did not answer a commit within {COMMIT_SECONDS:g} s",
+                remedy="Check the brokers. What is in the table stays there once, and the next run sets the positions.",
+            ) from error
+        for refusal in refused:
+            if not is_lost(refusal):
+                what = f"committing for group {self._group!r}"
+                raise explain(refusal, what=what, reason=self._cluster.reason(refusal))
+        if refused:
+            _log.info("group %s refused a commit (%s): another member goes on", self._group, refused[0].name())
+        return not refused
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.membership.Membership.close`."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join(LEAVE_SECONDS)
+            if self._thread.is_alive():
+                # It waits for a broker that does not answer; the group misses this member by its session timeout.
+                _log.warning("group %s: the broker does not answer; left without saying so", self._group)
+                return
+            self._answer_requests()
+            self._consumer.close()
+
+    def _stay(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._answer_requests()
+                message = self._consumer.poll(POLL_SECONDS)
+                if self._to_pause:
+                    self._consumer.pause(self._to_pause)
+                    self._to_pause = []
+            except KafkaException as error:
+                self._fail(error.args[0])
+                continue
+            problem = message.error() if message is not None else None
+            if problem is not None and problem.code() not in _ABOUT_READING:
+                self._fail(problem)
+
+    def _answer_requests(self) -> None:
+        """Commit what other threads asked for: the client's own thread must, or it waits for itself."""
+        while True:
+            try:
+                places, answer = self._requests.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answers = self._consumer.commit(offsets=places, asynchronous=False) or []
+                answer.set_result([place.error for place in answers if place.error is not None])
+            except KafkaException as error:
+                answer.set_result([error.args[0]])
+            except RuntimeError:
+                # The member has left the group meanwhile.
+                answer.set_result([KafkaError(KafkaError._ASSIGNMENT_LOST)])
+
+    def _fail(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._MAX_POLL_EXCEEDED or error.retriable():
+            return
+        with self._changed:
+            self._error = explain(error, what=f"group {self._group!r}", reason=self._cluster.reason(error))
+            self._changed.notify_all()
+        time.sleep(POLL_SECONDS)
+
+    def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # The client assigns them when this returns; they are paused right after.
+        self._to_pause += partitions
+        with self._changed:
+            self._assignments += 1
+            self._shards |= _shards(partitions)
+            self._changed.notify_all()
+        _log.info("group %s: gained %s", self._group, sorted(map(str, _shards(partitions))))
+
+    def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        with self._changed:
+            self._shards -= _shards(partitions)
+            self._changed.notify_all()
+        _log.info("group %s: lost %s", self._group, sorted(map(str, _shards(partitions))))
+
+
+def _shards(partitions: list[TopicPartition]) -> frozenset[Shard]:
+    return frozenset(Shard(place.topic, place.partition) for place in partitions)

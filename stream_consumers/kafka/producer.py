@@ -1,0 +1,329 @@
+"""A producer for Kafka topics: sends in the background, and loses no failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as KafkaMessage
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    OutOfBoundsError,
+    ProducerEndedError,
+    SizeLimitError,
+    StreamAssetsError,
+    StreamNotFoundError,
+)
+from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic
+from stream_consumers.kafka.errors import explain
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.urls import StreamUrl
+
+FLUSH_SECONDS = 30.0
+POLL_SECONDS = 0.1
+# How often a send notes what was delivered: doing so every time would cost as much as sending.
+NOTE_SECONDS = 0.01
+_DEFAULTS: dict[str, Scalar] = {"enable.idempotence": True}
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_REFUSED = {KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
+_UNDELIVERED = "Send what has no receipt with a sequence again."
+
+
+class KafkaProducer:
+    """A producer of Kafka topics; see :class:`stream_consumers.consumer.Producer`.
+
+    A message is on its way when :meth:`send` returns. What could not be delivered is raised by the next send, by
+    :meth:`flush` or by :meth:`close`, whichever comes first, and by the ``sequence`` of its own receipt. Retries of the
+    client neither repeat nor reorder messages (``enable.idempotence``).
+
+    Args:
+        url: ``kafka://host:9092/orders``; ``send`` uses its first stream by default.
+        client: any configuration of librdkafka, like ``linger.ms`` or ``compression.type``.
+        shards: create a topic that is missing, with so many partitions; one that is there stays as it is.
+        flush_seconds: how long to wait for a broker that does not answer.
+
+    Raises:
+        StreamNotFoundError: a topic is missing, and ``shards`` was not given.
+        InvalidOptionError: a setting that the client refuses, or that this project decides.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+
+    Example::
+
+        with KafkaProducer(StreamUrl.parse("kafka://localhost:9092/orders"), {"linger.ms": 5}) as producer:
+            receipt = producer.send(b"{}", key=b"customer-7")
+            print(receipt.shard, receipt.sequence)
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        client: ClientConfig | None = None,
+        *,
+        shards: int | None = None,
+        flush_seconds: float = FLUSH_SECONDS,
+    ) -> None:
+        if shards is not None and shards < 1:
+            raise InvalidOptionError(f"shards={shards} leaves no place for a message", remedy="Use 1 or more.")
+        streams = url.required_streams()
+        self._url = url
+        self._stream = streams[0]
+        self._new_shards = shards
+        self._patience = flush_seconds
+        self._lock = threading.RLock()
+        self._ended = False
+        self._shards: dict[tuple[str, int], Shard] = {}
+        self._note_at = self._delivered_at = 0.0
+        self._failed: list[tuple[KafkaError, Shard]] = []
+        self._cluster = KafkaCluster(url, client)
+        for stream in streams:
+            self._look_up(stream)
+        try:
+            self._client = Producer({**_DEFAULTS, **self._cluster.own_settings()})
+        except KafkaException as error:
+            raise InvalidOptionError(
+                f"the client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"KafkaProducer({str(self._url)!r})"
+
+    def __enter__(self) -> KafkaProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self,
+        payload: bytes | None,
+        *,
+        stream: str | None = None,
+        shard: int = 0,
+        timestamp_ms: int | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`.
+
+        Args:
+            payload: the bytes; ``None`` is a tombstone.
+            stream: the topic; the first of the URL by default.
+            shard: the partition.
+            timestamp_ms: unix milliseconds; now by default.
+            key: kept with the message; it does not choose the shard.
+            headers: (name, value) pairs, kept in this order.
+
+        Raises:
+            StreamNotFoundError: the topic is missing, and there was no ``shards`` to create it with.
+            OutOfBoundsError: the topic has no such partition.
+            SizeLimitError: the message is larger than the client or the broker takes.
+            BrokerUnavailableError: the queue is full, and the broker takes nothing.
+            StreamAssetsError: an earlier message was not delivered; this one was not sent.
+        """
+        with self._lock:
+            if self._ended:
+                raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
+            self._note_deliveries()
+            target = self._shards.get((stream or self._stream, shard)) or self._known(stream or self._stream, shard)
+            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            if moment < 1:
+                raise InvalidOptionError(
+                    f"Kafka's client cannot send timestamp_ms={moment}: it means now", remedy="Use 1 or more."
+                )
+            delivery = Delivery(self, target)
+            self._produce(delivery, payload, key, moment, headers)
+        return Receipt(target, delivery.sequence, moment)
+
+    def flush(self) -> None:
+        """Wait until the brokers have everything that was sent.
+
+        Raises:
+            BrokerUnavailableError: nothing was delivered for ``flush_seconds``; the message says how many are left.
+                They stay in the queue: flush again.
+            StreamAssetsError: messages were not delivered.
+        """
+        since = time.monotonic()
+        while left := self._client.flush(POLL_SECONDS):
+            self.check_progress(since, left, "Check the address and that the broker runs, then flush again.")
+        self._raise_failures()
+
+    def close(self) -> None:
+        """Flush and end.
+
+        Raises:
+            StreamAssetsError: as :meth:`flush` does; the producer has ended all the same, and what is left is dropped.
+        """
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        try:
+            self.flush()
+        finally:
+            # The client's own close would wait for ever for a broker that is away.
+            self._client.purge()
+            self._client.close()
+
+    def poll(self) -> None:
+        """Note what was delivered in the meantime; waits a little if there is nothing."""
+        self._client.poll(POLL_SECONDS)
+
+    def note(self, error: KafkaError | None, shard: Shard) -> None:
+        """A message was delivered, or failed."""
+        self._delivered_at = time.monotonic()
+        if error is not None and not (self._ended and error.code() == KafkaError._PURGE_QUEUE):
+            self._failed.append((error, shard))
+
+    def check_progress(self, since: float, left: int, remedy: str) -> None:
+        """Give up if nothing was delivered for too long.
+
+        Raises:
+            BrokerUnavailableError: saying how many messages are left.
+        """
+        if time.monotonic() - max(since, self._delivered_at) > self._patience:
+            raise BrokerUnavailableError(
+                f"nothing was delivered to {self._url} for {self._patience:g} s: "
+                f"{self._cluster.reason(KafkaError(KafkaError._TIMED_OUT)) or 'no answer'}",
+                remedy=remedy,
+                undelivered=left,
+            )
+
+    def explain(self, error: KafkaError, what: str, **facts: object) -> StreamAssetsError:
+        """Why a message was not delivered, in our words."""
+        what = f"{what} of {self._url}"
+        if error.code() in _TOO_LARGE:
+            return SizeLimitError(
+                f"{what} is too large: {error.str()}",
+                remedy="Send less at once, or raise message.max.bytes here and at the topic.",
+                **facts,
+            )
+        if error.code() in _REFUSED:
+            return InvalidOptionError(
+                f"{what} was refused: {error.str()}",
+                remedy="Check its timestamp, and that it has a key if the topic is compacted.",
+                **facts,
+            )
+        if error.code() == KafkaError._MSG_TIMED_OUT:
+            return BrokerUnavailableError(f"{what} was not delivered: {error.str()}", remedy=_UNDELIVERED, **facts)
+        known = explain(error, what=f"{what} was not delivered", reason=self._cluster.reason(error))
+        return type(known)(known.what, remedy=_UNDELIVERED, **{**known.facts, **facts})
+
+    def _note_deliveries(self) -> None:
+        now = time.monotonic()
+        if now >= self._note_at:
+            self._note_at = now + NOTE_SECONDS
+            self._client.poll(0)
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        if not self._failed:
+            return
+        failed, self._failed = self._failed, []
+        error, shard = failed[0]
+        raise self.explain(error, f"a message to {shard}", failed=len(failed))
+
+    def _produce(
+        self,
+        delivery: Delivery,
+        payload: bytes | None,
+        key: bytes | None,
+        moment: int,
+        headers: Sequence[tuple[str, bytes | None]],
+    ) -> None:
+        pairs: list[tuple[str, str | bytes | None]] | None = [*headers] if headers else None
+        shard, since = delivery.shard, 0.0
+        while True:
+            try:
+                self._client.produce(
+                    shard.stream, payload, key, shard.id, on_delivery=delivery, timestamp=moment, headers=pairs
+                )
+            except BufferError:
+                since = since or time.monotonic()
+                self.poll()
+                self.check_progress(since, len(self._client), "Check the brokers; this message was not sent.")
+            except KafkaException as error:
+                raise self.explain(error.args[0], f"a message to {shard}") from error
+            else:
+                return
+
+    def _known(self, stream: str, shard: int) -> Shard:
+        """The shard, if the topic has it; asks again, since partitions may have been added."""
+        count = self._look_up(stream)
+        if not 0 <= shard < count:
+            raise OutOfBoundsError(
+                f"the topic {stream!r} of {self._url} has no partition {shard}",
+                remedy=f"Use 0 to {count - 1}, or add partitions.",
+                partitions=count,
+            )
+        return self._shards[stream, shard]
+
+    def _look_up(self, stream: str) -> int:
+        """Learn the partitions of a topic, which is created if that was asked for; returns their number."""
+        try:
+            topic = self._cluster.topics([stream])[stream]
+        except StreamNotFoundError as error:
+            if self._new_shards is None:
+                raise StreamNotFoundError(
+                    error.what, remedy="Create the topic, or give the number of shards to create it with."
+                ) from error
+            topic = self._create(stream, self._new_shards)
+        self._shards.update({(stream, shard.id): shard for shard in topic.shards})
+        return topic.partitions
+
+    def _create(self, stream: str, shards: int) -> Topic:
+        admin = AdminClient(self._cluster.own_settings())
+        future = admin.create_topics([NewTopic(stream, shards)], request_timeout=REQUEST_SECONDS)[stream]
+        try:
+            future.result(REQUEST_SECONDS + POLL_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise explain(error.args[0], what=f"creating the topic {stream!r} of {self._url}") from error
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            try:
+                return self._cluster.topics([stream])[stream]
+            except StreamNotFoundError:
+                # Brokers hear of a new topic one after the other.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+
+
+class Delivery:
+    """What becomes of one message; the client calls it when that is known."""
+
+    __slots__ = ("_error", "_offset", "_producer", "shard")
+
+    def __init__(self, producer: KafkaProducer, shard: Shard) -> None:
+        self.shard = shard
+        self._producer = producer
+        self._offset: int | None = None
+        self._error: KafkaError | None = None
+
+    def __call__(self, error: KafkaError | None, message: KafkaMessage) -> None:
+        """The message was delivered, or failed."""
+        if error is None:
+            self._offset = message.offset()
+        self._error = error
+        self._producer.note(error, self.shard)
+
+    def sequence(self) -> int:
+        """Where the message ended up; waits for it.
+
+        Raises:
+            StreamAssetsError: it was not delivered.
+        """
+        since = time.monotonic()
+        while self._offset is None and self._error is None:
+            self._producer.poll()
+            self._producer.check_progress(since, 1, "Check the address and that the broker runs, then flush.")
+        if self._error is not None:
+            raise self._producer.explain(self._error, f"a message to {self.shard}")
+        return self._offset or 0

@@ -1,0 +1,291 @@
+"""Kafka transactions: messages that are sent, and positions of the messages they came from, count together or not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from stream_consumers.capabilities import Positions
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    ProducerEndedError,
+    ProducerFencedError,
+    StreamAssetsError,
+    TransactionAbortedError,
+)
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.consumer import KafkaConsumer
+from stream_consumers.kafka.errors import explain
+from stream_consumers.urls import StreamUrl
+
+ANSWER_SECONDS = 30.0
+RETRY_SECONDS = 0.05
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.TRANSACTION_COORDINATOR_FENCED,
+}
+
+
+class KafkaTransactions:
+    """Sends messages in transactions; a :class:`stream_consumers.tracking.committers.PositionCommitter`, too.
+
+    As the committer of a tracked consumer, every commit ends a transaction and begins the next one: what was sent since
+    the last one counts together with the positions. Send what comes of a message before its ``ack``, and commit between
+    messages: what was sent for one that is not finished would count, and be sent again after a crash.
+
+    Args:
+        url: the topics to send to, ``kafka://host:9092/results``.
+        transactional_id: of this producer; whoever uses it next fences this one out.
+        consumer: whose positions are taken along, with a group.
+        client: any configuration of librdkafka for the producer.
+        timeout_seconds: how long to wait for an answer of the broker.
+
+    Raises:
+        ProducerFencedError: somebody else uses this id now.
+        BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+
+    Example::
+
+        with TrackedConsumer(member, transactions, options=options) as consumer:
+            for message in consumer.get_many(100, timeout=1.0):
+                transactions.send(priced(message.payload), stream="priced")
+                consumer.ack(message)
+            consumer.commit()
+    """
+
+    is_transactional = True
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        transactional_id: str,
+        consumer: KafkaConsumer,
+        *,
+        client: ClientConfig | None = None,
+        timeout_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        if not transactional_id:
+            raise InvalidOptionError("transactional_id='' names nobody", remedy="Give each instance one of its own.")
+        self._id, self._consumer, self._timeout = transactional_id, consumer, timeout_seconds
+        self._stream = url.required_streams()[0]
+        self._cluster = KafkaCluster(url, client)
+        self._lock = threading.RLock()
+        self._is_open = self._is_ended = False
+        self._aborted: TransactionAbortedError | None = None
+        try:
+            self._producer = Producer({**self._cluster.own_settings(), "transactional.id": transactional_id})
+        except KafkaException as error:
+            raise InvalidOptionError(
+                f"the client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
+            ) from error
+        self._ask("starting", self._producer.init_transactions)
+
+    def __repr__(self) -> str:
+        return f"KafkaTransactions({self._id!r})"
+
+    def __enter__(self) -> KafkaTransactions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction was begun and has not ended."""
+        return self._is_open
+
+    def begin(self) -> None:
+        """Begin a transaction; nothing happens in one that is open.
+
+        Raises:
+            ProducerEndedError: after :meth:`close`.
+            TransactionAbortedError: one was given up, and nobody has gone back to what is committed.
+            ProducerFencedError: somebody else uses this id now.
+        """
+        with self._lock:
+            self._check_usable()
+            if not self._is_open:
+                try:
+                    self._producer.begin_transaction()
+                except KafkaException as error:
+                    raise self._explain(error.args[0], "beginning") from error
+                self._is_open = True
+
+    def send(
+        self,
+        payload: bytes | None,
+        *,
+        stream: str | None = None,
+        shard: int = 0,
+        timestamp_ms: int | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Send a message that counts when the transaction does.
+
+        Args:
+            payload: the bytes; ``None`` is a tombstone.
+            stream: the topic; the first of the URL by default.
+            shard: the partition.
+            timestamp_ms: unix milliseconds; now by default.
+            key: kept with the message.
+            headers: (name, value) pairs, kept in this order.
+
+        Raises:
+            InvalidOptionError: no transaction was begun.
+            ProducerFencedError: somebody else uses this id now.
+            BrokerUnavailableError: the queue is full, and the broker takes nothing.
+        """
+        with self._lock:
+            self._check_open()
+            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            deadline = time.monotonic() + self._timeout
+            while True:
+                try:
+                    self._producer.produce(
+                        stream or self._stream, payload, key, shard, timestamp=moment, headers=list(headers)
+                    )
+                    return
+                except BufferError as error:
+                    if time.monotonic() >= deadline:
+                        raise BrokerUnavailableError(
+                            f"the queue of producer {self._id!r} is full, and the broker takes nothing",
+                            remedy="Check the broker; abort the transaction, and go on from what is committed.",
+                        ) from error
+                    self._producer.poll(RETRY_SECONDS)
+                except KafkaException as error:
+                    raise self._failed(error.args[0], "sending") from error
+
+    def commit_and_end_transactions(self, positions: Positions) -> None:
+        """End the transaction: its messages and these positions count from now on, together.
+
+        Args:
+            positions: the next sequence to read, per shard of the consumer.
+
+        Raises:
+            InvalidOptionError: no transaction was begun.
+            TransactionAbortedError: neither counts; go on from what is committed.
+            ProducerFencedError: somebody else uses this id now; neither counts.
+            BrokerUnavailableError: nobody knows whether they count; call it again.
+        """
+        with self._lock:
+            self._check_open()
+            places = [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+            if places:
+                member = self._consumer.group_metadata()
+                self._ask(
+                    "sending positions", lambda wait: self._producer.send_offsets_to_transaction(places, member, wait)
+                )
+            self._ask("committing", self._producer.commit_transaction)
+            self._is_open = False
+
+    def abort(self) -> None:
+        """Give the transaction up: its messages do not count. Nothing happens where none is open.
+
+        The messages that it came from must be read again: ``seek_to_committed`` of the tracked consumer.
+
+        Raises:
+            ProducerFencedError: somebody else uses this id now.
+            BrokerUnavailableError: call it again.
+        """
+        with self._lock:
+            if self._is_open:
+                self._ask("aborting", self._producer.abort_transaction)
+                self._is_open = False
+                self._aborted = self._new_aborted("it was asked to")
+
+    def commit(self, positions: Positions) -> None:
+        """Commit the transaction with these positions, and begin the next one.
+
+        Raises:
+            TransactionAbortedError: also after :meth:`abort`, until somebody asks for what is committed.
+        """
+        with self._lock:
+            self.begin()
+            self.commit_and_end_transactions(positions)
+            self.begin()
+
+    def committed(self) -> Positions:
+        """The positions that are committed; whoever asks continues from there."""
+        positions = self._consumer.committed()
+        self._aborted = None
+        return positions
+
+    def close(self) -> None:
+        """End; a transaction that is open is given up.
+
+        Raises:
+            StreamAssetsError: that failed; the broker gives it up after its own timeout.
+        """
+        with self._lock:
+            if self._is_ended:
+                return
+            try:
+                self.abort()
+            finally:
+                self._is_ended = True
+                # A client that was fenced out says so once more, whatever it is asked to.
+                with suppress(KafkaException):
+                    self._producer.purge()
+                    self._producer.close()
+
+    def _check_usable(self) -> None:
+        if self._is_ended:
+            raise ProducerEndedError(f"the producer {self._id!r} has ended", remedy="Create a new one.")
+        if self._aborted is not None:
+            raise self._aborted
+
+    def _check_open(self) -> None:
+        self._check_usable()
+        if not self._is_open:
+            raise InvalidOptionError(f"producer {self._id!r} has no open transaction", remedy="Call begin first.")
+
+    def _ask(self, what: str, request: Callable[[float], Any]) -> None:
+        """Repeat what may be repeated until there is an answer."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                request(max(RETRY_SECONDS, deadline - time.monotonic()))
+                return
+            except KafkaException as raised:
+                error = raised.args[0]
+                if not error.retriable() or time.monotonic() >= deadline:
+                    raise self._failed(error, what) from raised
+                time.sleep(RETRY_SECONDS)
+
+    def _failed(self, error: KafkaError, what: str) -> StreamAssetsError:
+        """Our word for it; where the transaction is lost, it is given up at once."""
+        if not error.txn_requires_abort():
+            return self._explain(error, what)
+        try:
+            self._producer.abort_transaction(self._timeout)
+        except KafkaException as raised:
+            return self._explain(raised.args[0], "aborting")
+        self._is_open = False
+        self._aborted = self._new_aborted(f"{what}: {error.str()}")
+        return self._aborted
+
+    def _new_aborted(self, reason: str) -> TransactionAbortedError:
+        return TransactionAbortedError(
+            f"a transaction of {self._id!r} was given up: {reason}",
+            remedy="Call seek_to_committed, then begin: the messages that it came from are read again.",
+        )
+
+    def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
+        if error.code() in _FENCED:
+            self._is_open = False
+            return ProducerFencedError(
+                f"another producer uses the transactional id {self._id!r}",
+                remedy="Give each instance an id of its own, or stop this one: the other has taken over.",
+                error=error.name(),
+            )
+        return explain(error, what=f"{what} transaction {self._id!r}", reason=self._cluster.reason(error))

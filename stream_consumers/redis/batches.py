@@ -1,0 +1,388 @@
+"""Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
+
+Redis does not tell how many entries an id range holds, so the server walks it (a script, no payload crosses the
+network), and the plan knows which entries it covers: a slice that yields fewer was trimmed meanwhile, and that is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stream_consumers.batches import (
+    BatchPlan,
+    Extent,
+    MessageRow,
+    Range,
+    Resume,
+    dead_letter_row,
+    message_row,
+    record_batches,
+)
+from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.errors import DataLossError
+from stream_consumers.fair_share import fair_shares
+from stream_consumers.messages import Message, Shard
+from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.redis.entries import read_entry
+from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.server import RedisServer, StreamFacts
+from stream_consumers.urls import StreamUrl
+
+WALK_ENTRIES = 4096
+PAGE_BYTES = 4 * 1024 * 1024
+MAX_PAGE = 5000
+# How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (-1: one entry is always taken).
+_WALK = """
+local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
+for _, entry in ipairs(entries) do
+  local size = 0
+  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1} end
+  bytes, count, last = bytes + size, count + 1, entry[1]
+end
+return {count, bytes, last, 0}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a range with the entries that it held when it was planned.
+
+    Args:
+        shard: where.
+        key: the Redis key of the shard.
+        part: from where to where.
+        count: how many entries there are in it.
+        places: only these, one by one.
+        error: they are dead letters, for this reason.
+    """
+
+    shard: Shard
+    key: str
+    part: Range
+    count: int
+    places: tuple[int, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSplit:
+    """Slices of some streams, read by one executor.
+
+    Args:
+        url: of the server.
+        client: configuration of the client, secrets looked up; never shown.
+        slices: what to read.
+        page: entries a request, so that a page is some megabytes.
+    """
+
+    url: StreamUrl
+    client: Mapping[str, Scalar] = field(repr=False)
+    slices: tuple[Slice, ...]
+    page: int
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        return record_batches(self._rows())
+
+    def _rows(self) -> Iterator[MessageRow]:
+        server = RedisServer(self.url, self.client)
+        try:
+            for piece in self.slices:
+                yield from self._slice_rows(server, piece)
+        finally:
+            server.close()
+
+    def _slice_rows(self, server: RedisServer, piece: Slice) -> Iterator[MessageRow]:
+        count = 0
+        for entry_id, fields in self._entries(server, piece):
+            count += 1
+            found = read_entry(piece.shard, entry_id, fields, server.message_field)
+            if not isinstance(found, Message):
+                yield dead_letter_row(found)
+            elif piece.error is None:
+                yield message_row(found)
+            else:
+                yield (*message_row(found)[:7], piece.error, None)
+        if count < piece.count:
+            raise DataLossError(
+                f"{piece.count - count} entries of {piece.shard} were trimmed or deleted before they were read",
+                remedy="Run again to see what is gone; keep more entries (MAXLEN, MINID), or ingest more often.",
+                planned=piece.count,
+                read=count,
+            )
+
+    def _entries(self, server: RedisServer, piece: Slice) -> Iterator[tuple[bytes, list[bytes]]]:
+        if piece.places is not None:
+            for begin in range(0, len(piece.places), self.page):
+                pipeline = server.connection.pipeline(transaction=False)
+                for place in piece.places[begin : begin + self.page]:
+                    pipeline.execute_command("XRANGE", piece.key, to_id(place), to_id(place))
+                with server.explained(f"reading {piece.shard}"):
+                    replies = pipeline.execute()
+                yield from (entry for reply in replies for entry in reply)
+            return
+        start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
+        while True:
+            with server.explained(f"reading {piece.shard}"):
+                page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
+            yield from page
+            if len(page) < self.page:
+                return
+            start = f"({page[-1][0].decode()}"
+
+
+def split_slices(
+    url: StreamUrl, client: Mapping[str, Scalar], slices: Sequence[Slice], *, size: int, parallelism: int
+) -> list[RedisSplit]:
+    """Share slices out to executors.
+
+    Args:
+        url: of the server.
+        client: configuration of the client, secrets looked up.
+        slices: what to read.
+        size: bytes in all of them.
+        parallelism: how many splits to make.
+    """
+    records = sum(piece.count for piece in slices)
+    page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, size // max(1, records))))
+    share = max(1, math.ceil(records / parallelism))
+    groups: list[list[Slice]] = [[]]
+    held = 0
+    for piece in slices:
+        if held >= share and len(groups) < parallelism:
+            groups.append([])
+            held = 0
+        groups[-1].append(piece)
+        held += piece.count
+    return [RedisSplit(url, client, tuple(group), page) for group in groups if group]
+
+
+class _Walk:
+    """Walks an id range of one shard on the server and notes what it holds."""
+
+    def __init__(self, server: RedisServer, shard: Shard, gap: Range) -> None:
+        self.shard = shard
+        self.gap = gap
+        self.slices: list[Slice] = []
+        self.count = 0
+        self.bytes = 0
+        self.at = gap.start
+        self._server = server
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the gap was walked to its end."""
+        return self.at >= self.gap.end
+
+    def go(self, records: int, room: int, *, take_one: bool) -> bool:
+        """Walk over at most so many entries and bytes; whether bytes stopped it."""
+        script = self._server.connection.register_script(_WALK)
+        key = self._server.key(self.shard)
+        left = records
+        while left > 0 and not self.is_done:
+            asked = min(left, WALK_ENTRIES)
+            with self._server.explained(f"measuring {self.shard}"):
+                words = [to_id(self.at), to_id(self.gap.end - 1), asked, room, int(take_one and not self.count)]
+                count, size, last, is_full = script(keys=[key], args=words)
+            stop = self.gap.end if count < asked and not is_full else (to_sequence(last) + 1 if last else self.at)
+            if count or stop > self.at:
+                self.slices.append(Slice(self.shard, key, Range(self.at, stop), count))
+            self.at, self.count, self.bytes = stop, self.count + count, self.bytes + size
+            left, room = left - count, room - size
+            if is_full:
+                return True
+        return False
+
+
+class RedisBatchSource:
+    """Redis Streams as a batch source, by position.
+
+    Args:
+        url: ``redis://host:6379/orders``; a stream is the key ``orders``, or its shards ``orders:0``, ``orders:1``, ….
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        mode: ``real_time`` has no group at the server.
+
+    Raises:
+        InvalidUrlError, InvalidOptionError: credentials in the URL, an option that this project decides.
+    """
+
+    def __init__(
+        self, url: StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
+    ) -> None:
+        self._url = url
+        self._mode = mode
+        self.server = RedisServer(url, client)
+        self._extents: dict[Shard, Extent] = {}
+        self._facts: dict[Shard, StreamFacts] = {}
+        # Per shard, how many entries were ever added before a position, for the positions where that is known.
+        self._added_before: dict[Shard, dict[int, int]] = {}
+
+    @property
+    def url(self) -> StreamUrl:
+        """The URL it was made from."""
+        return self._url
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        return self.server.identities()
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`."""
+        found = {shard: self.server.facts(shard) for shard in self.server.shards()}
+        self._facts = {shard: facts for shard, facts in found.items() if facts is not None}
+        self._extents = {
+            shard: Extent(facts.end if facts.first is None else facts.first, facts.end)
+            for shard, facts in self._facts.items()
+        }
+        self._remember(resume)
+        return self._extents
+
+    def _remember(self, resume: Resume | None) -> None:
+        """How many entries were added before the position, if an earlier batch wrote it down for this position."""
+        listed = (resume.hint or {}).get("added_before") if resume else None
+        for name, noted in listed.items() if isinstance(listed, Mapping) else ():
+            shard = Shard.parse(str(name))
+            if resume and resume.positions.get(shard) == noted[0]:
+                self._note(shard, int(noted[0]), int(noted[1]))
+        for shard, facts in self._facts.items():
+            if facts.added is not None and shard not in (resume.positions if resume else {}):
+                # Never read: what is gone by now was never ours.
+                self._note(shard, self._extents[shard].start, facts.added - facts.length)
+
+    def _note(self, shard: Shard, position: int, added: int) -> None:
+        self._added_before.setdefault(shard, {})[position] = added
+
+    @property
+    def is_exact(self) -> bool:
+        """Always: the server knows its ends."""
+        return True
+
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`; the time of an entry is in its id."""
+        return {s: max(e.start, min(timestamp_ms << 16, e.end)) for s, e in self._extents.items()}
+
+    def first(self, shard: Shard) -> int:
+        """What is there first; nothing is known of what may have been before."""
+        return self._extents[shard].start
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """What was trimmed before it was read: entries that were added behind the position and are not there any more.
+
+        Redis 7 counts the entries ever added; before it, nothing can be told.
+        """
+        lost = {}
+        for shard, gap in gaps.items():
+            facts, before = self._facts.get(shard), self._added_before.get(shard, {}).get(gap.start)
+            if facts is None or facts.added is None or before is None:
+                continue
+            first = facts.end if facts.first is None else facts.first
+            if first >= gap.start and facts.added - before > facts.length:
+                lost[shard] = Range(gap.start, min(max(first, gap.start + 1), gap.end))
+        return lost
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
+        clamped = {
+            shard: gap.clamp(Range(gap.start, self._extents[shard].end))
+            for shard, gap in gaps.items()
+            if shard in self._extents
+        }
+        walks = {s: _Walk(self.server, s, gap) for s, gap in sorted(clamped.items()) if gap.start < gap.end}
+        if not walks:
+            return None
+        self._walk(walks, limits)
+        ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items() if walk.at > walk.gap.start}
+        records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
+        slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
+        splits = split_slices(self._url, self.server.client_options, slices, size=size, parallelism=parallelism)
+        return BatchPlan(ranges, splits, records, self._hint(walks))
+
+    def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
+        turn = sum(walk.gap.start for walk in walks.values())
+        while True:
+            left = limits.max_records - sum(walk.count for walk in walks.values())
+            room = limits.max_bytes - sum(walk.bytes for walk in walks.values())
+            open_walks = {shard: self._facts[shard].length for shard, walk in walks.items() if not walk.is_done}
+            shares = fair_shares({s: max(1, length) for s, length in open_walks.items()}, left, turn=turn)
+            if not shares:
+                return
+            for shard, share in shares.items():
+                is_first = not any(walk.count for walk in walks.values())
+                before = walks[shard].bytes
+                if walks[shard].go(share, room, take_one=is_first):
+                    return
+                room -= walks[shard].bytes - before
+
+    def _hint(self, walks: Mapping[Shard, _Walk]) -> Mapping[str, object]:
+        """How many entries were added before the new positions."""
+        hint: dict[str, list[int]] = {}
+        for shard, walk in sorted(walks.items()):
+            facts, before = self._facts[shard], self._added_before.get(shard, {}).get(walk.gap.start)
+            if facts.added is None:
+                continue
+            if walk.at == facts.end:
+                hint[str(shard)] = [walk.at, facts.added]
+            elif before is not None and shard not in self.lost({shard: walk.gap}):
+                hint[str(shard)] = [walk.at, before + walk.count]
+        for name, (position, added) in hint.items():
+            self._note(Shard.parse(name), position, added)
+        still = {str(s): [p, known[p]] for s, known in self._added_before.items() if s not in walks for p in known}
+        return {"added_before": {**still, **hint}}
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
+        counted = {}
+        for shard, gap in gaps.items():
+            facts = self._facts.get(shard)
+            if facts is None or gap.start >= gap.end:
+                counted[shard] = 0
+                continue
+            before = self._added_before.get(shard, {}).get(gap.start)
+            if gap.end >= facts.end and facts.added is not None and before is not None:
+                counted[shard] = max(0, min(facts.length, facts.added - before))
+            else:
+                counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
+        return counted
+
+    def unreadable_tail(self) -> str | None:
+        """Nothing in Redis is ever half written."""
+        return None
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """Behind the group's last-delivered-id, per shard."""
+        if self._mode is ConsumerMode.REAL_TIME:
+            return None
+        found = {shard: self.server.group_facts(group, shard) for shard in self._extents or self.extents()}
+        return {shard: facts.position for shard, facts in found.items() if facts is not None}
+
+    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+        """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
+        for shard, position in sorted(positions.items()):
+            if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
+                continue
+            entries_read = self._added_before.get(shard, {}).get(position)
+            if not self.server.set_position(group, shard, position, entries_read=entries_read):
+                # Its entries are claimed by now: what is pending is not ours to acknowledge.
+                continue
+            for ids in self.server.pending_below(group, shard, position):
+                self.server.acknowledge(group, shard, ids)
+
+    def marks(self, group: str) -> Mapping[Shard, str]:
+        """Nothing: Redis keeps a position of a group, and nothing with it."""
+        return {}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.server.close()
+
+    def __enter__(self) -> RedisBatchSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,411 @@
+"""Redis groups whose members share by claiming entries: what a name holds, new entries, those of the dead, heartbeat.
+
+Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.job` asks the ledger (protocol 3.3).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stream_consumers.batches import BatchPlan, Range
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis.batches import Slice, split_slices
+from stream_consumers.redis.claim_name import Backlog, ClaimName, PendingEntry, Trimmed
+from stream_consumers.redis.claimed_entries import Held
+from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
+from stream_consumers.redis.server import CLAIMED_MARK, GroupFacts, RedisServer, StreamFacts
+from stream_consumers.urls import StreamUrl
+
+PAGE = 1000
+CLAIM_PAGE = 4096
+# So idle are entries that were let go: three years.
+RELEASED_MS = 100_000_000_000
+_log = logging.getLogger(__name__)
+
+
+class RedisClaims:
+    """The group of a stream whose entries are claimed one by one; a context manager.
+
+    Args:
+        url: ``redis://host:6379/orders``.
+        group: the consumer group; other clients may be in it, too.
+        client: as for :class:`stream_consumers.redis.batches.RedisBatchSource`, and the fields of
+            :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
+    """
+
+    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        self.url = url
+        self.group = group
+        self.server = RedisServer(url, client)
+        self.policy = self.server.claim_policy
+        script = self.server.connection.register_script
+        self._claim_new, self._take_over, self._touch = script(CLAIM_NEW), script(TAKE_OVER), script(TOUCH)
+        self._release, self._forget, self._account = script(RELEASE), script(FORGET), script(ACCOUNT)
+        self.shards = self.server.shards()
+        self.ends = {shard: facts.end for shard, facts in self._facts().items()}
+
+    def __enter__(self) -> RedisClaims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.server.close()
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis.batches.RedisBatchSource.identities`."""
+        return self.server.identities()
+
+    def _facts(self) -> Mapping[Shard, StreamFacts]:
+        found = {shard: self.server.facts(shard) for shard in self.shards}
+        return {shard: facts for shard, facts in found.items() if facts is not None}
+
+    def check(self, known: Mapping[Shard, int | None]) -> None:
+        """Refuse a group or a stream that is not what the ledger remembers.
+
+        Args:
+            known: the shards that the ledger knows, and behind which sequence nothing is in the table yet.
+
+        Raises:
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+        """
+        for shard, written in sorted(known.items()):
+            if shard.stream not in self.url.required_streams():
+                continue
+            facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
+            if facts is None or group is None:
+                raise self._lost_group(shard, facts)
+            if group.position > facts.end:
+                raise SourceRecreatedError(
+                    f"{shard} of {self.url} ends before the position of group {self.group!r}: it was made anew",
+                    remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
+                    position=group.position,
+                    end=facts.end,
+                )
+            if written is not None and group.position < written:
+                raise SourceRecreatedError(
+                    f"group {self.group!r} of {shard} at {self.url} was moved back, or the server lost what it knew: "
+                    "entries that are in the table would be delivered again",
+                    remedy="If nothing before it is missing, move it on: "
+                    f"XGROUP SETID {self.server.key(shard)} {self.group} {to_id(written - 1)}. Else ingest the stream "
+                    "with a new group name into another table.",
+                    position=group.position,
+                    table=written,
+                )
+
+    def prepare(self, start: AutoStreamReset, known: Mapping[Shard, int | None] | None = None) -> Mapping[Shard, int]:
+        """Make the group where it is not there yet, and mark it as one whose entries are claimed.
+
+        Args:
+            start: where a new group starts; in a group that is there already nothing is moved.
+            known: see :meth:`check`.
+
+        Returns:
+            Per shard, where the group began, as far as that is known.
+
+        Raises:
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+        """
+        known = known or {}
+        self.check(known)
+        positions = {}
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is None:
+                is_latest = start is AutoStreamReset.LATEST and not known
+                self.server.create_group(self.group, shard, at_end=is_latest)
+            self.check({shard: None})
+            # What the ledger knows was marked; if it is not any more, the mode was switched, or somebody cleaned up.
+            is_new = shard not in known and self.server.mark_claimed(self.group, shard)
+            # One that another member has made, from the start, may have gone on since.
+            positions[shard] = self.position(shard) if is_new or not known else 0
+        return positions
+
+    def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
+        what = f"the stream {shard}" if facts is None else f"group {self.group!r} of {shard}"
+        return SourceRecreatedError(
+            f"{what} is gone from {self.url}, and with it what is read and what is pending",
+            remedy="Ingest it with a new group name and another table; or, if nothing was pending, make it again where "
+            f"it was: XGROUP CREATE {self.server.key(shard)} {self.group} <the last id that is in the table>.",
+            end=facts.end if facts else None,
+        )
+
+    def backlog(self) -> Mapping[Shard, Backlog]:
+        """What is before the group in each shard; all entries where there is no group yet."""
+        found = {}
+        for shard, facts in self._facts().items():
+            group = self.server.group_facts(self.group, shard)
+            if group is None:
+                found[shard] = Backlog(facts.length, 0)
+            else:
+                found[shard] = Backlog(self._unread(shard, facts, group), group.pending)
+        return found
+
+    def _unread(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> int:
+        """Entries behind the group: Redis' own lag counts what was trimmed, and is nil where it does not know."""
+        if facts.last is None or facts.last < group.position:
+            return 0
+        if facts.first is not None and facts.first >= group.position:
+            return facts.length
+        if facts.added is not None and group.read is not None:
+            return max(0, min(facts.length, facts.added - group.read))
+        return self.server.count(shard, group.position, facts.end, length=facts.length)
+
+    def is_marked(self) -> bool:
+        """Whether the group's entries are claimed, as far as the server knows."""
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is not None:
+                with self.server.explained(f"the names of group {self.group!r}"):
+                    listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+                return any(consumer["name"] == CLAIMED_MARK.encode() for consumer in listed)
+        return False
+
+    def group_facts(self, shard: Shard) -> GroupFacts | None:
+        """What the server knows of the group in a shard; ``None`` if it is not there."""
+        return self.server.group_facts(self.group, shard)
+
+    def position(self, shard: Shard) -> int:
+        """Behind the last entry of a shard that was given to somebody."""
+        group = self.server.group_facts(self.group, shard)
+        return group.position if group else 0
+
+    def is_drained(self) -> bool:
+        """Whether every entry up to the ends at the beginning was given to somebody and acknowledged."""
+        for shard, end in self.ends.items():
+            group = self.server.group_facts(self.group, shard)
+            key, last = self.server.key(shard), to_id(end - 1) if end else "0-0"
+            with self.server.explained(f"what is left in {shard}"):
+                if group and group.pending and self._commands.xpending_range(key, self.group, "-", last, 1):
+                    return False
+                after = f"({group.delivered.decode()}" if group else "-"
+                if end and self._commands.execute_command("XRANGE", key, after, last, "COUNT", 1):
+                    return False
+        return True
+
+    @property
+    def _commands(self) -> Any:
+        return self.server.connection
+
+    def trimmed(self) -> Mapping[Shard, Trimmed]:
+        """Entries that were removed unread, per shard, as far as Redis 7 counts them."""
+        found = {}
+        for shard, facts in self._facts().items():
+            group = self.server.group_facts(self.group, shard)
+            if group is None or facts.added is None:
+                continue
+            if group.read is None:
+                # From here on it is counted; what was lost before nobody knows.
+                unread = self.server.count(shard, group.position, facts.end, length=facts.length)
+                self._count_as_read(shard, group.position, "", facts.added - unread)
+                continue
+            first = facts.end if facts.first is None else facts.first
+            entries = facts.added - group.read - facts.length
+            if first >= group.position and entries > 0:
+                end = first if first > group.position else facts.end
+                found[shard] = Trimmed(group.position, end, entries, group.read)
+        return found
+
+    def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
+        """Let the group count them as read, now that the loss is recorded."""
+        self._count_as_read(shard, trimmed.start, str(trimmed.read), trimmed.read + trimmed.entries)
+
+    def _count_as_read(self, shard: Shard, position: int, before: str, after: int) -> None:
+        place = to_id(position - 1) if position else "0-0"
+        with self.server.explained(f"counting what was read of {shard}"):
+            self._account(keys=[self.server.key(shard)], args=[self.group, place, before, after])
+
+    def idle_names(self, shard: Shard) -> frozenset[bytes]:
+        """The names that nobody has touched for the policy's time."""
+        with self.server.explained(f"the names of group {self.group!r}"):
+            listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+        return frozenset(found["name"] for found in listed if found["idle"] >= self.policy.min_idle_ms)
+
+    def is_released(self, shard: Shard, name: ClaimName) -> bool:
+        """Whether a name has let go of what it holds."""
+        with self.server.explained(f"what {name!s} holds of {shard}"):
+            key = self.server.key(shard)
+            return bool(self._commands.xpending_range(key, self.group, "-", "+", 1, str(name), RELEASED_MS))
+
+    def holders(self) -> Mapping[Shard, list[bytes]]:
+        """The names that hold entries, per shard that has the group."""
+        found = {}
+        for shard in self.shards:
+            if self.server.group_facts(self.group, shard) is None:
+                continue
+            with self.server.explained(f"who holds entries of {shard}"):
+                listed = self._commands.xpending(self.server.key(shard), self.group)["consumers"]
+            found[shard] = [entry["name"] for entry in listed]
+        return found
+
+    def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
+        """What a name holds, in pages; with ``idle`` only what nobody touched for the policy's time."""
+        consumer = _consumer(name)
+        start, least = "-", self.policy.min_idle_ms if idle else 0
+        while True:
+            with self.server.explained(f"what {name!s} holds of {shard}"):
+                page = self._commands.xpending_range(
+                    self.server.key(shard), self.group, start, "+", PAGE, consumer, least or None
+                )
+            if not page:
+                return
+            yield [PendingEntry(found["message_id"], int(found["times_delivered"])) for found in page]
+            start = f"({page[-1]['message_id'].decode()}"
+
+    def claim_new(self, held: Held, shard: Shard, records: int) -> bool:
+        """Claim new entries of a shard, in order, up to the end at the beginning; whether bytes stopped it.
+
+        Raises:
+            StreamAssetsError: whether something was claimed is unknown: give up the name (protocol R4).
+        """
+        key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
+        while left > 0 and end:
+            asked = min(left, CLAIM_PAGE)
+            room, take_one = held.room - held.used, int(not held.count)
+            with self.server.explained(f"claiming entries of {shard}"):
+                is_full, is_trimmed, size, ids = self._claim_new(
+                    keys=[key], args=[self.group, str(held.name), to_id(end - 1), asked, room, take_one, CLAIMED_MARK]
+                )
+            if ids:
+                part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
+                held.add(Slice(shard, key, part, len(ids)), ids, size)
+            left -= len(ids)
+            if is_full or is_trimmed or len(ids) < asked:
+                return bool(is_full)
+        return False
+
+    def take_over(
+        self,
+        held: Held,
+        shard: Shard,
+        name: ClaimName | bytes,
+        entries: Sequence[PendingEntry],
+        *,
+        idle: bool,
+        error: str | None,
+    ) -> tuple[bool, list[bytes]]:
+        """Move entries of a dead name, if it still holds them.
+
+        Args:
+            held: where to.
+            shard: of the entries.
+            name: who holds them.
+            entries: which.
+            idle: only if nobody touched them for the policy's time.
+            error: they become dead letters with this text.
+
+        Returns:
+            Whether bytes stopped it, and the ids of those that are not in the stream any more.
+
+        Raises:
+            StreamAssetsError: whether something was moved is unknown: give up the name (protocol R4).
+        """
+        gone: list[bytes] = []
+        least = self.policy.min_idle_ms if idle else 0
+        for begin in range(0, len(entries), PAGE):
+            ids = [entry.id for entry in entries[begin : begin + PAGE]]
+            words = [
+                self.group,
+                _consumer(name),
+                str(held.name),
+                least,
+                held.room - held.used,
+                int(not held.count),
+                int(not isinstance(name, ClaimName)),
+                CLAIMED_MARK,
+                *ids,
+            ]
+            with self.server.explained(f"taking over entries of {shard}"):
+                is_full, size, moved, missing = self._take_over(keys=[self.server.key(shard)], args=words)
+            if moved:
+                places = tuple(to_sequence(entry_id) for entry_id in moved)
+                piece = Slice(shard, self.server.key(shard), Range(min(places), max(places) + 1), len(places))
+                held.add(replace(piece, places=places, error=error), moved, size)
+                if not isinstance(name, ClaimName):
+                    held.doubtful[shard] = _hull(held.doubtful.get(shard), piece.part)
+            gone += missing
+            if is_full:
+                return True, gone
+        return False, gone
+
+    def plan(self, held: Held, *, parallelism: int) -> BatchPlan:
+        """How to read what a name holds."""
+        splits = split_slices(
+            self.url, self.server.client_options, held.slices, size=held.used, parallelism=parallelism
+        )
+        return BatchPlan({}, splits, held.count)
+
+    def acknowledge(self, ids: Mapping[Shard, Sequence[bytes]]) -> None:
+        """Acknowledge entries that are in the table; whoever holds them by now.
+
+        Raises:
+            StreamNotFoundError: the group is gone.
+        """
+        for shard, listed in ids.items():
+            done = self.server.acknowledge(self.group, shard, listed)
+            # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
+            if not done and listed and self.server.group_facts(self.group, shard) is None:
+                raise StreamNotFoundError(
+                    f"{shard} of {self.url} has no group {self.group!r} any more: nothing could be acknowledged",
+                    remedy="The entries are in the table. The next run says what to do about the group.",
+                    entries=len(listed),
+                )
+
+    def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
+        """Those of the entries that are not in the stream any more."""
+        found: dict[Shard, list[bytes]] = {}
+        for shard, listed in ids.items():
+            for begin in range(0, len(listed), PAGE):
+                part, key = listed[begin : begin + PAGE], self.server.key(shard)
+                pipeline = self._commands.pipeline(transaction=False)
+                for entry_id in part:
+                    pipeline.execute_command("XRANGE", key, entry_id, entry_id)
+                with self.server.explained(f"looking for entries of {shard}"):
+                    replies = pipeline.execute()
+                found.setdefault(shard, []).extend(entry_id for entry_id, reply in zip(part, replies) if not reply)
+        return {shard: listed for shard, listed in found.items() if listed}
+
+    def release(self, shard: Shard, name: ClaimName) -> None:
+        """Let others take at once what a name holds, and do not count it as a delivery."""
+        self._page_through(self._release, shard, name, RELEASED_MS)
+
+    def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
+        """The heartbeat: what the name still holds is idle no more."""
+        for shard in shards:
+            self._page_through(self._touch, shard, name)
+
+    def _page_through(self, script: Any, shard: Shard, name: ClaimName, *words: object) -> None:
+        place: object = "-"
+        while place:
+            with self.server.explained(f"the claim of {name} in {shard}"):
+                place = script(keys=[self.server.key(shard)], args=[self.group, str(name), place, PAGE, *words])
+
+    def forget(self, shard: Shard, name: ClaimName) -> bool:
+        """Remove a name that holds nothing; whether it was removed."""
+        with self.server.explained(f"removing {name} from {shard}"):
+            return bool(self._forget(keys=[self.server.key(shard)], args=[self.group, str(name)]))
+
+    def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
+        """Names of batches that hold nothing any more and were left behind."""
+        found = {}
+        for shard in self.shards:
+            with self.server.explained(f"the names of group {self.group!r}"):
+                consumers = self._commands.xinfo_consumers(self.server.key(shard), self.group)
+            parsed = [ClaimName.parse(consumer["name"]) for consumer in consumers if not consumer["pending"]]
+            found[shard] = [name for name in parsed if name is not None]
+        return found
+
+
+def _hull(part: Range | None, other: Range) -> Range:
+    return other if part is None else Range(min(part.start, other.start), max(part.end, other.end))
+
+
+def _consumer(name: ClaimName | bytes) -> str | bytes:
+    return str(name) if isinstance(name, ClaimName) else name

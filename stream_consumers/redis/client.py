@@ -1,0 +1,156 @@
+"""Clients of a Redis server or cluster: which options, which replies, errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+
+from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.errors import (
+    AccessDeniedError,
+    BrokerError,
+    BrokerUnavailableError,
+    FormatError,
+    InvalidOptionError,
+    InvalidUrlError,
+    StreamAssetsError,
+    StreamNotFoundError,
+)
+from stream_consumers.redis.claim_name import ClaimPolicy
+from stream_consumers.urls import StreamUrl
+
+DEFAULT_PORT = 6379
+CONNECT_SECONDS = 5.0
+_POLICY = ("min_idle_seconds", "max_deliveries")
+_OWN = {"message_field", "cluster", *_POLICY}
+RESERVED = {
+    "host": "the URL says which server",
+    "port": "the URL says which port",
+    "ssl": "the protocol rediss:// says so",
+    "decode_responses": "payloads are bytes",
+}
+_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
+
+
+def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: float, is_cluster: bool) -> Any:
+    """A client that does not repeat what may have been done.
+
+    Args:
+        url: of the server.
+        options: with the secrets looked up.
+        reply_seconds: the most to wait for a reply.
+        is_cluster: whether the server is a cluster.
+    """
+    common: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": reply_seconds,
+        **{name: value for name, value in options.items() if name not in _OWN},
+        "ssl": url.protocol == "rediss",
+    }
+    nodes = [_address(node) for node in url.nodes]
+    if is_cluster:
+        node: Any = ClusterNode
+        made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
+    else:
+        made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
+    return _reply_as_it_is(made)
+
+
+def check_redis_url(url: StreamUrl) -> None:
+    """Refuse credentials in a URL: it shows up in logs and in the UI.
+
+    Raises:
+        InvalidUrlError: without repeating them.
+    """
+    if any("@" in node for node in url.nodes):
+        raise InvalidUrlError(
+            f"the URL of {','.join(url.streams)!r} has credentials in it",
+            remedy="Give them as client options: username, and password from the environment.",
+        )
+
+
+def check_redis_options(client: ClientConfig) -> None:
+    """Refuse options that this project decides.
+
+    Raises:
+        InvalidOptionError: naming the option and the reason.
+    """
+    for name, reason in RESERVED.items():
+        if name in client:
+            raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    claim_policy(client)
+
+
+def claim_policy(client: ClientConfig) -> ClaimPolicy:
+    """The policy that is among the client options.
+
+    Raises:
+        InvalidOptionError: a value that is no number, or makes no sense.
+    """
+    given = {name: str(client[name]) for name in _POLICY if name in client}
+    try:
+        kinds: dict[str, Any] = {"min_idle_seconds": float, "max_deliveries": int}
+        numbers = {name: kinds[name](text) for name, text in given.items()}
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"{', '.join(f'{name}={text}' for name, text in given.items())}: not a number",
+            remedy="Write it like min_idle_seconds=30 or max_deliveries=5.",
+        ) from error
+    return ClaimPolicy(**numbers)
+
+
+def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
+    """A Redis error in our words."""
+    said = f"{what}: {error}"
+    text = str(error)
+    if isinstance(error, redis.AuthenticationError) or any(mark in text for mark in _DENIED):
+        return AccessDeniedError(said, remedy="Check the client options username and password, and the ACLs.")
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+        return BrokerUnavailableError(
+            said, remedy="Check the address and that the server runs; nothing was lost, run again."
+        )
+    if "UNCLAIMED" in text:
+        return BrokerError(
+            f"{what}: the group is not marked any more as one whose entries are claimed",
+            remedy="Its mode was switched; or the consumer 'stream-assets:claimed' was removed from it: bring it back "
+            "with stream-assets switch --to load_balanced.",
+        )
+    if "no such key" in text:
+        return StreamNotFoundError(said, remedy="Check the stream key.")
+    if "WRONGTYPE" in text:
+        return FormatError(said, remedy="The key holds something else than a stream.")
+    return BrokerError(said, remedy="Nothing was lost; run again.")
+
+
+def _address(node: str) -> tuple[str, int]:
+    if node == ".":
+        return "localhost", DEFAULT_PORT
+    host, colon, port = node.rpartition(":")
+    if not colon or not port.isdigit():
+        return node.strip("[]"), DEFAULT_PORT
+    return host.strip("[]"), int(port)
+
+
+class _Cluster(RedisCluster):
+    """A cluster whose nodes, those that join later as well, reply as :func:`_reply_as_it_is` says."""
+
+    def get_redis_connection(self, node: Any) -> Any:
+        """The client of one node."""
+        return _reply_as_it_is(super().get_redis_connection(node))
+
+
+def _reply_as_it_is(client: Any) -> Any:
+    """The client's own reading makes a dict of an entry, which loses names that occur twice."""
+    for command in ("XRANGE", "XREAD", "XREADGROUP", "XCLAIM", "XAUTOCLAIM", "XREVRANGE"):
+        client.set_response_callback(command, _as_it_is)
+    return client
+
+
+def _as_it_is(reply: Any, **options: Any) -> Any:
+    return reply

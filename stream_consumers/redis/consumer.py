@@ -1,0 +1,185 @@
+"""Redis Streams, message by message, without a group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import DeadLetterObserver, Edge
+from stream_consumers.consumer_base import Assignment, MessageIterator, check_read
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis.entries import read_entry
+from stream_consumers.redis.ids import SUB_BITS, to_id
+from stream_consumers.redis.server import RedisServer
+from stream_consumers.urls import StreamUrl
+
+PAGE = 100
+BLOCK_SECONDS = 0.1
+SHARDS_SECONDS = 5.0
+REPLY_SECONDS = 15.0
+
+
+class RedisConsumer(MessageIterator):
+    """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
+
+    Ids grow with time, so that a seek is a range request, and a shard that has no message at the moment yet simply goes
+    on with the first one that comes.
+
+    Args:
+        url: ``redis://host:6379/orders``; with ``*`` all streams of the database, also those that come later.
+        reset: where to start.
+        live: wait at the end; without it the stream ends there.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        on_dead_letter: told of entries that cannot be used as a message.
+
+    Raises:
+        BrokerUnavailableError, AccessDeniedError: as the server says.
+
+    Example::
+
+        url = StreamUrl.parse("redis://localhost:6379/orders")
+        with RedisConsumer(url, live=False, on_dead_letter=log_dead_letter) as consumer:
+            for message in consumer:
+                print(message.shard, message.sequence, message.text())
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        client: ClientConfig | None = None,
+        on_dead_letter: DeadLetterObserver,
+    ) -> None:
+        self._url, self._live, self._on_dead_letter = url, live, on_dead_letter
+        self._server = RedisServer(url, client)
+        self._reading = self._server.new_connection(REPLY_SECONDS)
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._assignment = Assignment(url.subscribed_streams())
+        self._buffer: deque[Message | DeadLetter] = deque()
+        self._known = frozenset(self._server.shards())
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        self._next: dict[Shard, int] = (
+            dict.fromkeys(self._known, 0) if reset is AutoStreamReset.EARLIEST else self._ends(self._known)
+        )
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = BLOCK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+            with self._lock:
+                if self._closed.is_set():
+                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+                if not self._buffer:
+                    self._read(min(left, BLOCK_SECONDS) if self._live else 0.0)
+                    if not self._buffer and not self._live:
+                        raise StreamEndedError(
+                            "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
+                        )
+                while self._buffer:
+                    item = self._buffer.popleft()
+                    if isinstance(item, Message):
+                        return item
+                    self._on_dead_letter(item)
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def assigned(self) -> frozenset[Shard]:
+        """The shards that are read now."""
+        with self._lock:
+            return frozenset(self._next)
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        self._move(to_milliseconds(moment) << SUB_BITS, f"at or after {moment.isoformat()}")
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        if not isinstance(to, Edge):
+            self._move(to, f"from sequence {to} on")
+            return
+        with self._lock:
+            shards = frozenset(self._selected())
+            self._go_to(self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0))
+
+    def go_to(self, positions: Mapping[Shard, int]) -> None:
+        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
+        with self._lock:
+            check_read(positions, self.assigned())
+            self._buffer = deque(item for item in self._buffer if item.shard not in positions)
+            self._next |= positions
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        with self._lock:
+            self._assignment.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        with self._lock:
+            self._assignment.unassign(shard, self._known)
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            self._reading.close()
+            self._server.close()
+
+    def _read(self, seconds: float) -> None:
+        """Fill the buffer with a page; waits for one entry at most so long."""
+        self._meet_new_shards()
+        if not self._next:
+            self._closed.wait(seconds)
+            return
+        keys = {self._server.key(shard): shard for shard in sorted(self._next)}
+        places = {key: to_id(self._next[s] - 1) if self._next[s] > 0 else "0-0" for key, s in keys.items()}
+        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], places, seconds=seconds)
+        for key, entries in reply:
+            shard = keys[key.decode()]
+            for entry_id, fields in entries:
+                item = read_entry(shard, entry_id, fields or [], self._server.message_field)
+                self._next[shard] = (item.sequence or 0) + 1
+                self._buffer.append(item)
+
+    def _meet_new_shards(self) -> None:
+        if not self._live or not self._assignment.is_all_read or time.monotonic() < self._look_again:
+            return
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        found = frozenset(self._server.shards())
+        for shard in found - self._known:
+            self._next[shard] = 0
+        for shard in self._known - found:
+            self._next.pop(shard, None)
+        self._known = found
+
+    def _selected(self) -> list[Shard]:
+        return self._assignment.of(self._known)
+
+    def _ends(self, shards: frozenset[Shard]) -> dict[Shard, int]:
+        facts = {shard: self._server.facts(shard) for shard in shards}
+        return {shard: found.end if found else 0 for shard, found in facts.items()}
+
+    def _move(self, sequence: int, place: str) -> None:
+        sequence = max(0, sequence)
+        with self._lock:
+            shards = self._selected()
+            if not any(end > sequence for end in self._ends(frozenset(shards)).values()):
+                raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+            self._go_to(dict.fromkeys(shards, sequence))
+
+    def _go_to(self, positions: dict[Shard, int]) -> None:
+        self._buffer.clear()
+        self._next = positions
+        self._assignment.begin()

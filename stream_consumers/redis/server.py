@@ -1,0 +1,381 @@
+"""A Redis server or cluster as this project uses it: keys, stream and group facts, errors in our words."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import redis
+
+from stream_consumers.client_config import ClientConfig, resolve
+from stream_consumers.errors import (
+    InvalidStreamKeyError,
+    InvalidUrlError,
+    StreamNotFoundError,
+)
+from stream_consumers.messages import WILDCARD, Shard, check_stream_key
+from stream_consumers.redis.claim_name import ClaimPolicy
+from stream_consumers.redis.client import check_redis_options, check_redis_url, claim_policy, explain, new_client
+from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.scripts import COUNT, CREATE_GROUP, SET_POSITION
+from stream_consumers.urls import StreamUrl
+
+REPLY_SECONDS = 15.0
+MESSAGE_FIELD = "msg"
+ACK_CHUNK = 1000
+PAGE = 1000
+COUNT_PAGE = 5000
+COUNT_PAGES = 400
+CLAIMED_MARK = "stream-assets:claimed"
+"""The consumer name that marks a group whose entries are claimed one by one."""
+CLUSTER_WAIT_SECONDS = 0.01
+_log = logging.getLogger(__name__)
+RawEntry = tuple[bytes, "list[bytes] | None"]
+"""An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What XINFO STREAM says.
+
+    Args:
+        first: the first sequence that is there; ``None`` if the stream is empty.
+        last: the last one that is there.
+        end: the sequence behind the last one ever added.
+        length: entries that are there.
+        added: entries ever added; ``None`` before Redis 7.
+    """
+
+    first: int | None
+    last: int | None
+    end: int
+    length: int
+    added: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What XINFO GROUPS says of one group.
+
+    Args:
+        position: the sequence behind the last one that was delivered.
+        delivered: the id of that one.
+        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
+        pending: entries that somebody was given and has not acknowledged.
+    """
+
+    position: int
+    delivered: bytes
+    read: int | None
+    pending: int
+
+
+class RedisServer:
+    """The server of a URL.
+
+    Args:
+        url: ``redis://host:6379/orders``, ``rediss://`` for TLS.
+        client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
+            ``message_field`` (``msg``), ``cluster`` (false), and the fields of
+            :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
+
+    Raises:
+        InvalidUrlError: credentials in the URL, or several nodes without ``cluster``.
+        InvalidOptionError: an option that this project decides.
+    """
+
+    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+        check_redis_url(url)
+        check_redis_options(client or {})
+        self.url = url
+        self.client_options = resolve(client or {})
+        self.message_field = str(self.client_options.get("message_field", MESSAGE_FIELD)).encode()
+        self.is_cluster = str(self.client_options.get("cluster", False)).lower() == "true"
+        if len(url.nodes) > 1 and not self.is_cluster:
+            raise InvalidUrlError(f"{url} names several servers", remedy="Name one, or set the client option cluster.")
+        self._keys: dict[Shard, str] = {}
+        self._left_out: set[str] = set()
+
+    @cached_property
+    def connection(self) -> Any:
+        """The client for requests that answer at once; it does not repeat what may have been done."""
+        return self.new_connection(REPLY_SECONDS)
+
+    def new_connection(self, reply_seconds: float) -> Any:
+        """A client of its own, for requests that block up to ``reply_seconds``."""
+        return new_client(self.url, self.client_options, reply_seconds=reply_seconds, is_cluster=self.is_cluster)
+
+    def check(self) -> None:
+        """Ask whether somebody is there.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError: as the server says.
+        """
+        try:
+            with self.explained("connecting"):
+                self.connection.ping()
+        finally:
+            self.close()
+
+    @contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Errors of Redis within, in our words."""
+        try:
+            yield
+        except redis.RedisError as error:
+            raise explain(error, what=f"{what} at {self.url}") from error
+
+    def shards(self) -> list[Shard]:
+        """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
+
+        With the wildcard, of all streams of the database; a key that is no stream key is left out, with a warning.
+        """
+        self._keys = {}
+        if WILDCARD in self.url.streams:
+            self._look_up_all()
+        else:
+            for stream in self.url.required_streams():
+                self._look_up(stream)
+        return sorted(self._keys)
+
+    def key(self, shard: Shard) -> str:
+        """The key of a shard."""
+        if not any(known.stream == shard.stream for known in self._keys):
+            self._look_up(shard.stream)
+        is_numbered = shard.id or any(known.stream == shard.stream and ":" in key for known, key in self._keys.items())
+        return self._keys.get(shard, f"{shard.stream}:{shard.id}" if is_numbered else shard.stream)
+
+    def _look_up(self, stream: str) -> None:
+        with self.explained(f"looking for the shards of {stream!r}"):
+            for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE, _type="STREAM"):
+                self._add_key(key.decode("utf-8", "replace"), of=stream)
+        if not any(shard.stream == stream for shard in self._keys):
+            self._keys[Shard(stream, 0)] = stream
+
+    def _look_up_all(self) -> None:
+        names = set()
+        with self.explained("looking for the streams"):
+            for key in self.connection.scan_iter(count=PAGE, _type="STREAM"):
+                name = key.decode("utf-8", "replace")
+                if not self._add_key(name):
+                    names.add(name)
+        numbered = {shard.stream for shard in self._keys}
+        for name in names - numbered:
+            if _is_stream_key(name):
+                self._keys[Shard(name, 0)] = name
+            elif name not in self._left_out:
+                self._left_out.add(name)
+                _log.warning("the key %r of %s is no stream key, and is not read", name, self.url)
+
+    def _add_key(self, key: str, *, of: str | None = None) -> bool:
+        """Note a key if it is a numbered one, of this stream; whether it is."""
+        stream, _, tail = key.rpartition(":")
+        is_numbered = tail.isascii() and tail.isdigit() and str(int(tail)) == tail
+        is_stream = stream == of if of is not None else _is_stream_key(stream)
+        if is_numbered and is_stream:
+            self._keys[Shard(stream, int(tail))] = key
+        return is_numbered and is_stream
+
+    def facts(self, shard: Shard) -> StreamFacts | None:
+        """What the stream of a shard holds; ``None`` if there is no such key."""
+        try:
+            with self.explained(f"asking for {shard}"):
+                raw = self.connection.execute_command("XINFO STREAM", self.key(shard))
+        except StreamNotFoundError:
+            return None
+        info = {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
+        first, last = info.get("first-entry"), info.get("last-entry")
+        return StreamFacts(
+            first=to_sequence(first[0]) if first else None,
+            last=to_sequence(last[0]) if last else None,
+            end=_behind(info["last-generated-id"]),
+            length=int(info["length"]),
+            added=int(info["entries-added"]) if "entries-added" in info else None,
+        )
+
+    def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
+        """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
+
+        Args:
+            shard: where.
+            start: the first sequence.
+            end: the sequence behind the last one.
+            length: entries in the stream; the answer if counting takes too long.
+        """
+        script: Any = self.connection.register_script(COUNT)
+        found: int = 0
+        place = to_id(start)
+        for _ in range(COUNT_PAGES):
+            with self.explained(f"counting entries of {shard}"):
+                count, last = script(keys=[self.key(shard)], args=[place, to_id(end - 1), COUNT_PAGE])
+            found += count
+            if count < COUNT_PAGE:
+                return found
+            place = f"({last.decode()}"
+        return length
+
+    def read(
+        self, connection: Any, command: Sequence[object], places: Mapping[str, str], *, seconds: float
+    ) -> list[tuple[bytes, list[RawEntry]]]:
+        """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
+
+        Args:
+            connection: of :meth:`new_connection`, so that waiting holds nothing else back.
+            command: the words before STREAMS, without BLOCK.
+            places: per key, the id to read behind.
+            seconds: how long to wait for one entry; 0 does not wait.
+
+        Returns:
+            Per key with entries, these.
+        """
+        deadline = time.monotonic() + seconds
+        name, *words = command
+        while True:
+            # BLOCK 0 would mean for ever.
+            block = ["BLOCK", max(1, round(seconds * 1000))] if seconds and not self.is_cluster else []
+            reads = [{key: place} for key, place in places.items()] if self.is_cluster else [places]
+            found: list[tuple[bytes, list[RawEntry]]] = []
+            for read in reads:
+                with self.explained("reading"):
+                    reply = connection.execute_command(name, *words, *block, "STREAMS", *read, *read.values())
+                found += list(reply.items() if isinstance(reply, Mapping) else reply or ())
+            left = deadline - time.monotonic()
+            if found or not self.is_cluster or left <= 0:
+                return found
+            time.sleep(min(left, CLUSTER_WAIT_SECONDS))
+
+    def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
+        """What is known of a group; ``None`` if the stream, or its group, is not there."""
+        with self.explained(f"asking for the groups of {shard}"):
+            try:
+                groups = self.connection.xinfo_groups(self.key(shard))
+            except redis.ResponseError as error:
+                if "no such key" in str(error):
+                    return None
+                raise
+        for found in groups:
+            if _text(found["name"]) == group:
+                read, delivered = found.get("entries-read"), found["last-delivered-id"]
+                pending, counted = int(found["pending"]), None if read is None else int(read)
+                return GroupFacts(_behind(delivered), delivered, counted, pending)
+        return None
+
+    def create_group(self, group: str, shard: Shard, *, at_end: bool) -> None:
+        """Make a group (and its stream) unless it is there.
+
+        Args:
+            group: its name.
+            shard: where.
+            at_end: start behind what is there; Redis remembers the place, so that nothing later is missed.
+        """
+        script: Any = self.connection.register_script(CREATE_GROUP)
+        with self.explained(f"creating group {group!r} of {shard}"):
+            try:
+                script(keys=[self.key(shard)], args=[group, "$" if at_end else "0"])
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def mark_claimed(self, group: str, shard: Shard) -> bool:
+        """Mark a group as one whose entries are claimed: no position is set any more. Whether it was not yet."""
+        with self.explained(f"marking group {group!r} of {shard}"):
+            return bool(self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK))
+
+    def unmark_claimed(self, group: str, shard: Shard) -> None:
+        """Take the mark away."""
+        with self.explained(f"the mark of group {group!r} of {shard}"):
+            self.connection.execute_command("XGROUP DELCONSUMER", self.key(shard), group, CLAIMED_MARK)
+
+    def set_position(
+        self, group: str, shard: Shard, position: int, *, entries_read: int | None, mark: bool = False
+    ) -> bool:
+        """Let the group go on at ``position``, unless its entries are claimed; the group is made if it is not there.
+
+        Args:
+            group: its name.
+            shard: where.
+            position: the next sequence.
+            entries_read: how many entries were added before it, if that is known.
+            mark: mark it, in the same step, as one whose entries are claimed from here on.
+
+        Returns:
+            Whether it was set.
+        """
+        last = to_id(position - 1) if position > 0 else "0-0"
+        key, count = self.key(shard), "" if entries_read is None else str(entries_read)
+        script: Any = self.connection.register_script(SET_POSITION)
+        with self.explained(f"the position of group {group!r} in {shard}"):
+            try:
+                return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
+            except redis.ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                self.connection.execute_command("XGROUP CREATE", key, group, last)
+            return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
+
+    def pending_below(self, group: str, shard: Shard, position: int) -> Iterator[list[bytes]]:
+        """The ids below ``position`` that somebody was given and never acknowledged, in pages."""
+        if position <= 1:
+            return
+        start, end = "-", to_id(position - 1)
+        while True:
+            with self.explained(f"what is pending in {shard}"):
+                try:
+                    page = self.connection.xpending_range(self.key(shard), group, start, end, PAGE)
+                except redis.ResponseError as error:
+                    if "NOGROUP" in str(error):
+                        return
+                    raise
+            if not page:
+                return
+            ids = [found["message_id"] for found in page]
+            yield ids
+            start = f"({ids[-1].decode()}"
+
+    def acknowledge(self, group: str, shard: Shard, ids: Sequence[bytes | str]) -> int:
+        """XACK in chunks; returns how many were pending."""
+        done = 0
+        with self.explained(f"acknowledging in {shard}"):
+            for begin in range(0, len(ids), ACK_CHUNK):
+                done += int(self.connection.xack(self.key(shard), group, *ids[begin : begin + ACK_CHUNK]))
+        return done
+
+    def identities(self) -> Mapping[str, str]:
+        """Redis has none: a recreated stream is told by an end below the position."""
+        return {stream: "redis" for stream in sorted(self.url.required_streams())}
+
+    @property
+    def claim_policy(self) -> ClaimPolicy:
+        """When entries of others are taken over; from the client options."""
+        return claim_policy(self.client_options)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if "connection" in self.__dict__:
+            self.connection.close()
+
+
+def _is_stream_key(name: str) -> bool:
+    try:
+        return bool(check_stream_key(name))
+    except InvalidStreamKeyError:
+        return False
+
+
+def _behind(entry_id: bytes | str) -> int:
+    """The next sequence; 0 where there was no entry yet (0-0 is never one)."""
+    sequence = to_sequence(entry_id)
+    return sequence + 1 if sequence else 0
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _pairs(raw: Sequence[Any]) -> dict[str, Any]:
+    return {_text(raw[i]): raw[i + 1] for i in range(0, len(raw), 2)}

@@ -1,0 +1,1 @@
+"""Pipes: lines on standard input and output."""

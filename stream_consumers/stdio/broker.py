@@ -1,0 +1,256 @@
+"""What the consumers of a process share: one thread that reads stdin, and gives each line to those it is for."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamEndedError, StreamRemovedError
+from stream_consumers.messages import Message, Shard
+from stream_consumers.stdio.lines import BROADCAST, SEQUENCES, Line, parse_line
+from stream_consumers.stdio.pipes import InputPipe, OutputPipe
+from stream_consumers.urls import StreamUrl
+
+BUFFER_MESSAGES = 1024
+BUFFER_BYTES = 16 * 1024 * 1024
+PATIENCE_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Subscription:
+    """What a consumer was told it will get, and did not take yet.
+
+    Args:
+        streams: those that it is for.
+        group: the group that it shares them with.
+    """
+
+    streams: frozenset[str]
+    group: str | None = None
+    buffer: deque[Message] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    is_open: bool = True
+
+    def wants(self, shard: Shard) -> bool:
+        """Whether messages of this shard are for it."""
+        return shard.stream == BROADCAST or shard.stream in self.streams
+
+
+class StdioBroker:
+    r"""One pair of pipes, shared by all consumers and producers that use them.
+
+    Reading starts with the first :meth:`take`, in one thread, so that consumers that were made before it miss nothing.
+    It waits while nobody subscribes, and while a buffer is full that the next message has to go into: then whoever
+    writes the pipe waits, too. A consumer that is open and not read holds up the others.
+
+    Args:
+        source: what to read; stdin by default.
+        target: what to write; stdout by default.
+        buffer_messages: the most messages that wait for one consumer.
+        buffer_bytes: the most payload bytes of them; one message always fits.
+
+    Example:
+        >>> import io
+        >>> broker = StdioBroker(io.BytesIO(b"[orders | 7] a\n[clicks] b\n[orders] c\n"), io.BytesIO())
+        >>> subscription = broker.subscribe(["orders"])
+        >>> broker.take(subscription).sequence, broker.take(subscription).sequence, broker.unclaimed
+        (7, 8, 1)
+    """
+
+    def __init__(
+        self,
+        source: BinaryIO | None,
+        target: BinaryIO | None,
+        *,
+        buffer_messages: int = BUFFER_MESSAGES,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self.output = OutputPipe(target)
+        self._input = InputPipe(source)
+        self._buffer_messages, self._buffer_bytes = buffer_messages, buffer_bytes
+        self._changed = threading.Condition()
+        self._subscriptions: list[Subscription] = []
+        self._next: dict[Shard, int] = {}
+        self._reader: threading.Thread | None = None
+        self._is_read = False
+        self._failure: StreamAssetsError | None = None
+        self._unclaimed = self._undelivered = self._loopbacks = 0
+
+    @property
+    def unclaimed(self) -> int:
+        """Lines that were for none of the consumers."""
+        with self._changed:
+            return self._unclaimed
+
+    def subscribe(self, streams: list[str], group: str | None = None) -> Subscription:
+        """Get the messages of these streams from now on; members of a group are in the order of these calls."""
+        subscription = Subscription(frozenset(streams), group)
+        with self._changed:
+            self._subscriptions.append(subscription)
+            self._changed.notify_all()
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Get no more; what waits for it is dropped."""
+        with self._changed:
+            if subscription.is_open:
+                subscription.is_open = False
+                self._subscriptions.remove(subscription)
+                self._changed.notify_all()
+
+    def take(self, subscription: Subscription, timeout: float | None = None) -> Message | None:
+        """The next message for this subscription; see :meth:`stream_consumers.consumer.Consumer.next`.
+
+        Raises:
+            StreamEndedError: the pipe is at its end, nobody writes to its consumers, and everything was taken.
+            StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read on; everything was taken.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            self._start()
+            while True:
+                if not subscription.is_open:
+                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+                if subscription.buffer:
+                    message = subscription.buffer.popleft()
+                    subscription.buffered_bytes -= len(message.payload or b"")
+                    self._changed.notify_all()
+                    return message
+                if self._failure is not None:
+                    raise self._failure
+                if self._is_read and not self._loopbacks:
+                    raise StreamEndedError("stdin is at its end", remedy="Pipe more into a new process.")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def waiting(self, subscription: Subscription) -> int:
+        """How many messages were read from the pipe and not taken: what is lost if nobody takes them.
+
+        It counts whole lines that were read and not yet looked at, whomever they are for.
+        """
+        with self._changed:
+            return len(subscription.buffer) + self._undelivered
+
+    def open_loopback(self) -> None:
+        """A producer begins to send to the consumers; the stream does not end before it does."""
+        with self._changed:
+            self._loopbacks += 1
+
+    def close_loopback(self) -> None:
+        """It has ended."""
+        with self._changed:
+            self._loopbacks -= 1
+            self._changed.notify_all()
+
+    def loop_back(self, message: Message) -> None:
+        """Give a message to the consumers as if it had been read; waits while a buffer is full."""
+        with self._changed:
+            self._next[message.shard] = message.sequence + 1
+            self._deliver(message, waits_for_consumers=False)
+
+    def _start(self) -> None:
+        if self._reader is None:
+            # Here, not in the thread: until that runs, the pipe may be closed, and its number be another file's.
+            self._input.hold()
+            self._reader = threading.Thread(target=self._read, name="stdin", daemon=True)
+            self._reader.start()
+
+    def _read(self) -> None:
+        failure: StreamAssetsError | None = StreamRemovedError(
+            "reading stdin failed", remedy="Look at the traceback of the thread 'stdin'."
+        )
+        try:
+            for lines in self._input.lines():
+                moment = time.time_ns() // 1_000_000
+                with self._changed:
+                    self._undelivered = len(lines)
+                for line in lines:
+                    read = parse_line(line)
+                    with self._changed:
+                        self._unclaimed += not self._deliver(self._numbered(read, moment), waits_for_consumers=True)
+                        self._undelivered -= 1
+            failure = None
+        except StreamAssetsError as error:
+            failure = error
+        finally:
+            with self._changed:
+                self._is_read, self._failure = True, failure
+                self._changed.notify_all()
+
+    def _numbered(self, line: Line, moment: int) -> Message:
+        shard = Shard(BROADCAST if line.stream is None else line.stream, line.shard or 0)
+        sequence = self._next.get(shard, 0) if line.sequence is None else line.sequence
+        self._next[shard] = (sequence + 1) % SEQUENCES
+        return Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
+
+    def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
+        """Give it to all that it is for, at once, when all have room; returns how many that are."""
+        size = len(message.payload or b"")
+        is_told = False
+        while True:
+            # Who it is for may be another one after a wait: consumers come and go.
+            takers = self._takers(message)
+            has_consumers = bool(self._subscriptions) or not waits_for_consumers
+            if has_consumers and all(self._has_room(taker, size) for taker in takers):
+                break
+            if not self._changed.wait(PATIENCE_SECONDS) and takers and not is_told:
+                is_told = True
+                _log.warning(
+                    "stdin is not read on: a consumer of %s does not take what it has; read it, or close it",
+                    ", ".join(sorted(set().union(*(taker.streams for taker in takers)))),
+                )
+        for taker in takers:
+            taker.buffer.append(message)
+            taker.buffered_bytes += size
+        self._changed.notify_all()
+        return len(takers)
+
+    def _takers(self, message: Message) -> list[Subscription]:
+        """Everybody without a group, and one member of each group."""
+        alone: list[Subscription] = []
+        groups: dict[str, list[Subscription]] = {}
+        for subscription in self._subscriptions:
+            if subscription.wants(message.shard):
+                members = alone if subscription.group is None else groups.setdefault(subscription.group, [])
+                members.append(subscription)
+        return alone + [members[message.sequence % len(members)] for members in groups.values()]
+
+    def _has_room(self, taker: Subscription, size: int) -> bool:
+        return not taker.buffer or (
+            len(taker.buffer) < self._buffer_messages and taker.buffered_bytes + size <= self._buffer_bytes
+        )
+
+
+_process: StdioBroker | None = None
+_process_pipes: tuple[object, object] = (None, None)
+_process_lock = threading.Lock()
+
+
+def process_broker() -> StdioBroker:
+    """The broker of this process's stdin and stdout, made at the first call; another one if they were replaced."""
+    global _process, _process_pipes
+    source: BinaryIO | None = getattr(sys.stdin, "buffer", None)
+    target: BinaryIO | None = getattr(sys.stdout, "buffer", None)
+    with _process_lock:
+        if _process is None or _process_pipes[0] is not source or _process_pipes[1] is not target:
+            _process, _process_pipes = StdioBroker(source, target), (source, target)
+        return _process
+
+
+def check_stdio_url(url: StreamUrl) -> tuple[str, ...]:
+    """The streams of a ``stdio`` URL.
+
+    Raises:
+        InvalidUrlError: it names a host, or no stream.
+    """
+    if url.nodes != (".",):
+        raise InvalidUrlError(f"{url}: a pipe has no host", remedy=f"Write stdio:///{','.join(url.streams)}.")
+    return url.required_streams()

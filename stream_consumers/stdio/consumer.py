@@ -1,0 +1,142 @@
+"""Reads the lines of stdin message by message."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from stream_consumers.consumer import Edge
+from stream_consumers.consumer_base import Assignment, MessageIterator
+from stream_consumers.errors import InvalidOptionError, UnsupportedError
+from stream_consumers.messages import Message, Shard
+from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
+from stream_consumers.stdio.lines import BROADCAST
+from stream_consumers.urls import StreamUrl
+
+_NOT_A_PIPE = "Spool the pipe into a file, and read that: stream-assets relay stdio:///orders file://orders.ss/orders."
+
+
+class StdioConsumer(MessageIterator):
+    r"""A consumer of the lines of stdin; see :class:`stream_consumers.consumer.Consumer`.
+
+    A line is for the consumers of its stream; one without a stream is in the stream ``broadcast``, and for all of them.
+    A line without a sequence has the one after the last of its shard, from 0 on. (After an explicit n that is n + 1;
+    SeaStreamer uses n again.) The stream ends where the pipe does, live or not, after everything in it was given out.
+
+    All consumers of a process share the pipe: make them before the first :meth:`next`. A consumer that is open and not
+    read holds the others up, as its buffer is bounded.
+
+    Args:
+        url: ``stdio:///orders,clicks``.
+        mode: ``real_time``: every message. ``load_balanced``: each message is for one member of the group, for number
+            sequence modulo members, counted in the order in which they were made (SeaStreamer's rule). What waits for
+            a member is lost when it closes.
+        group: the group, with mode ``load_balanced``.
+        reset: ``earliest``: a pipe has one place to start.
+        broker: other pipes than stdin and stdout.
+
+    Raises:
+        InvalidUrlError: it names a host, or no stream.
+        InvalidOptionError: mode ``resumable``, a group that the mode does not have or lacks, or ``latest``.
+
+    Example:
+        >>> import io
+        >>> pipes = StdioBroker(io.BytesIO(b"[orders | 7] seven\nfor all\n"), io.BytesIO())
+        >>> with StdioConsumer(StreamUrl.parse("stdio:///orders"), broker=pipes) as orders:
+        ...     [(str(message.shard), message.sequence, message.text()) for message in orders]
+        [('orders/0', 7, 'seven'), ('broadcast/0', 0, 'for all')]
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        mode: ConsumerMode = ConsumerMode.REAL_TIME,
+        group: str | None = None,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        broker: StdioBroker | None = None,
+    ) -> None:
+        streams = check_stdio_url(url)
+        _check_mode(mode, group)
+        if reset is AutoStreamReset.LATEST:
+            raise InvalidOptionError("a pipe has no latest message to start from", remedy="Leave the reset out.")
+        self._url, self._mode = url, mode
+        self._assignment = Assignment(streams)
+        self._seen = {Shard(stream) for stream in streams}
+        self._broker = broker or process_broker()
+        self._subscription = self._broker.subscribe(list(streams), group)
+
+    def __repr__(self) -> str:
+        group = self._subscription.group
+        return f"StdioConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={group!r})"
+
+    @property
+    def unclaimed(self) -> int:
+        """How many lines of the pipe were for none of its consumers so far."""
+        return self._broker.unclaimed
+
+    @property
+    def waiting(self) -> int:
+        """How many lines were read from the pipe and not given out: they are lost when the process ends."""
+        return self._broker.waiting(self._subscription)
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`.
+
+        Raises:
+            StreamEndedError: the consumer was closed, or the pipe is at its end and everything was given out.
+            StreamNotFoundError, StreamRemovedError: stdin is closed, or cannot be read.
+            FormatError: a line is longer than 256 MiB.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            message = self._broker.take(self._subscription, left)
+            if message is None or message.shard.stream == BROADCAST:
+                return message
+            self._seen.add(message.shard)
+            if message.shard in self._assignment:
+                return message
+
+    def seek(self, moment: datetime) -> None:
+        """Not possible.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(f"{self._url}: there is no seek in a pipe", remedy=_NOT_A_PIPE)
+
+    def rewind(self, to: Edge | int) -> None:
+        """Not possible.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(f"{self._url}: there is no rewind in a pipe", remedy=_NOT_A_PIPE)
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`; at once, as there is no seek."""
+        self._assignment.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`; at once, as there is no seek."""
+        self._assignment.unassign(shard, self._seen)
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.close`; what waits for it is dropped."""
+        self._broker.unsubscribe(self._subscription)
+
+
+def _check_mode(mode: ConsumerMode, group: str | None) -> None:
+    if mode is ConsumerMode.RESUMABLE:
+        raise InvalidOptionError(
+            "mode 'resumable' is not available for stdio: a pipe cannot be read twice",
+            remedy="Use real_time or load_balanced, or spool the pipe into a file.",
+        )
+    if mode is ConsumerMode.REAL_TIME and group is not None:
+        raise InvalidOptionError(
+            f"mode real_time has no group, but group={group!r} is given", remedy="Leave it out, or use load_balanced."
+        )
+    if mode is ConsumerMode.LOAD_BALANCED and not group:
+        raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same group.")

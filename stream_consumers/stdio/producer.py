@@ -1,0 +1,120 @@
+"""Writes messages to stdout, one a line."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from stream_consumers.errors import ProducerEndedError
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
+from stream_consumers.stdio.lines import format_bare_line, format_line
+from stream_consumers.urls import StreamUrl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdioProducerOptions:
+    r"""Options of a producer of lines.
+
+    Args:
+        bare: write payloads alone, without headers: for tools that are not stream processors.
+        loopback: give what is sent to the consumers of this process, too (SeaStreamer's option).
+
+    Example:
+        >>> import io
+        >>> pipes = StdioBroker(io.BytesIO(), out := io.BytesIO())
+        >>> options = StdioProducerOptions(bare=True)
+        >>> with StdioProducer(StreamUrl.parse("stdio:///orders"), options, broker=pipes) as producer:
+        ...     _ = producer.send(b"alone")
+        >>> out.getvalue()
+        b'alone\n'
+    """
+
+    bare: bool = False
+    loopback: bool = False
+
+
+class StdioProducer:
+    r"""A producer of lines on stdout; see :class:`stream_consumers.consumer.Producer`.
+
+    A line is ``[timestamp | stream | sequence] payload``, with the shard behind the sequence unless it is 0, as
+    SeaStreamer reads it. Sequences count from 0 in each shard, for all producers of the process together. Payloads that
+    a line cannot hold are written in base64; see :mod:`stream_consumers.stdio.lines`.
+
+    Args:
+        url: ``stdio:///orders``; ``send`` uses its first stream by default.
+        options: see :class:`StdioProducerOptions`.
+        broker: other pipes than stdin and stdout.
+
+    Raises:
+        InvalidUrlError: it names a host, or no stream.
+
+    Example:
+        >>> import io
+        >>> pipes = StdioBroker(io.BytesIO(), out := io.BytesIO())
+        >>> with StdioProducer(StreamUrl.parse("stdio:///orders"), broker=pipes) as producer:
+        ...     producer.send(b"{}", timestamp_ms=1_700_000_000_000).sequence
+        0
+        >>> out.getvalue()
+        b'[2023-11-14T22:13:20 | orders | 0] {}\n'
+    """
+
+    def __init__(
+        self, url: StreamUrl, options: StdioProducerOptions | None = None, *, broker: StdioBroker | None = None
+    ) -> None:
+        self._stream = check_stdio_url(url)[0]
+        self._options = options or StdioProducerOptions()
+        self._form = format_bare_line if self._options.bare else format_line
+        self._broker = broker or process_broker()
+        self._lock = threading.Lock()
+        self._ended = False
+        if self._options.loopback:
+            self._broker.open_loopback()
+
+    def __enter__(self) -> StdioProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(
+        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
+    ) -> Receipt:
+        """See :meth:`stream_consumers.consumer.Producer.send`.
+
+        With loopback it waits while a consumer's buffer is full.
+
+        Raises:
+            ProducerEndedError: the producer was ended.
+            InvalidStreamKeyError, InvalidOptionError, FormatError: no line can say this; nothing of it is written.
+            BrokenPipeError: nobody reads stdout any more.
+            BrokerError: stdout cannot be written.
+        """
+        if self._ended:
+            raise ProducerEndedError("the producer of stdout has ended", remedy="Create a new one.")
+        target = Shard(stream or self._stream, shard)
+        receipt, message = self._broker.output.send(target, timestamp_ms, payload, self._form)
+        if self._options.loopback:
+            self._broker.loop_back(message)
+        return receipt
+
+    def flush(self) -> None:
+        """Write what was sent.
+
+        Raises:
+            BrokenPipeError: nobody reads stdout any more; what was not written is dropped.
+            BrokerError: stdout cannot be written; flush again when it can.
+        """
+        self._broker.output.flush()
+
+    def close(self) -> None:
+        """Flush and end; stdout stays open."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        try:
+            self.flush()
+        finally:
+            if self._options.loopback:
+                self._broker.close_loopback()

@@ -1,0 +1,1 @@
+"""SeaStreamer's ``Streamer``: one connection that makes consumers and producers."""

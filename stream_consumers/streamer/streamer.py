@@ -1,0 +1,290 @@
+"""SeaStreamer's ``Streamer``: connect once, make consumers and producers, disconnect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from weakref import WeakSet
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.connect import check_client, check_protocol, create_consumer, create_producer
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
+from stream_consumers.file.producer import FileProducer
+from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
+from stream_consumers.options import (
+    AutoStreamReset,
+    ConsumerMode,
+    FileCreation,
+    FileProducerOptions,
+    RedisGroupOptions,
+)
+from stream_consumers.redis.server import RedisServer
+from stream_consumers.stdio.producer import StdioProducerOptions
+from stream_consumers.streamer.producer import StreamerProducer
+from stream_consumers.streamer.sharders import Sharder
+from stream_consumers.urls import StreamUrl
+
+_REDIS = ("redis", "rediss")
+
+
+class Streamer:
+    """A connection to a file, a broker or memory; made by :func:`connect`, a context manager that disconnects.
+
+    Args:
+        url: where; its streams are the default ones.
+        client: configuration of the broker's client.
+        file_options: of the producers of a file.
+        stdio_options: of the producers of lines.
+
+    Example:
+        >>> with connect("memory://fruit/") as streamer:
+        ...     with streamer.create_producer() as producer:
+        ...         receipts = [producer.send(b"%d" % n, stream=name) for n, name in enumerate(["apples", "pears"])]
+        ...     [message.text() for message in streamer.create_consumer("*", live=False)]
+        ['0', '1']
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        client: ClientConfig | None = None,
+        file_options: FileProducerOptions | None = None,
+        stdio_options: StdioProducerOptions | None = None,
+    ) -> None:
+        self._url, self._client = url, client
+        self._file_options, self._stdio_options = file_options, stdio_options
+        self._lock = threading.RLock()
+        self._consumers: WeakSet[Consumer] = WeakSet()
+        # Strong: what somebody sent and forgot is flushed by disconnecting.
+        self._producers: list[StreamerProducer] = []
+        self._file_writer: Producer | None = None
+        self._is_connected = True
+
+    def __repr__(self) -> str:
+        return f"Streamer({str(self._url)!r})"
+
+    @property
+    def url(self) -> StreamUrl:
+        """Where it is connected to."""
+        return self._url
+
+    def create_consumer(
+        self,
+        streams: str | Sequence[str] | None = None,
+        *,
+        mode: ConsumerMode = ConsumerMode.REAL_TIME,
+        group: str | None = None,
+        reset: AutoStreamReset = AutoStreamReset.EARLIEST,
+        live: bool = True,
+        group_options: RedisGroupOptions | None = None,
+        on_dead_letter: DeadLetterObserver = log_dead_letter,
+    ) -> Consumer:
+        """A consumer, see :func:`stream_consumers.connect.create_consumer`; closed when the streamer disconnects.
+
+        Args:
+            streams: which to read; by default those of the URL. ``*`` stands for all.
+            mode: how it shares and remembers.
+            group: the consumer group.
+            reset: where to start without a position. SeaStreamer's default is the latest.
+            live: wait at the end; without it the stream ends there.
+            group_options: of a member of a Redis group.
+            on_dead_letter: told of what cannot be used as a message.
+
+        Raises:
+            StreamEndedError: the streamer was disconnected.
+        """
+        with self._lock:
+            if not self._is_connected:
+                raise StreamEndedError(f"{self._url} was disconnected", remedy="Connect again.")
+            consumer = create_consumer(
+                self._url_of(streams),
+                mode=mode,
+                group=group,
+                reset=reset,
+                live=live,
+                client=self._client,
+                group_options=group_options,
+                on_dead_letter=on_dead_letter,
+            )
+            self._consumers.add(consumer)
+            return consumer
+
+    def create_producer(
+        self, stream: str | None = None, *, sharder: Sharder | None = None, shards: int | None = None
+    ) -> StreamerProducer:
+        """A producer; ended when the streamer disconnects. Those of a file write with one writer, in the order of send.
+
+        Args:
+            stream: the anchor: where messages go that name no stream; by default the only stream of the URL.
+            sharder: chooses the shard of a message that names none.
+            shards: a stream that is not there is made with so many (Kafka, Redis); on Redis, the sharder's by default.
+
+        Raises:
+            ProducerEndedError: the streamer was disconnected.
+            ProducerBusyError: the file has a producer that is not this streamer's.
+        """
+        if shards is None and sharder is not None and self._url.protocol in _REDIS:
+            shards = sharder.shards
+        if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
+            stream = self._url.streams[0]
+        is_file = self._url.protocol == "file"
+
+        def open_writer(name: str) -> Producer:
+            if is_file:
+                return self._shared_writer(name)
+            return create_producer(
+                self._url_of(name), client=self._client, stdio_options=self._stdio_options, shards=shards
+            )
+
+        with self._lock:
+            self._check_connected()
+            producer = StreamerProducer(open_writer, stream=stream, sharder=sharder, is_shared=is_file)
+            self._producers = [*(known for known in self._producers if not known.is_ended), producer]
+            return producer
+
+    def disconnect(self) -> None:
+        """Flush and end the producers, close the consumers; again does nothing.
+
+        Raises:
+            StreamAssetsError: as the backend says; everything is closed nevertheless.
+        """
+        with self._lock:
+            self._is_connected = False
+            consumers, producers, writer = list(self._consumers), list(self._producers), self._file_writer
+        # Without the lock: a producer that is opening its writer has its own and waits for ours.
+        with ExitStack() as stack:
+            for consumer in consumers:
+                stack.callback(consumer.close)
+            if writer is not None:
+                stack.callback(writer.close)
+            for producer in producers:
+                stack.callback(producer.end)
+
+    def __enter__(self) -> Streamer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    def _check_connected(self) -> None:
+        if not self._is_connected:
+            raise ProducerEndedError(f"{self._url} was disconnected", remedy="Connect again.")
+
+    def _shared_writer(self, stream: str) -> Producer:
+        with self._lock:
+            self._check_connected()
+            if self._file_writer is None:
+                self._file_writer = create_producer(self._url_of(stream), file_options=self._file_options)
+            return self._file_writer
+
+    def _url_of(self, streams: str | Sequence[str] | None) -> StreamUrl:
+        if streams is None:
+            return self._url
+        names = (streams,) if isinstance(streams, str) else tuple(streams)
+        return replace(self._url, streams=tuple(map(subscription_key, names)))
+
+
+def connect(
+    url: str | StreamUrl,
+    *,
+    client: ClientConfig | None = None,
+    file_options: FileProducerOptions | None = None,
+    stdio_options: StdioProducerOptions | None = None,
+) -> Streamer:
+    """Connect to where a URL says (SeaStreamer's ``Streamer::connect``); disconnect when done.
+
+    Args:
+        url: ``redis://host:6379/``, ``kafka://host:9092/``, ``file://path/to/orders.ss/``, ``memory://name/``; streams
+            behind the slash are the default ones.
+        client: configuration of the broker's client.
+        file_options: of a file. Without them it must be there; with them ``creation`` says.
+        stdio_options: of lines on stdout; with ``loopback``, consumers of this process get what it sends.
+
+    Raises:
+        InvalidUrlError: unknown protocol.
+        BrokerUnavailableError, AccessDeniedError: as the broker says, which is asked at once.
+        StreamNotFoundError, StreamExistsError, FormatError: as the file is, and as ``file_options.creation`` asks.
+
+    Example:
+        >>> with connect("memory://market/") as streamer:
+        ...     with streamer.create_producer("fruit") as producer:
+        ...         receipt = producer.send(b"apple")
+        ...     streamer.create_consumer("fruit").next().text()
+        'apple'
+    """
+    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
+    check_protocol(parsed)
+    if file_options is not None and parsed.protocol != "file":
+        raise InvalidOptionError(f"{parsed} is no file that file_options are for", remedy="Leave them out.")
+    if stdio_options is not None and parsed.protocol != "stdio":
+        raise InvalidOptionError(f"{parsed} is not written in lines", remedy="Leave stdio_options out.")
+    if parsed.protocol == "kafka":
+        KafkaCluster(parsed, client).check()
+    elif parsed.protocol in _REDIS:
+        RedisServer(parsed, client).check()
+    else:
+        check_client(parsed, client)
+    if parsed.protocol == "file":
+        file_options = _create_file(parsed, file_options)
+    return Streamer(parsed, client=client, file_options=file_options, stdio_options=stdio_options)
+
+
+def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FileProducerOptions:
+    """Make the file if that is asked for; returns the options for producers of it."""
+    options = options or FileProducerOptions(creation=FileCreation.NEVER)
+    is_wanted = options.creation is FileCreation.ALWAYS_NEW or not Path(url.path).exists()
+    if is_wanted and options.creation is not FileCreation.NEVER:
+        # No message: the stream does not matter.
+        FileProducer(replace(url, streams=(INTERNAL_KEY,)), replace(options, end_with_eos=False)).close()
+    FrameScanner(Path(url.path)).close()
+    return replace(options, creation=FileCreation.NEVER)
+
+
+def rewind_after(consumer: Consumer, sequence: int) -> None:
+    """Continue behind a sequence (SeaStreamer's rewind on Redis), not at it as :meth:`Consumer.rewind` does.
+
+    Args:
+        consumer: which to move.
+        sequence: the last one that is not delivered again.
+
+    Raises:
+        OutOfBoundsError: there is nothing behind it yet; the position stays.
+
+    Example:
+        >>> with connect("memory://numbers/digits") as streamer:
+        ...     producer, consumer = streamer.create_producer(), streamer.create_consumer()
+        ...     receipts = [producer.send(b"%d" % number) for number in range(3)]
+        ...     rewind_after(consumer, receipts[1].sequence)
+        ...     consumer.next().text()
+        '2'
+    """
+    consumer.rewind(sequence + 1)
+
+
+def seek_after(consumer: Consumer, moment: datetime) -> None:
+    """Continue at the first message later than ``moment`` (SeaStreamer's seek on Redis and files), to the millisecond.
+
+    Args:
+        consumer: which to move.
+        moment: the last time that is not delivered again.
+
+    Raises:
+        OutOfBoundsError: there is none yet; the position stays.
+
+    Example:
+        >>> with connect("memory://seek-after/orders") as streamer:
+        ...     producer, consumer = streamer.create_producer(), streamer.create_consumer()
+        ...     receipts = [producer.send(b"%d" % second, timestamp_ms=1000 * second) for second in range(3)]
+        ...     seek_after(consumer, from_milliseconds(1000))
+        ...     consumer.next().text()
+        '2'
+    """
+    consumer.seek(from_milliseconds(to_milliseconds(moment) + 1))

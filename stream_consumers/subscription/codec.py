@@ -1,0 +1,179 @@
+"""Messages as bytes, and back: the codec, and the size limit around it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError
+from stream_consumers.subscription.messages import Decoded, Delivery, Entry, EventMessage, Malformed
+
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+# base64 adds a third, and names and headers come on top; above this nothing needs to be decoded to be too large.
+_ENVELOPE_FACTOR, _ENVELOPE_BYTES = 2, 64 * 1024
+_TEXTS = ("uid", "key", "kind")
+
+
+class EventCodec(Protocol):
+    """How a message becomes the bytes of an entry.
+
+    Example:
+        >>> codec: EventCodec = JsonCodec()
+        >>> codec.decode(b'{"payload": "hello"}').payload
+        b'hello'
+    """
+
+    def encode(self, message: EventMessage) -> bytes:
+        """The bytes of a message."""
+        ...
+
+    def decode(self, raw: bytes) -> EventMessage:
+        """The message of the bytes; whatever it raises makes the entry malformed."""
+        ...
+
+
+class JsonCodec:
+    r"""A JSON object; the payload is text where it is UTF-8, else base64.
+
+    Example:
+        >>> JsonCodec().encode(EventMessage(b"hello", uid="7"))
+        b'{"uid": "7", "payload": "hello"}'
+        >>> JsonCodec().decode(JsonCodec().encode(EventMessage(bytes([255])))).payload
+        b'\xff'
+    """
+
+    def encode(self, message: EventMessage) -> bytes:
+        """See :meth:`EventCodec.encode`."""
+        parts: dict[str, object] = {name: getattr(message, name) for name in _TEXTS if getattr(message, name)}
+        if message.idempotency_key is not None:
+            parts["idempotency_key"] = message.idempotency_key
+        if message.headers:
+            parts["headers"] = dict(message.headers)
+        try:
+            parts["payload"] = message.payload.decode()
+        except UnicodeDecodeError:
+            parts["payload_base64"] = base64.b64encode(message.payload).decode()
+        return json.dumps(parts, ensure_ascii=False).encode()
+
+    def decode(self, raw: bytes) -> EventMessage:
+        """See :meth:`EventCodec.decode`.
+
+        Raises:
+            ValueError: no JSON.
+            FormatError: JSON, but not a message.
+        """
+        parts = json.loads(raw)
+        if not isinstance(parts, dict):
+            raise _no_message(f"a JSON {type(parts).__name__}, not an object")
+        if ("payload" in parts) == ("payload_base64" in parts):
+            raise _no_message("it must have either payload or payload_base64")
+        headers = parts.get("headers", {})
+        if not isinstance(headers, dict):
+            raise _no_message("its headers are not names and texts")
+        for name in headers:
+            name.encode()
+            _text(headers, name)
+        payload = (
+            _text(parts, "payload").encode()
+            if "payload" in parts
+            else base64.b64decode(_text(parts, "payload_base64"), validate=True)
+        )
+        return EventMessage(
+            payload,
+            **{name: _text(parts, name) for name in _TEXTS},
+            idempotency_key=_text(parts, "idempotency_key") if parts.get("idempotency_key") is not None else None,
+            headers=headers,
+        )
+
+
+class Envelope:
+    """A codec with a size limit: what is too large is refused when it is published, and not decoded when it comes.
+
+    Args:
+        codec: how messages become bytes.
+        max_payload_bytes: the largest payload; 0 sets no limit.
+
+    Raises:
+        InvalidOptionError: a negative limit.
+    """
+
+    def __init__(self, codec: EventCodec, max_payload_bytes: int) -> None:
+        if max_payload_bytes < 0:
+            raise InvalidOptionError(
+                f"max_payload_bytes={max_payload_bytes} allows nothing", remedy="Use 1 or more, or 0 for no limit."
+            )
+        self._codec, self._most = codec, max_payload_bytes
+        self._most_sealed = _ENVELOPE_FACTOR * max_payload_bytes + _ENVELOPE_BYTES
+
+    def seal(self, message: EventMessage) -> bytes:
+        """The bytes to publish.
+
+        Raises:
+            SizeLimitError: the payload, or what is beside it, is too large.
+            FormatError: the codec cannot encode it.
+        """
+        size = len(message.payload)
+        if self._most and size > self._most:
+            raise SizeLimitError(
+                f"the payload of message {message.uid!r} is too large to publish",
+                remedy="Store it elsewhere and publish where it is, or raise max_payload_bytes on both sides.",
+                bytes=size,
+                max_payload_bytes=self._most,
+            )
+        try:
+            sealed = self._codec.encode(message)
+        except Exception as error:
+            raise FormatError(
+                f"message {message.uid!r} cannot be encoded: {error!r}",
+                remedy="Check its fields, or use another codec.",
+            ) from error
+        if self._most and len(sealed) > self._most_sealed:
+            raise SizeLimitError(
+                f"message {message.uid!r} has too much beside its payload to publish",
+                remedy="Make its headers smaller, or raise max_payload_bytes on both sides.",
+                bytes=len(sealed),
+                max_bytes=self._most_sealed,
+            )
+        return sealed
+
+    def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> Entry:
+        """An entry of what was read."""
+        size = len(raw)
+        if self._most and size > self._most_sealed:
+            return self._oversize(entry_id, size, delivery)
+        try:
+            message = self._codec.decode(raw)
+        except Exception as error:  # noqa: BLE001 - a codec is the user's
+            return self.malformed(entry_id, raw, f"it cannot be decoded: {error!r}", delivery)
+        if self._most and len(message.payload) > self._most:
+            return self._oversize(entry_id, size, delivery)
+        return Decoded(entry_id, message, delivery)
+
+    def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> Malformed:
+        """An entry that is no message, with its bytes where a dead letter can hold them."""
+        original = raw if not self._most or len(raw) <= self._most else b""
+        return Malformed(entry_id, error, original, delivery, len(raw))
+
+    def _oversize(self, entry_id: str, size: int, delivery: Delivery) -> Malformed:
+        error = f"the entry has {size} bytes, more than max_payload_bytes={self._most} allows; it is at {entry_id}"
+        return Malformed(entry_id, error, b"", delivery, size)
+
+
+def removed(entry_id: str, delivery: Delivery) -> Malformed:
+    """An entry that was removed from the stream while it was pending."""
+    return Malformed(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
+
+
+def _text(parts: Mapping[str, Any], name: str) -> str:
+    value = parts.get(name, "")
+    if not isinstance(value, str):
+        raise _no_message(f"its {name} is no text")
+    # Half a surrogate pair could not be published again, not even as a dead letter.
+    value.encode()
+    return value
+
+
+def _no_message(why: str) -> FormatError:
+    return FormatError(f"the entry is not a message: {why}", remedy="Publish it with the codec that it is read with.")

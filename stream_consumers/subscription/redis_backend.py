@@ -1,0 +1,292 @@
+"""Redis Streams as a stream backend: an entry's field ``msg`` has the encoded message."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.errors import BrokerUnavailableError, GroupRemovedError, StreamAssetsError
+from stream_consumers.messages import Shard, from_milliseconds
+from stream_consumers.redis.client import explain
+from stream_consumers.redis.delivery_scripts import RECLAIM, REDELIVER, TOUCH_ENTRIES
+from stream_consumers.redis.entries import original_bytes
+from stream_consumers.redis.group import NEW, NOW, RedisGroup
+from stream_consumers.redis.scripts import FORGET
+from stream_consumers.redis.server import ACK_CHUNK, REPLY_SECONDS, RedisServer
+from stream_consumers.subscription.backend import Published
+from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
+from stream_consumers.subscription.messages import Delivery, Entry, EventMessage, GroupPosition
+from stream_consumers.urls import StreamUrl
+
+PIPELINE = 512
+# Below the time that a client waits for an answer.
+MAX_BLOCK_SECONDS = REPLY_SECONDS / 2
+# How many pending entries one search for idle ones may look at.
+_PAGE, _PAGES = 1000, 20
+_BEGIN = "-"
+_HASH_TAG = re.compile(r"[^{]*\{[^}]+\}")
+MAX_NOTED = 100_000
+_log = logging.getLogger(__name__)
+_Triple = tuple[str, str, str]
+
+
+class RedisBackend:
+    """Redis Streams as a stream backend. A stream is the key of that name.
+
+    Beside a stream, a hash ``{stream}:first-received:group`` is kept for entries that were delivered more than once.
+
+    Args:
+        url: ``redis://host:6379/``; streams in it do not matter.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        codec: how messages become bytes.
+        max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
+
+    Raises:
+        InvalidUrlError, InvalidOptionError: as :class:`stream_consumers.redis.server.RedisServer` says.
+
+    Example::
+
+        backend = RedisBackend(StreamUrl.parse("redis://localhost:6379/"))
+        config = SubscriptionConfig(stream="orders", group="billing", dead_letter_stream="orders.dead")
+        with Subscription(backend, config, handle):
+            backend.publish("orders", EventMessage(b"{}"))
+    """
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        client: ClientConfig | None = None,
+        *,
+        codec: EventCodec | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        self._server = RedisServer(url, client)
+        self._envelope = Envelope(codec or JsonCodec(), max_payload_bytes)
+        self._lock = threading.Lock()
+        self._groups: dict[_Triple, RedisGroup] = {}
+        self._cursors: dict[_Triple, str] = {}
+        # Entries whose first delivery is noted in the hash, so that acknowledging the others takes one command.
+        self._noted: dict[tuple[str, str], set[str]] = {}
+
+    def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
+        before = self._position(stream, group)
+        wanted = self._last_id(stream) if start == NOW else start if "-" in start else f"{start}-0"
+        if before is None:
+            self._group(stream, group).create(Shard(stream), start, create_stream=True)
+        found = self._position(stream, group)
+        position = GroupPosition(is_new=before is None, start=wanted, position=found or wanted)
+        if position.difference:
+            _log.info("group %r of %r: %s", group, stream, position.difference)
+        return position
+
+    def publish(self, stream: str, message: EventMessage) -> str:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish`."""
+        sealed = self._envelope.seal(message)
+        with self._server.explained(f"publishing to {stream!r}"):
+            added: bytes = self._server.connection.execute_command("XADD", stream, "*", *self._fields(sealed))
+        return added.decode()
+
+    def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish_batch`."""
+        results: list[Published] = []
+        for begin in range(0, len(messages), PIPELINE):
+            results += self._publish_page(stream, messages[begin : begin + PIPELINE])
+        return results
+
+    def reclaim_idle(self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int) -> list[Entry]:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
+        triple = (stream, group, consumer)
+        idle = max(0, round(min_idle_seconds * 1000))
+        found: list[Entry] = []
+        place = self._cursors.get(triple, _BEGIN)
+        # From the middle on, and where that has nothing from the beginning on; never past the same entry twice.
+        turns_left = 1 if place == _BEGIN else 2
+        try:
+            for _ in range(_PAGES):
+                reply = self._run(triple, RECLAIM, [idle, place, count - len(found), _PAGE])
+                found += self._redelivered(triple, reply)
+                place = reply[0].decode() or _BEGIN
+                turns_left -= place == _BEGIN
+                if len(found) >= count or turns_left == 0 or (place == _BEGIN and found):
+                    break
+        except GroupRemovedError:
+            self._cursors.pop(triple, None)
+            raise
+        self._cursors[triple] = place
+        return found
+
+    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[Entry]:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
+        member, shard = self._group(stream, group, consumer), Shard(stream)
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            pages = member.read({shard: NEW}, count=count, seconds=min(left, MAX_BLOCK_SECONDS))
+            if pages or left <= MAX_BLOCK_SECONDS:
+                break
+        now = from_milliseconds(time.time_ns() // 1_000_000)
+        return [
+            self._entry(entry_id.decode(), fields, Delivery(1, now, now)) for entry_id, fields in pages.get(shard, [])
+        ]
+
+    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> Entry | None:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
+        triple = (stream, group, consumer)
+        return next(iter(self._redelivered(triple, self._run(triple, REDELIVER, [entry_id]))), None)
+
+    def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
+        self._note(stream, group, entry_ids)
+        for begin in range(0, len(entry_ids), ACK_CHUNK):
+            self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
+
+    def ack(self, stream: str, group: str, entry_id: str) -> int:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
+        return self.ack_many(stream, group, [entry_id])
+
+    def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
+        done = self._group(stream, group).acknowledge(Shard(stream), [entry_id.encode() for entry_id in entry_ids])
+        with self._lock:
+            noted = self._noted.get((stream, group), set())
+            known = [entry_id for entry_id in entry_ids if entry_id in noted]
+        if known:
+            with self._server.explained(f"acknowledging in {stream!r}"):
+                self._server.connection.hdel(_times(stream, group), *known)
+            with self._lock:
+                noted.difference_update(known)
+        return done
+
+    def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.forget_consumer`."""
+        triple = (stream, group, consumer)
+        member = self._group(*triple)
+        with self._lock:
+            self._cursors.pop(triple, None)
+            self._groups.pop(triple, None)
+        member.stop_reading()
+        try:
+            return bool(member.run(Shard(stream), FORGET, []))
+        except GroupRemovedError:
+            return False
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.close`."""
+        with self._lock:
+            groups, self._groups = list(self._groups.values()), {}
+        for group in groups:
+            group.stop_reading()
+        self._server.close()
+
+    def __enter__(self) -> RedisBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _group(self, stream: str, group: str, consumer: str = "") -> RedisGroup:
+        with self._lock:
+            found = self._groups.get((stream, group, consumer))
+            if found is None:
+                found = RedisGroup(self._server, group, consumer, acknowledge_on_read=False)
+                found.keys = {Shard(stream): stream}
+                self._groups[stream, group, consumer] = found
+            return found
+
+    def _run(self, triple: _Triple, script: str, arguments: Sequence[object]) -> Any:
+        stream, group, _ = triple
+        return self._group(*triple).run(Shard(stream), script, arguments, beside=[_times(stream, group)])
+
+    def _redelivered(self, triple: _Triple, reply: Any) -> list[Entry]:
+        _, now, rows = reply
+        last, found = from_milliseconds(now), []
+        for entry_id, attempt, first, fields in rows:
+            delivery = Delivery(attempt, from_milliseconds(int(first)), last)
+            found.append(self._entry(entry_id.decode(), fields, delivery))
+        self._note(triple[0], triple[1], [entry.id for entry in found])
+        return found
+
+    def _note(self, stream: str, group: str, entry_ids: Sequence[str]) -> None:
+        with self._lock:
+            noted = self._noted.setdefault((stream, group), set())
+            if len(noted) > MAX_NOTED:
+                # Taken over and acknowledged by others; what is in the hash goes with time.
+                noted.clear()
+            noted.update(entry_ids)
+
+    def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> Entry:
+        if fields is None:
+            return removed(entry_id, delivery)
+        field = self._server.message_field
+        sealed = [value for name, value in zip(fields[::2], fields[1::2]) if name == field]
+        if len(sealed) == 1:
+            return self._envelope.open(entry_id, sealed[0], delivery)
+        said = f"the field {field.decode()!r} occurs {len(sealed)} times, not once"
+        return self._envelope.malformed(entry_id, original_bytes(fields), said, delivery)
+
+    def _fields(self, sealed: bytes) -> tuple[bytes, bytes]:
+        return self._server.message_field, sealed
+
+    def _publish_page(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
+        results: list[Published | None] = [None] * len(messages)
+        pipeline = self._server.connection.pipeline(transaction=False)
+        sent = []
+        for number, message in enumerate(messages):
+            try:
+                sealed = self._envelope.seal(message)
+            except StreamAssetsError as error:
+                results[number] = error
+                continue
+            pipeline.execute_command("XADD", stream, "*", *self._fields(sealed))
+            sent.append(number)
+        what = f"publishing to {stream!r} at {self._server.url}"
+        try:
+            answers = pipeline.execute(raise_on_error=False) if sent else []
+        except redis.RedisError as error:
+            answers = [error] * len(sent)
+        for number, answer in zip(sent, answers):
+            results[number] = explain(answer, what=what) if isinstance(answer, redis.RedisError) else answer.decode()
+        unknown = BrokerUnavailableError(
+            f"{what}: no answer", remedy="It may have been published; look before retrying."
+        )
+        return [unknown if result is None else result for result in results]
+
+    def _position(self, stream: str, group: str) -> str | None:
+        with self._server.explained(f"asking for the groups of {stream!r}"):
+            try:
+                groups = self._server.connection.xinfo_groups(stream)
+            except redis.ResponseError as error:
+                if "no such key" in str(error):
+                    return None
+                raise
+        found = [known["last-delivered-id"].decode() for known in groups if known["name"] == group.encode()]
+        return found[0] if found else None
+
+    def _last_id(self, stream: str) -> str:
+        with self._server.explained(f"asking for the end of {stream!r}"):
+            try:
+                last: bytes = self._server.connection.xinfo_stream(stream)["last-generated-id"]
+            except redis.ResponseError as error:
+                if "no such key" in str(error):
+                    return "0-0"
+                raise
+        return last.decode()
+
+
+def _times(stream: str, group: str) -> str:
+    """The key of the first deliveries, in the slot of the stream.
+
+    Example:
+        >>> _times("orders", "billing"), _times("{shop}orders", "billing")
+        ('{orders}:first-received:billing', '{shop}orders:first-received:billing')
+    """
+    tagged = stream if _HASH_TAG.match(stream) else f"{{{stream}}}"
+    return f"{tagged}:first-received:{group}"

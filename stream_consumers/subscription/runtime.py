@@ -1,0 +1,227 @@
+"""The threads of a subscription: one that fetches, some that handle."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+from stream_consumers.errors import InvalidOptionError, ShutdownTimeoutError, StreamEndedError, Terminal
+from stream_consumers.subscription.ack_flusher import AckFlusher
+from stream_consumers.subscription.backend import StreamBackend
+from stream_consumers.subscription.config import SubscriptionConfig, new_consumer_name
+from stream_consumers.subscription.error_observer import ErrorObserver, ErrorReport, ErrorScope, ObserverThread
+from stream_consumers.subscription.in_flight import InFlight
+from stream_consumers.subscription.messages import Entry
+from stream_consumers.subscription.processor import EntryProcessor, MessageHandler
+from stream_consumers.subscription.retry_policy import RetryPolicy
+
+# How long what must end soon is waited for where nobody has set a time.
+BRIEFLY_SECONDS = 2.0
+TOUCHES_PER_IDLE = 3
+_LOOP_BACKOFF = RetryPolicy(backoff_seconds=0.1)
+
+
+class SubscriptionRuntime:
+    """What :class:`stream_consumers.subscription.subscription.Subscription` runs; it does not know it.
+
+    One thread reads, reclaims and keeps in turn, so that no claim is ever given up while the server carries it out.
+    """
+
+    def __init__(
+        self, backend: StreamBackend, config: SubscriptionConfig, handler: MessageHandler, observer: ErrorObserver
+    ) -> None:
+        self._backend, self._config = backend, config
+        self.consumer = config.consumer or new_consumer_name()
+        self._observer = ObserverThread(observer)
+        self._places = InFlight(config.max_in_flight)
+        self._stopping = threading.Event()
+        self._is_aborted = self._is_dropped = self._is_closed = False
+        self._lock = threading.Lock()
+        self._first_error: BaseException | None = None
+        self._flusher = AckFlusher(
+            lambda ids: backend.ack_many(config.stream, config.group, ids),
+            on_error=lambda error, count: self.tell(ErrorScope.ACK, error, lasting=True),
+            # With every place waiting for its acknowledgement nothing more can come.
+            batch_size=min(config.ack_batch_size, config.max_in_flight),
+            interval_seconds=config.ack_interval_seconds,
+        )
+        self._processor = EntryProcessor(
+            backend, config, self.consumer, handler, flusher=self._flusher, tell=self.tell, stopping=self._stopping
+        )
+        self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._touch_seconds = config.claim_idle_seconds / TOUCHES_PER_IDLE
+        self._next_claim = self._next_touch = 0.0
+        self._is_turn_of_new = False
+        self._doing = ErrorScope.READ
+        self._loop = threading.Thread(target=self._run, name="subscription", daemon=True)
+        self._workers = [
+            threading.Thread(target=self._work, name=f"subscription-worker-{number}", daemon=True)
+            for number in range(config.max_in_flight)
+        ]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still reads."""
+        return self._loop.is_alive() and not self._stopping.is_set()
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in (self._loop, *self._workers):
+            thread.start()
+
+    def drop(self) -> None:
+        """The subscription is gone without being closed. Called by the garbage collector, so that it takes no lock."""
+        self._is_dropped = True
+
+    def tell(
+        self, scope: ErrorScope, error: BaseException, entry: Entry | None = None, *, lasting: bool = False
+    ) -> None:
+        """See :class:`stream_consumers.subscription.processor.Tell`."""
+        with self._lock:
+            if lasting and self._first_error is None:
+                self._first_error = error
+        config = self._config
+        place = (None, None) if entry is None else (entry.id, entry.delivery.attempt)
+        self._observer.tell(ErrorReport(scope, error, config.stream, config.group, self.consumer, *place))
+
+    def close(self, timeout: float) -> None:
+        """See :meth:`stream_consumers.subscription.subscription.Subscription.close`."""
+        if threading.current_thread() in self._workers:
+            raise InvalidOptionError("close was called by a handler", remedy="Call it from another thread, or abort.")
+        if not self._begin_to_close():
+            return
+        deadline = time.monotonic() + timeout
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        try:
+            self._stop()
+            self._loop.join(left())
+            is_done = not self._loop.is_alive() and self._places.wait_until_empty(left())
+            is_done = self._flusher.close(left()) and is_done
+        finally:
+            self._leave()
+            self._observer.close(left())
+        if not is_done:
+            raise ShutdownTimeoutError(
+                f"the subscription of {self._config.stream!r} was closed, but handlers were still running",
+                remedy="Their messages stay pending and are delivered again; allow more time, or less in flight.",
+                timeout=timeout,
+                running=len(self._places.ids),
+            )
+        if self._first_error is not None:
+            raise self._first_error
+
+    def abort(self) -> None:
+        """See :meth:`stream_consumers.subscription.subscription.Subscription.abort`."""
+        if not self._begin_to_close():
+            return
+        self._is_aborted = True
+        self._stop()
+        self._flusher.abort()
+        if threading.current_thread() is not self._loop:
+            self._loop.join(BRIEFLY_SECONDS)
+        self._leave()
+        self._observer.close(BRIEFLY_SECONDS)
+
+    def _begin_to_close(self) -> bool:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        return not was_closed
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._places.wake()
+
+    def _leave(self) -> None:
+        """Leave the group, whatever happened before; who begins to close does it, so that it happens once."""
+        try:
+            self._backend.forget_consumer(self._config.stream, self._config.group, self.consumer)
+        except Exception as error:  # noqa: BLE001 - the name stays in the group; nothing is lost
+            self.tell(ErrorScope.RECLAIM, error)
+
+    # the thread that fetches
+
+    def _run(self) -> None:
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                if self._is_dropped:
+                    error = StreamEndedError(
+                        "the subscription was dropped", remedy="Close it when you are done with it."
+                    )
+                    self.tell(ErrorScope.DROP, error)
+                    self.abort()
+                    return
+                failures = 0 if self._turn() else failures + 1
+                if failures:
+                    # Not longer than the heartbeat may wait.
+                    self._stopping.wait(min(_LOOP_BACKOFF.delay(failures), self._touch_seconds))
+        finally:
+            for _ in self._workers:
+                self._entries.put(None)
+
+    def _turn(self) -> bool:
+        """Keep what is due, fetch what there are places for; false if that failed."""
+        room, found = 0, 0
+        try:
+            self._keep()
+            room = self._places.claim(min(BRIEFLY_SECONDS, max(0.0, self._next_touch - time.monotonic())))
+            for entry in self._fetch(room) if room and not self._stopping.is_set() else ():
+                # What is in somebody's hands was taken over from ourselves.
+                if self._places.enter(entry.id):
+                    found += 1
+                    self._entries.put(entry)
+        except Exception as error:  # noqa: BLE001 - tried again; somebody may repair what is wrong
+            self.tell(self._doing, error, lasting=isinstance(error, Terminal))
+            return False
+        finally:
+            self._places.release(room - found)
+        return True
+
+    def _keep(self) -> None:
+        """The heartbeat of what is in hand, so that neither a peer nor we ourselves take it over."""
+        now = time.monotonic()
+        if now < self._next_touch:
+            return
+        self._doing = ErrorScope.RECLAIM
+        ids = self._places.ids
+        if ids:
+            self._backend.touch(self._config.stream, self._config.group, self.consumer, ids)
+        self._next_touch = now + self._touch_seconds
+
+    def _fetch(self, room: int) -> list[Entry]:
+        """What was left behind, when it is time to look for that, else what is new; at most so many."""
+        config, now = self._config, time.monotonic()
+        if now >= self._next_claim and not self._is_turn_of_new:
+            self._doing = ErrorScope.RECLAIM
+            self._next_claim = now + config.claim_interval_seconds
+            found = self._backend.reclaim_idle(
+                config.stream, config.group, self.consumer, config.claim_idle_seconds, room
+            )
+            if len(found) >= room:
+                # There may be more: look again, but not without looking for what is new in between.
+                self._next_claim, self._is_turn_of_new = now, True
+            if found:
+                return found
+        self._doing = ErrorScope.READ
+        seconds = 0.0 if self._is_turn_of_new else min(config.block_seconds, self._seconds_to_next_duty())
+        self._is_turn_of_new = False
+        return self._backend.read_new(config.stream, config.group, self.consumer, room, seconds)
+
+    def _seconds_to_next_duty(self) -> float:
+        return max(0.0, min(self._next_claim, self._next_touch) - time.monotonic())
+
+    # the threads that handle
+
+    def _work(self) -> None:
+        while (entry := self._entries.get()) is not None:
+            try:
+                if not (self._is_aborted or self._is_dropped):
+                    self._processor.process(entry)
+            except Exception as error:  # noqa: BLE001 - one entry must not end what handles the others
+                self.tell(ErrorScope.HANDLER, error, entry, lasting=True)
+            finally:
+                self._places.leave(entry.id)

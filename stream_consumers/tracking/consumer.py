@@ -1,0 +1,409 @@
+"""A consumer that knows which messages are finished, and commits no more than that (Faust's ``Consumer``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer
+from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer_base import MessageIterator
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
+from stream_consumers.messages import Message, Shard
+from stream_consumers.tracking.background_commit import CommitLoop
+from stream_consumers.tracking.committers import (
+    CommitResult,
+    EntryCommitter,
+    PositionCommitter,
+    Positions,
+    check_committer,
+)
+from stream_consumers.tracking.livelock import ShardProgress
+from stream_consumers.tracking.options import Activity, Shards, TrackingCallbacks, TrackingOptions
+from stream_consumers.tracking.reader import Activities, TrackedReader
+from stream_consumers.tracking.shards import TrackedShards
+
+_log = logging.getLogger(__name__)
+
+
+class TrackedConsumer(MessageIterator):
+    """Wraps any consumer; see :class:`stream_consumers.consumer.Consumer`.
+
+    Every message that is handed out counts as unfinished until :meth:`ack`. What is committed is behind the longest
+    run of finished messages, so that a crash repeats messages and loses none. Any number of threads may call
+    anything.
+
+    Unlike Faust's: what was fetched for a paused or a full shard is kept and handed out later; shards are committed
+    *before* they are given back; a commit that failed is tried again; waiting has a deadline.
+
+    Over a member of a Redis group there are no positions: every finished message is acknowledged by itself
+    (:class:`stream_consumers.tracking.committers.RedisGroupCommitter`), and one that is not stays pending.
+
+    Args:
+        consumer: what to read from; it is closed with this one.
+        committer: where positions are kept.
+        options: see :class:`stream_consumers.tracking.options.TrackingOptions`.
+        callbacks: who is told of what.
+
+    Raises:
+        InvalidOptionError: commits in the background, of a transaction that somebody else is filling; or positions for
+            a member of a Redis group, whose entries are acknowledged one by one.
+        StreamAssetsError: as ``committer.committed`` does.
+
+    Example:
+        >>> from stream_consumers.tracking.committers import MemoryCommitter
+        >>> from stream_consumers.memory import MemoryConsumer, MemoryProducer
+        >>> from stream_consumers.urls import StreamUrl
+        >>> url = StreamUrl.parse("memory://tracked/orders")
+        >>> _ = [MemoryProducer(url).send(b"%d" % number) for number in range(3)]
+        >>> committer = MemoryCommitter(url, "billing")
+        >>> with TrackedConsumer(MemoryConsumer(url), committer) as consumer:
+        ...     messages = consumer.get_many(3, timeout=1)
+        ...     _ = [consumer.ack(message) for message in messages[1:]]
+        ...     print(consumer.commit(), committer.committed())
+        ...     _ = consumer.ack(messages[0])
+        ...     print(consumer.commit(), committer.committed())
+        CommitResult.NOTHING_TO_DO {}
+        CommitResult.COMMITTED {Shard(stream='orders', id=0): 3}
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        committer: PositionCommitter,
+        *,
+        options: TrackingOptions | None = None,
+        callbacks: TrackingCallbacks | None = None,
+    ) -> None:
+        self._options = options or TrackingOptions()
+        if committer.is_transactional and self._options.commit_interval_seconds is not None:
+            raise InvalidOptionError(
+                "commits in the background would end a transaction that is being filled",
+                remedy="Set commit_interval_seconds=None and commit_every=None, and call commit between messages.",
+            )
+        check_committer(consumer, committer)
+        self._consumer, self._committer = consumer, committer
+        self._callbacks = callbacks or TrackingCallbacks()
+        self._changed = threading.Condition()
+        self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
+        self._commits = CommitLoop(committer, self._shards, self._changed, self._options)
+        self._activities = Activities()
+        self._reader = TrackedReader(
+            consumer,
+            self._shards,
+            self._changed,
+            self._activities,
+            is_committing=lambda: self._commits.is_running,
+            on_buffer_full=self._callbacks.on_buffer_full,
+        )
+        self._is_closing = False
+        self._releasing: int | None = None
+        for shard, position in committer.committed().items():
+            self._shards.start(shard, position)
+        if isinstance(consumer, ObservableConsumer):
+            consumer.observe(self)
+        if not committer.is_transactional:
+            self._commits.start()
+
+    def __exit__(self, *error: object) -> None:
+        """Close; after an error, without waiting for messages that nobody will finish."""
+        self.close(timeout=0.0 if any(error) else None)
+
+    # reading
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`; the message is unfinished until :meth:`ack`."""
+        return self._reader.next(timeout)
+
+    def get_many(self, max_messages: int, timeout: float | None = None) -> list[Message]:
+        """What is there, up to so many messages; waits up to ``timeout`` seconds for the first one.
+
+        A flow that is stopped in between ends the list.
+
+        Raises:
+            StreamEndedError: the stream has an end, and it was reached before the first one.
+        """
+        first = self.next(timeout)
+        messages = [] if first is None else [first]
+        while messages and len(messages) < max_messages:
+            try:
+                message = self.next(0)
+            except StreamEndedError:
+                break
+            if message is None:
+                break
+            messages.append(message)
+        return messages
+
+    def track_message(self, message: Message, *, readers: int = 1) -> None:
+        """Count a message as unfinished until so many readers have acknowledged it.
+
+        Messages that are handed out are tracked already, for one reader.
+        """
+        with self._changed:
+            self._shards.track(message, readers)
+
+    def ack(self, message: Message) -> bool:
+        """A message is finished; ``False`` if it was before, or is not this consumer's any more."""
+        with self._changed:
+            is_finished = self._shards.acknowledge(message.shard, message.sequence)
+            is_drained = is_finished and self._shards.is_drained(message.shard)
+            if is_finished:
+                self._commits.acknowledged()
+            if is_drained:
+                self._shards.full.discard(message.shard)
+            if is_drained or not self._shards.unacked_count:
+                self._changed.notify_all()
+        if is_drained:
+            self._callbacks.on_buffer_drop(message.shard)
+        return is_finished
+
+    @contextmanager
+    def processing(self, message: Message) -> Iterator[Message]:
+        """Acknowledge the message if the block ends well; else :meth:`on_task_error`, and the error goes on."""
+        try:
+            yield message
+        except BaseException as error:
+            self.on_task_error(error)
+            raise
+        self.ack(message)
+
+    def on_task_error(self, error: BaseException) -> CommitResult:
+        """Processing a message failed: what others have finished is committed, the message is not."""
+        self._callbacks.on_task_error(error)
+        return self.commit()
+
+    @property
+    def unacked(self) -> list[Message]:
+        """The messages that were handed out and are not finished."""
+        with self._changed:
+            return self._shards.messages
+
+    # committing
+
+    def commit(self, streams_or_shards: Collection[str | Shard] | None = None) -> CommitResult:
+        """Commit what is finished, of all shards or of these; one commit at a time.
+
+        Returns:
+            ``ANOTHER_WAS_RUNNING`` when that one has ended: it may have left out what was acknowledged last. ``FAILED``
+            keeps the error in :attr:`commit_error`; the background tries again.
+        """
+        is_releasing = self._releasing == threading.get_ident()
+        with self._activities.doing(Activity.COMMITTING):
+            commit = self._commits.commit_now if is_releasing else self._commits.commit
+            return commit(streams_or_shards)
+
+    def force_commit(self, streams_or_shards: Collection[str | Shard] | None = None) -> CommitResult:
+        """As :meth:`commit`, but after one that is under way it commits itself."""
+        if self._releasing == threading.get_ident():
+            return self.commit(streams_or_shards)
+        with self._activities.doing(Activity.COMMITTING):
+            return self._commits.commit(streams_or_shards, is_forced=True)
+
+    @property
+    def commit_error(self) -> Exception | None:
+        """Why the last commit failed; ``None`` after one that succeeded."""
+        return self._commits.error
+
+    def wait_empty(self, timeout: float | None = None) -> bool:
+        """Commit until every message that was handed out is finished; whether that came true in time.
+
+        Args:
+            timeout: seconds; ``close_seconds`` by default.
+        """
+        deadline = time.monotonic() + (self._options.close_seconds if timeout is None else timeout)
+        with self._activities.doing(Activity.WAITING_EMPTY):
+            while True:
+                with self._changed:
+                    left = min(1.0, max(0.0, deadline - time.monotonic()))
+                    is_empty = self._changed.wait_for(lambda: not self._shards.unacked_count, left)
+                if is_empty or time.monotonic() >= deadline:
+                    self.force_commit()
+                    return is_empty
+                self.commit()
+
+    # flow
+
+    def pause(self, shards: Iterable[Shard]) -> None:
+        """Hand out nothing of these shards; what was fetched is kept."""
+        with self._changed:
+            self._shards.paused |= set(shards)
+
+    def resume(self, shards: Iterable[Shard]) -> None:
+        """Hand out these shards again, from where they were."""
+        with self._changed:
+            self._shards.paused -= set(shards)
+            self._changed.notify_all()
+
+    def on_buffer_full(self, shard: Shard) -> None:
+        """Hand out nothing of a shard until :meth:`on_buffer_drop`, or until few of its messages are unfinished."""
+        with self._changed:
+            is_new = shard not in self._shards.full
+            self._shards.full.add(shard)
+        if is_new:
+            self._callbacks.on_buffer_full(shard)
+
+    def on_buffer_drop(self, shard: Shard) -> None:
+        """Hand a full shard out again; one that was not full stays as it is."""
+        with self._changed:
+            was_full = shard in self._shards.full
+            self._shards.full.discard(shard)
+            self._changed.notify_all()
+        if was_full:
+            self._callbacks.on_buffer_drop(shard)
+
+    def stop_flow(self) -> None:
+        """Hand out nothing more; :meth:`wait_for_stopped_flow` tells when that is so."""
+        self._reader.let_flow(False)
+
+    def resume_flow(self) -> None:
+        """Hand out messages again."""
+        self._reader.let_flow(True)
+
+    def wait_for_stopped_flow(self, timeout: float) -> bool:
+        """Wait until no thread is handing out a message any more; whether that came true in so many seconds."""
+        return self._reader.wait_for_stopped_flow(timeout)
+
+    # positions
+
+    def seek(self, moment: datetime) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.seek`."""
+        with self._reader.moving():
+            self._consumer.seek(moment)
+            with self._changed:
+                self._shards.seek(None)
+
+    def rewind(self, to: Edge | int) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.rewind`; what is committed does not move back."""
+        with self._reader.moving():
+            self._consumer.rewind(to)
+            with self._changed:
+                self._shards.seek(None if to is Edge.END else 0 if isinstance(to, Edge) else max(0, to))
+
+    def go_to(self, positions: Positions) -> None:
+        """Continue these shards at these sequences (Faust's ``seek``); what is committed does not move back.
+
+        Raises:
+            InvalidOptionError: the backend cannot move single shards.
+            NotSubscribedError: a shard is not read by this consumer.
+        """
+        consumer = self._positioned()
+        with self._reader.moving():
+            consumer.go_to(positions)
+            with self._changed:
+                self._shards.go_to(positions)
+
+    def _positioned(self) -> PositionedConsumer:
+        if not isinstance(self._consumer, PositionedConsumer):
+            raise InvalidOptionError(
+                f"{type(self._consumer).__name__} cannot move single shards", remedy="Use rewind or seek."
+            )
+        return self._consumer
+
+    def seek_to_committed(self) -> Mapping[Shard, int]:
+        """Continue every shard at what is committed, or where this consumer began with it; returns what is committed.
+
+        Shards that were unassigned stay so.
+
+        Raises:
+            InvalidOptionError: the backend cannot move single shards.
+            StreamAssetsError: as the committer says.
+        """
+        with self._reader.fetching:
+            committed = self._committer.committed()
+            with self._changed:
+                begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
+                # A commit of the group's own may be newer than what is known here.
+                known = {shard: position for shard, position in committed.items() if shard in self._shards.known}
+            read = self._positioned().assigned()
+            self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
+            with self._changed:
+                self._shards.learn(known)
+                self._commits.forgive()
+        return committed
+
+    def perform_seek(self) -> None:
+        """:meth:`seek_to_committed`, for nobody who wants to know where."""
+        self.seek_to_committed()
+
+    def assign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        self._consumer.assign(shard)
+
+    def unassign(self, shard: Shard) -> None:
+        """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
+        self._consumer.unassign(shard)
+
+    # the group
+
+    def on_revoked(self, shards: Shards) -> None:
+        """The group takes these shards: the callback, then a commit, and only then they are let go."""
+        with self._activities.doing(Activity.SHARDS_REVOKED):
+            self._releasing = threading.get_ident()
+            try:
+                self._callbacks.on_revoked(shards)
+            finally:
+                self._commits.commit_now(shards)
+                self._releasing = None
+                with self._changed:
+                    self._shards.forget(shards)
+                    self._reader.forget(shards)
+                    self._changed.notify_all()
+
+    def on_assigned(self, shards: Shards) -> None:
+        """The group gave these shards: they begin anew, at what is committed."""
+        with self._activities.doing(Activity.SHARDS_ASSIGNED):
+            try:
+                committed = self._committer.committed()
+            except StreamAssetsError as error:
+                _log.warning("positions of %s: %s", ", ".join(map(str, sorted(shards))), error)
+                committed = {}
+            with self._changed:
+                for shard in shards:
+                    self._shards.start(shard, committed.get(shard))
+                self._reader.forget(shards)
+            self._callbacks.on_assigned(shards)
+
+    # state
+
+    @property
+    def status(self) -> Activity:
+        """What it is doing now.
+
+        Example:
+            ``Activity.COMMITTING in consumer.status``
+        """
+        return self._activities.now | (Activity.NOTHING if self._reader.is_flowing else Activity.FLOW_STOPPED)
+
+    def progress(self) -> list[ShardProgress]:
+        """How far every shard is, for :class:`stream_consumers.tracking.livelock.LivelockWatch`."""
+        with self._changed:
+            return self._shards.progress(self._reader.fetched_at)
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Hand out nothing more, wait for what is unfinished, commit, and release what is open.
+
+        Args:
+            timeout: seconds to wait; ``close_seconds`` by default, 0 does not wait.
+
+        Raises:
+            StreamAssetsError: the last commit failed; everything is released nevertheless.
+        """
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        self.stop_flow()
+        try:
+            self.wait_empty(timeout)
+            error = self.commit_error
+        finally:
+            self._commits.close()
+            self._reader.close()
+            self._consumer.close()
+        if error is not None:
+            raise error

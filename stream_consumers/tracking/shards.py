@@ -1,0 +1,253 @@
+"""What a tracked consumer knows of its shards: what was handed out, what waits, what is closed. No locks in here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stream_consumers.messages import Message, Shard
+from stream_consumers.tracking.ack_window import AckWindow
+from stream_consumers.tracking.livelock import ShardProgress
+from stream_consumers.tracking.options import TrackingOptions
+
+Positions = Mapping[Shard, int]
+
+
+@dataclass
+class TrackedShard:
+    """One shard.
+
+    Args:
+        window: what was handed out.
+        started: when it was first known, in seconds of ``time.monotonic``.
+    """
+
+    window: AckWindow
+    started: float
+    arrived: float | None = None
+    committed_at: float | None = None
+    # The next sequence that the consumer will deliver, as far as it is known.
+    next_sequence: int | None = None
+    # Where this consumer began.
+    first: int | None = None
+    # After a seek by time nobody knows where it goes on before the first message.
+    is_sought: bool = False
+
+
+class TrackedShards:
+    """The shards of one consumer.
+
+    Args:
+        options: when a shard is full.
+        keeps_entries: remember which messages were finished until :meth:`settled`, besides the positions.
+    """
+
+    def __init__(self, options: TrackingOptions, *, keeps_entries: bool = False) -> None:
+        self._options, self._keeps_entries = options, keeps_entries
+        self._finished: dict[Shard, set[int]] = {}
+        self.known: dict[Shard, TrackedShard] = {}
+        self.paused: set[Shard] = set()
+        self.full: set[Shard] = set()
+        # Fetched and not handed out yet; a number is the end that was reached behind the messages before it.
+        self._held: dict[Shard, deque[Message | int]] = {}
+        self._unacked: dict[tuple[Shard, int], tuple[Message, int]] = {}
+
+    @property
+    def unacked_count(self) -> int:
+        """How many were handed out and are not finished."""
+        return len(self._unacked)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Those that were handed out and are not finished."""
+        return [message for message, _ in self._unacked.values()]
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether anything was fetched and not handed out."""
+        return any(self._held.values())
+
+    @property
+    def closed(self) -> frozenset[Shard]:
+        """The shards of which nothing is handed out."""
+        return frozenset(self.paused | self.full)
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether every shard may be fetched: what arrives of a closed one must be kept."""
+        return all(len(held) < self._options.buffer_size for held in self._held.values())
+
+    def shard(self, shard: Shard, committed: int | None = None) -> TrackedShard:
+        """This shard, known from now on."""
+        if shard not in self.known:
+            self.known[shard] = TrackedShard(AckWindow(committed=committed), time.monotonic())
+        return self.known[shard]
+
+    def hold(self, message: Message) -> None:
+        """Keep a message that was fetched, behind those that are kept."""
+        found = self.shard(message.shard)
+        found.arrived, found.next_sequence = time.monotonic(), message.sequence + 1
+        self._held.setdefault(message.shard, deque()).append(message)
+
+    def reach(self, ends: Positions) -> None:
+        """The ends of shards were reached; what is between the last message and there is no message."""
+        for shard, end in ends.items():
+            found = self.shard(shard)
+            if found.next_sequence is not None and found.next_sequence >= end and not found.is_sought:
+                continue
+            found.next_sequence = end
+            self._held.setdefault(shard, deque()).append(end)
+            self._skip(shard)
+
+    def take(self) -> Message | None:
+        """The next message that may be handed out; shards take turns."""
+        for shard, held in list(self._held.items()):
+            if not held or shard in self.paused or shard in self.full:
+                continue
+            message = held.popleft()
+            self._held[shard] = self._held.pop(shard)
+            if isinstance(message, Message):
+                self.track(message)
+                self._skip(shard)
+                return message
+        return None
+
+    def track(self, message: Message, readers: int = 1) -> None:
+        """A message is handed out to so many readers."""
+        found = self.shard(message.shard)
+        if found.is_sought:
+            found.is_sought = False
+            self._seek(message.shard, message.sequence)
+        if found.first is None:
+            found.first = message.sequence
+        found.window.deliver(message.sequence)
+        self._unacked[message.shard, message.sequence] = (message, readers)
+
+    def acknowledge(self, shard: Shard, sequence: int) -> bool:
+        """One reader has finished a message; whether that was the last one."""
+        if (shard, sequence) not in self._unacked:
+            return False
+        message, readers = self._unacked[shard, sequence]
+        if readers > 1:
+            self._unacked[shard, sequence] = (message, readers - 1)
+            return False
+        del self._unacked[shard, sequence]
+        is_finished = self.known[shard].window.acknowledge(sequence)
+        if is_finished and self._keeps_entries:
+            self._finished.setdefault(shard, set()).add(sequence)
+        return is_finished
+
+    def is_too_full(self, shard: Shard) -> bool:
+        """Whether so much of it is unfinished that no more should be handed out."""
+        return shard not in self.full and len(self.shard(shard).window) >= self._options.full_at
+
+    def is_drained(self, shard: Shard) -> bool:
+        """Whether a full shard has so little unfinished that it goes on."""
+        return shard in self.full and len(self.shard(shard).window) <= self._options.drop_at
+
+    def committable(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, int]:
+        """The positions to commit, of all shards or of these shards and streams."""
+        return {
+            shard: position
+            for shard, found in sorted(self.known.items())
+            if (position := found.window.committable) is not None and _is_chosen(shard, chosen)
+        }
+
+    def finished(self, chosen: Collection[str | Shard] | None = None) -> dict[Shard, list[int]]:
+        """The messages that are finished and not settled, of all shards or of these shards and streams."""
+        return {shard: sorted(found) for shard, found in sorted(self._finished.items()) if _is_chosen(shard, chosen)}
+
+    def settled(self, entries: Mapping[Shard, Sequence[int]]) -> None:
+        """It is kept that these are finished."""
+        for shard, sequences in entries.items():
+            left = self._finished[shard].difference(sequences)
+            if left:
+                self._finished[shard] = left
+            else:
+                del self._finished[shard]
+            if shard in self.known:
+                self.known[shard].committed_at = time.monotonic()
+
+    def committed(self, positions: Positions) -> None:
+        """These were committed; what was lost meanwhile is left out."""
+        for shard, position in positions.items():
+            if shard in self.known:
+                self.known[shard].window.committed(position)
+                self.known[shard].committed_at = time.monotonic()
+
+    def learn(self, positions: Positions) -> None:
+        """The broker has these positions, whoever committed them."""
+        for shard, position in positions.items():
+            self.known[shard].window.committed(position)
+
+    def seek(self, sequence: int | None) -> None:
+        """Every shard goes on at ``sequence``; ``None`` where nobody knows before the next message."""
+        self._held.clear()
+        for shard, found in self.known.items():
+            found.is_sought, found.next_sequence = True, None
+            if sequence is not None:
+                self._seek(shard, sequence)
+
+    def go_to(self, positions: Positions) -> None:
+        """These shards go on at these sequences."""
+        for shard, position in positions.items():
+            self._held.pop(shard, None)
+            found = self.shard(shard)
+            found.is_sought, found.next_sequence = False, position
+            self._seek(shard, position)
+
+    def forget(self, shards: Iterable[Shard]) -> None:
+        """Everything about these shards: they are somebody else's."""
+        for shard in shards:
+            self._seek(shard, 0)
+            self.known.pop(shard, None)
+            self._held.pop(shard, None)
+            self.paused.discard(shard)
+            self.full.discard(shard)
+
+    def start(self, shard: Shard, committed: int | None) -> None:
+        """This shard begins anew, at what is committed."""
+        self.forget([shard])
+        self.shard(shard, committed)
+
+    def progress(self, fetched: float | None) -> list[ShardProgress]:
+        """How far every shard is.
+
+        Args:
+            fetched: when the consumer last came back from fetching.
+        """
+        return [
+            ShardProgress(
+                shard=shard,
+                started=found.started,
+                fetched=None if fetched is None or fetched < found.started else fetched,
+                arrived=found.arrived,
+                committed_at=found.committed_at,
+                received=found.window.last_committed if found.next_sequence is None else found.next_sequence,
+                committed=found.window.last_committed,
+                committable=found.window.committable,
+                unfinished=len(found.window),
+                is_paused=shard in self.paused,
+            )
+            for shard, found in sorted(self.known.items())
+        ]
+
+    def _seek(self, shard: Shard, sequence: int) -> None:
+        if shard in self.known:
+            self.known[shard].window.seek(sequence)
+        for place in [place for place in self._unacked if place[0] == shard and place[1] >= sequence]:
+            del self._unacked[place]
+
+    def _skip(self, shard: Shard) -> None:
+        """Pass ends that no message is before."""
+        held = self._held[shard]
+        while held and isinstance(held[0], int):
+            end = held.popleft()
+            assert isinstance(end, int)
+            self.known[shard].window.skip_to(end)
+
+
+def _is_chosen(shard: Shard, chosen: Collection[str | Shard] | None) -> bool:
+    return chosen is None or shard in chosen or shard.stream in chosen

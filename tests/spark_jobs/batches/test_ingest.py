@@ -1,0 +1,535 @@
+"""The batch protocol on a real Spark and a real Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.ledger.entries import Entry
+from spark_jobs.reading.decode import Decoder, Json, Raw, Text
+from spark_jobs.verify import verify
+from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.errors import (
+    ForeignCommitError,
+    InvalidOptionError,
+    SchemaMismatchError,
+    SourceRecreatedError,
+    SparkSessionError,
+    StreamNotFoundError,
+    TransformError,
+    WriteError,
+)
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.streams import assert_each_once, sequences_in_file, sequences_in_table, shard, write_stream
+
+pytestmark = pytest.mark.spark
+ORDERS = Json("id BIGINT, user STRING")
+
+
+def ingestion(
+    table: Path,
+    *,
+    records: int = 1000,
+    decoder: Decoder = ORDERS,
+    transform: Callable[[DataFrame], DataFrame] | None = None,
+    group: str = "lakehouse",
+    start: AutoStreamReset = AutoStreamReset.EARLIEST,
+    merge_schema: bool = False,
+) -> Ingestion:
+    return Ingestion(
+        group=group,
+        table=str(table),
+        decoder=decoder,
+        transform=transform,
+        start=start,
+        limits=Limits(max_records=records),
+        merge_schema=merge_schema,
+    )
+
+
+def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = ignore_steps) -> list[BatchReport]:
+    reports = []
+    with open_batch_source(url) as source:
+        job = IngestJob(spark, source, what, observer=observer)
+        while (batch := job.plan()) is not None:
+            report = job.run(batch)
+            if report is not None:
+                reports.append(report)
+    return reports
+
+
+def entries(what: Ingestion) -> list[Entry]:
+    log = what.ledger().log
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    commits = [log.commit(version) for version in range(snapshot.version + 1)]
+    return [commit.entry for commit in commits if commit and commit.entry]
+
+
+def test_a_file_becomes_a_table_and_its_malformed_messages_dead_letters(spark: SparkSession, folder: Path) -> None:
+    bad = frozenset({3, 500, 999})
+    url = write_stream(folder / "orders.ss", 1000, malformed=bad)
+    reports = drain(spark, url, ingestion(folder / "t", records=400))
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert [(r.batch.number, r.version, r.dead) for r in reports] == [(2, 1, 1), (3, 2, 1), (4, 3, 1)]
+    assert sum(r.rows for r in reports) == 997
+    assert sum(reports[-1].lag.values()) == 0
+    letters = spark.read.format("delta").load(f"{folder}/t_dead_letters").collect()
+    assert {(row["_shard"], row["_sequence"]) for row in letters} == {(i % 2, i // 2 + 1) for i in bad}
+    assert {bytes(row["payload"]) for row in letters} == {b'{"id": '}
+    assert {row["_batch"] for row in letters} == {r.batch.entry.bid for r in reports}
+    assert all(row["error"] for row in letters)
+    row = spark.read.format("delta").load(f"{folder}/t").where("_shard = 1 and _sequence = 1").collect()[0]
+    assert (row["id"], row["user"]) == (1, "u1")
+    assert row["_timestamp"].timestamp() == 1_700_000_000.001
+    assert drain(spark, url, ingestion(folder / "t")) == []
+
+
+def test_what_is_appended_later_is_read_once_and_new_shards_from_their_beginning(
+    spark: SparkSession, folder: Path
+) -> None:
+    url = write_stream(folder / "orders.ss", 100)
+    drain(spark, url, ingestion(folder / "t"))
+    write_stream(folder / "orders.ss", 90, shards=3)
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert {s.id for s in ingestion(folder / "t").ledger().read().positions} == {0, 1, 2}
+
+
+def test_latest_is_anchored_by_the_first_commit(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 50, shards=1)
+    what = ingestion(folder / "t", start=AutoStreamReset.LATEST)
+    assert drain(spark, url, what) == []
+    assert dict(what.ledger().read().positions) == {shard(0): 51}
+    write_stream(folder / "orders.ss", 5, shards=1)
+    drain(spark, url, what)
+    assert sequences_in_table(folder / "t") == dict.fromkeys((("orders", 0, n) for n in range(51, 56)), 1)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "value"), [(Raw(), b'{"id": 0, "user": "u0"}'), (Text(), '{"id": 0, "user": "u0"}')]
+)
+def test_raw_and_text_keep_the_payload(spark: SparkSession, folder: Path, decoder: Decoder, value: object) -> None:
+    url = write_stream(folder / "orders.ss", 3, shards=1)
+    drain(spark, url, ingestion(folder / "t", decoder=decoder))
+    found = spark.read.format("delta").load(f"{folder}/t").orderBy("_sequence").collect()[0]["payload"]
+    assert (bytes(found) if isinstance(value, bytes) else found) == value
+
+
+def test_memory_streams_are_ingested_and_told_where_the_group_is(spark: SparkSession, folder: Path) -> None:
+    url = StreamUrl.parse("memory://ingest/orders")
+    broker = memory_broker(url)
+    for index in range(30):
+        broker.append(shard(index % 3), b'{"id": %d}' % index)
+    drain(spark, str(url), ingestion(folder / "t", records=7))
+    assert set(sequences_in_table(folder / "t").values()) == {1}
+    assert len(sequences_in_table(folder / "t")) == 30
+    assert broker.committed == {("lakehouse", shard(n)): 10 for n in range(3)}
+    broker.committed[("lakehouse", shard(0))] = 3
+    drain(spark, str(url), ingestion(folder / "t"))
+    assert broker.committed[("lakehouse", shard(0))] == 10, "the next start repairs what the broker was told"
+    forget_memory_broker(url)
+
+
+def test_the_commit_to_the_broker_never_runs_ahead_of_the_table(spark: SparkSession, folder: Path) -> None:
+    url = StreamUrl.parse("memory://ahead/orders")
+    broker = memory_broker(url)
+    for index in range(20):
+        broker.append(shard(0), b'{"id": %d}' % index)
+    what = ingestion(folder / "t", records=10)
+
+    def watch(step: Step, batch: Batch | None) -> None:
+        covered = what.ledger().read().positions.get(shard(0), 0)
+        assert broker.committed.get(("lakehouse", shard(0)), 0) <= covered
+        seen.append((step, broker.committed.get(("lakehouse", shard(0)), 0)))
+
+    seen: list[tuple[Step, int]] = []
+    drain(spark, str(url), what, watch)
+    assert [end for step, end in seen if step is Step.VERIFIED] == [0, 10]
+    assert [end for step, end in seen if step is Step.COMMITTED] == [10, 20]
+    forget_memory_broker(url)
+
+
+def test_d6_a_lost_race_is_noticed_and_planned_again(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 100, malformed=frozenset({10, 60}))
+    what = ingestion(folder / "t", records=40)
+    raced: list[int] = []
+
+    def interfere(step: Step, batch: Batch | None) -> None:
+        # Between our plan and our write another run writes exactly this number.
+        if step is Step.WRITING and batch is not None and not raced:
+            raced.append(batch.number)
+            drain(spark, url, what)
+
+    reports = drain(spark, url, what, interfere)
+    assert raced
+    assert reports == [], "the other run wrote everything; ours dropped its batch"
+    drain(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_i8_dead_letters_of_a_dropped_batch_do_not_count_and_are_removed(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 20, malformed=frozenset({5}))
+    what = ingestion(folder / "t")
+
+    class CrashError(Exception):
+        pass
+
+    def crash(step: Step, batch: Batch | None) -> None:
+        if step is Step.DEAD_LETTERS_WRITTEN:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        drain(spark, url, what, crash)
+    assert sum(sequences_in_table(f"{folder}/t_dead_letters").values()) == 1
+    counted = what.dead_letters().counted(spark, what.ledger())
+    assert counted is not None
+    assert counted.count() == 0
+    drain(spark, url, what)
+    counted = what.dead_letters().counted(spark, what.ledger())
+    assert counted is not None
+    assert counted.count() == 1
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_claim_that_was_killed_before_its_commit_does_not_block_the_next(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    # What such a claim leaves: an empty data file, and no log.
+    spark.createDataFrame([], "id BIGINT").coalesce(1).write.parquet(f"{folder}/t")
+    (folder / "t" / "_SUCCESS").unlink()
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_d7_restore_rewinds_the_stream(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 100)
+    drain(spark, url, ingestion(folder / "t", records=30))
+    spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 2")
+    assert sum(sequences_in_table(folder / "t").values()) == 60
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_f13_a_batch_in_flight_over_a_restore_loses_nothing(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 60)
+    what = ingestion(folder / "t", records=20)
+    done: list[int] = []
+
+    def restore(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING and batch is not None and batch.number == 4 and not done:
+            done.append(1)
+            spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 0")
+
+    drain(spark, url, what, restore)
+    assert done
+    drain(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def double_and_repair(spark: SparkSession, url: str, what: Ingestion) -> None:
+    """Drain; restore away the second batch, and back while it is being written again; drain what that leaves."""
+    drain(spark, url, what)
+    spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF 1")
+    done: list[int] = []
+
+    def restore(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING and not done:
+            done.append(1)
+            spark.sql(f"RESTORE TABLE delta.`{what.table}` TO VERSION AS OF 2")
+
+    drain(spark, url, what, restore)
+    drain(spark, url, what)
+
+
+def test_f5_rows_doubled_by_restores_are_replaced(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40)
+    what = ingestion(folder / "t", records=20)
+    double_and_repair(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert "replace" in {entry.mode for entry in entries(what)}
+
+
+def test_d4_a_transform_that_drops_everything_still_moves_the_position(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    what = ingestion(folder / "t", transform=lambda rows: rows.where("id < 0"))
+    assert [report.rows for report in drain(spark, url, what)] == [0]
+    write_stream(folder / "orders.ss", 4)
+    drain(spark, url, ingestion(folder / "t"))
+    assert sum(sequences_in_table(folder / "t").values()) == 4
+
+
+def test_verify_tells_filtered_messages_from_lost_ones(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 100, malformed=frozenset({4}))
+    what = ingestion(folder / "t", records=30, transform=lambda rows: rows.where("id % 10 <> 0"))
+    drain(spark, url, what)
+    with open_batch_source(url) as source:
+        verdicts = verify(source, what)
+    assert [(v.messages, v.rows, v.dead, v.filtered, v.missing) for v in verdicts] == [
+        (50, 39, 1, 10, 0),
+        (50, 50, 0, 0, 0),
+    ]
+    spark.sql(f"DELETE FROM delta.`{folder}/t` WHERE _shard = 1 AND _sequence IN (7, 8)")
+    spark.sql(f"INSERT INTO delta.`{folder}/t` SELECT * FROM delta.`{folder}/t` WHERE _shard = 1 AND _sequence = 9")
+    with open_batch_source(url) as source:
+        fine, broken = verify(source, what)
+    assert (fine.filtered, fine.missing, fine.is_right) == (10, 0, True)
+    assert (broken.missing, broken.duplicated, broken.is_right) == (2, 1, False)
+    assert broken.examples == {"missing": [7, 8], "duplicated": [9]}
+
+
+def test_a_foreign_commit_changes_nothing(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40)
+    what = ingestion(folder / "t", records=20)
+    drain(spark, url, what)
+    spark.sql(f"OPTIMIZE delta.`{folder}/t`")
+    write_stream(folder / "orders.ss", 10)
+    drain(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_somebody_else_under_our_app_id_is_an_error(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    what = ingestion(folder / "t")
+    drain(spark, url, what)
+    rows = spark.read.format("delta").load(f"{folder}/t").limit(1)
+    writer = rows.write.format("delta").mode("append").option("txnAppId", "lakehouse/other").option("txnVersion", "1")
+    writer.save(f"{folder}/t")
+    with pytest.raises(ForeignCommitError, match="lakehouse/other"):
+        drain(spark, url, what)
+
+
+def test_a_table_that_forgets_transactions_is_refused(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    drain(spark, url, ingestion(folder / "t"))
+    spark.sql(
+        f"ALTER TABLE delta.`{folder}/t` SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 1 day')"
+    )
+    with pytest.raises(InvalidOptionError, match="setTransactionRetentionDuration"):
+        drain(spark, url, ingestion(folder / "t"))
+
+
+def test_a_replaced_file_is_an_error_with_both_identities(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    drain(spark, url, ingestion(folder / "t"))
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 50)
+    with pytest.raises(SourceRecreatedError, match="new group name"):
+        drain(spark, url, ingestion(folder / "t"))
+    assert sum(sequences_in_table(folder / "t").values()) == 10
+
+
+def test_a_file_cut_below_the_position_is_an_error(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 50)
+    whole = (folder / "orders.ss").read_bytes()
+    drain(spark, url, ingestion(folder / "t"))
+    (folder / "orders.ss").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SourceRecreatedError, match="position=26"):
+        drain(spark, url, ingestion(folder / "t"))
+
+
+def broken_transform(rows: DataFrame) -> DataFrame:
+    raise KeyError("no such column")
+
+
+def test_a_transform_that_raises_names_itself_and_leaves_the_batch(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    with pytest.raises(TransformError, match="'broken_transform' raised KeyError"):
+        drain(spark, url, ingestion(folder / "t", transform=broken_transform))
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_function_that_raises_on_a_row_leaves_the_batch(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+
+    def explode(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        if number == 7:
+            raise ArithmeticError("seven")
+        return number
+
+    bad = f.udf(explode, "bigint")
+    with pytest.raises(TransformError, match="ArithmeticError: seven"):
+        drain(spark, url, ingestion(folder / "t", transform=lambda rows: rows.withColumn("id", bad("id"))))
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (ingestion(Path("t"), decoder=Json("id STRING, user STRING")), "id is string but bigint in the table"),
+        (ingestion(Path("t"), decoder=Json("id BIGINT, user STRING, x INT")), "x is not in the table"),
+        (ingestion(Path("t"), transform=lambda rows: rows.drop("_shard")), "drops _shard"),
+        (ingestion(Path("t"), decoder=Json("id BIGIN")), "is not Spark DDL"),
+        (ingestion(Path("t"), decoder=Json("_shard BIGINT")), "uses names of stream-assets: _shard"),
+        (ingestion(Path("t"), decoder=Json("id MAP<STRING,INT>")), "id is map"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_before_anything_is_read(
+    spark: SparkSession, folder: Path, change: Ingestion, problem: str
+) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    table = str(folder / "t")
+    drain(spark, url, ingestion(folder / "t"))
+    write_stream(folder / "orders.ss", 10)
+    changed = Ingestion(group="lakehouse", table=table, decoder=change.decoder, transform=change.transform)
+    with pytest.raises(SchemaMismatchError, match=problem):
+        drain(spark, url, changed)
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_new_columns_come_in_if_they_may(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    drain(spark, url, ingestion(folder / "t"))
+    write_stream(folder / "orders.ss", 10)
+    more = lambda rows: rows.withColumn("doubled", f.col("id") * 2)  # noqa: E731
+    drain(spark, url, ingestion(folder / "t", transform=more, merge_schema=True))
+    assert "doubled" in spark.read.format("delta").load(f"{folder}/t").columns
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_file_that_vanishes_after_the_plan_leaves_everything_resumable(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    hidden = folder / "hidden.ss"
+
+    def vanish(step: Step, batch: Batch | None) -> None:
+        if step is Step.PLANNED and not hidden.exists():
+            (folder / "orders.ss").rename(hidden)
+
+    with pytest.raises(WriteError, match="there is no file"):
+        drain(spark, url, ingestion(folder / "t"), vanish)
+    hidden.rename(folder / "orders.ss")
+    drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def write_clicks(file: Path, count: int) -> str:
+    url = f"file://{file}/clicks"
+    with create_producer(url) as producer:
+        for index in range(count):
+            producer.send(b'{"id": %d}' % index)
+    return url
+
+
+@pytest.mark.parametrize("group", ["lakehouse", "other"])
+def test_two_streams_share_a_table_without_noticing_each_other(spark: SparkSession, folder: Path, group: str) -> None:
+    orders = write_stream(folder / "orders.ss", 20)
+    clicks = write_clicks(folder / "clicks.ss", 30)
+    drain(spark, orders, ingestion(folder / "t", records=7))
+    drain(spark, clicks, ingestion(folder / "t", group=group, records=11))
+    # What the group noted last is of the other file: its hint and its identity must not be taken for this one's.
+    write_stream(folder / "orders.ss", 20)
+    drain(spark, orders, ingestion(folder / "t"))
+    write_clicks(folder / "clicks.ss", 5)
+    drain(spark, clicks, ingestion(folder / "t", group=group))
+    wanted = sequences_in_file(folder / "orders.ss") | sequences_in_file(folder / "clicks.ss")
+    assert sequences_in_table(folder / "t") == dict.fromkeys(wanted, 1)
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 90)
+    with pytest.raises(SourceRecreatedError, match="new group name"):
+        drain(spark, orders, ingestion(folder / "t"))
+
+
+def test_a_second_group_for_the_same_stream_and_table_is_refused(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 20)
+    drain(spark, url, ingestion(folder / "t"))
+    with pytest.raises(InvalidOptionError, match="group 'lakehouse' already writes"):
+        drain(spark, url, ingestion(folder / "t", group="other"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_run_that_another_one_overtook_beyond_its_frozen_end_just_ends(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40)
+    what = ingestion(folder / "t", records=20)
+    done: list[int] = []
+
+    def overtake(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING and not done:
+            done.append(1)
+            write_stream(folder / "orders.ss", 60, shards=3)
+            drain(spark, url, what)
+
+    assert drain(spark, url, what, overtake) == []
+    assert done
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def counted_letters(spark: SparkSession, what: Ingestion) -> list[tuple[int, int]]:
+    letters = what.dead_letters().counted(spark, what.ledger())
+    assert letters is not None
+    return sorted((row["_shard"], row["_sequence"]) for row in letters.collect())
+
+
+def test_i8_dead_letters_count_once_over_restores_back_and_forth(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40, malformed=frozenset({2, 30}))
+    what = ingestion(folder / "t", records=20)
+    drain(spark, url, what)
+    assert counted_letters(spark, what) == [(0, 2), (0, 16)]
+    spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1")
+    assert counted_letters(spark, what) == [(0, 2)], "the restore took the second batch away"
+    drain(spark, url, what)
+    assert counted_letters(spark, what) == [(0, 2), (0, 16)]
+    spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 2")
+    assert counted_letters(spark, what) == [(0, 2), (0, 16)], "the first reading of the second batch is back"
+    drain(spark, url, what)
+    with open_batch_source(url) as source:
+        assert [(v.missing, v.duplicated, v.unknown, v.dead) for v in verify(source, what)] == [
+            (0, 0, 0, 2),
+            (0, 0, 0, 0),
+        ]
+
+
+def test_i8_a_replaced_range_brings_its_own_dead_letters(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 40, malformed=frozenset({2, 30}))
+    what = ingestion(folder / "t", records=20)
+    double_and_repair(spark, url, what)
+    assert "replace" in {entry.mode for entry in entries(what)}
+    assert counted_letters(spark, what) == [(0, 2), (0, 16)]
+    with open_batch_source(url) as source:
+        assert all(verdict.is_right for verdict in verify(source, what))
+
+
+def test_verify_judges_what_the_group_has_read_and_refuses_another_stream(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 50, shards=1)
+    what = ingestion(folder / "t", start=AutoStreamReset.LATEST)
+    drain(spark, url, what)
+    write_stream(folder / "orders.ss", 5, shards=1)
+    drain(spark, url, what)
+    with open_batch_source(url) as source:
+        assert [(v.first, v.rows, v.missing, v.is_right) for v in verify(source, what)] == [(51, 5, 0, True)]
+    clicks = write_clicks(folder / "clicks.ss", 3)
+    with open_batch_source(clicks) as source, pytest.raises(StreamNotFoundError, match="has written nothing of"):
+        verify(source, what)
+
+
+def test_a_type_that_json_is_not_decoded_into_makes_no_table(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 5)
+    with pytest.raises(SchemaMismatchError, match="column id is map"):
+        drain(spark, url, ingestion(folder / "t", decoder=Json("id MAP<STRING,INT>")))
+    assert not (folder / "t").exists()
+
+
+def test_a_session_without_delta_is_refused_with_the_settings_it_lacks(spark: SparkSession, folder: Path) -> None:
+    bare = spark.newSession()
+    url = write_stream(folder / "orders.ss", 1)
+
+    class Stripped:
+        """A session whose settings lack Delta: one cannot be made beside a running one."""
+
+        class conf:  # noqa: N801
+            @staticmethod
+            def get(name: str, default: str = "") -> str:
+                return default
+
+    with open_batch_source(url) as source, pytest.raises(SparkSessionError, match=r"spark\.sql\.extensions"):
+        IngestJob(Stripped, source, ingestion(folder / "t"))  # type: ignore[arg-type]
+    drain(bare, url, ingestion(folder / "t"))

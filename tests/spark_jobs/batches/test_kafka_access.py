@@ -1,0 +1,238 @@
+"""Secrets stay secret, passwords work from end to end, and options that would break exactly-once are refused."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.reading.decode import Json, Raw
+from spark_jobs.reading.source import SplitPartition, decoded_schema, read_splits
+from stream_assets import SparkResource, StreamAsset, stream_asset, stream_definitions
+from stream_consumers.batches import BatchPlan, Range
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import AccessDeniedError, InvalidOptionError
+from stream_consumers.kafka import cluster as kafka_cluster
+from stream_consumers.kafka.batches import KafkaSplit
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.kafka_broker import SECURE_PASSWORD, SECURE_USER
+from tests.support.kafka_topics import Broker, Pipeline, assert_each_once, orders, pipeline, shard
+
+pytestmark = pytest.mark.spark
+SECRET = SECURE_PASSWORD
+_LONG = re.compile(r"[A-Za-z0-9+/_-]{24,}")
+
+
+@pytest.fixture
+def broker(kafka: str) -> Iterator[Broker]:
+    with Broker(kafka) as made:
+        yield made
+
+
+@pytest.fixture
+def address(broker: Broker) -> str:
+    """The listener that asks for a password."""
+    found = broker.secure_address()
+    if found is None:
+        pytest.skip("this broker has no listener that asks for a password")
+    return found
+
+
+def client(password: object = SECRET) -> dict[str, Any]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": SECURE_USER,
+        "sasl.password": password,
+    }
+
+
+def tells(text: str) -> bool:
+    """Whether the secret is in a text, as it is or within something in base64."""
+    return SECRET in text or any(SECRET.encode() in decoded for decoded in _decoded(text))
+
+
+def _decoded(text: str) -> Iterator[bytes]:
+    for word in _LONG.findall(text):
+        for cut in range(4):
+            with contextlib.suppress(binascii.Error):
+                yield base64.b64decode(
+                    word[cut : cut + (len(word) - cut) // 4 * 4], altchars=b"-_" if "-" in word else None
+                )
+
+
+def test_the_test_itself_would_see_a_secret() -> None:
+    hidden = base64.b64encode(b"%s..." % SECRET.encode()).decode()
+    assert tells(f"<{SECRET}>")
+    assert all(tells(f"plan={'x' * cut}{hidden}") for cut in range(4))
+    assert not tells("*********(redacted)" * 9)
+
+
+def planned(address: str, topic: str) -> BatchPlan:
+    source = StreamSource(StreamUrl.parse(f"kafka://{address}/{topic}"), client=client())
+    with source.open() as opened:
+        opened.extents()
+        plan = opened.plan({shard(topic): Range(0, 10)}, limits=Limits(), parallelism=2)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("is_variable", [False, True], ids=["text", "variable"])
+def test_no_value_of_ours_shows_a_secret(
+    spark: SparkSession,
+    broker: Broker,
+    address: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_variable: bool,
+) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(4))
+    monkeypatch.setenv("TRAP_PASSWORD", SECRET)
+    given = client(dg.EnvVar("TRAP_PASSWORD") if is_variable else SECRET)
+    url = f"kafka://{address}/{topic}"
+    stream = declare(url, folder, client=given)
+    with StreamSource(StreamUrl.parse(url), client=given).open() as opened:
+        opened.extents()
+        plan = opened.plan({shard(topic): Range(0, 4)}, limits=Limits(), parallelism=2)
+        assert plan is not None
+        splits = list(plan.splits)
+        assert all(isinstance(split, KafkaSplit) and split.client["sasl.password"] == SECRET for split in splits)
+        partition = SplitPartition(splits[0], Raw(), decoded_schema(Raw()))
+        values = [stream, stream.stream, stream.ingestion, stream.upstream_specs(), opened, plan, *splits, partition]
+        assert [value for value in values if tells(f"{value!r} {value!s}")] == []
+
+
+def test_no_plan_of_spark_shows_a_secret(spark: SparkSession, broker: Broker, address: str, folder: Path) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(4))
+    frame = read_splits(spark, planned(address, topic).splits, Raw()).where("payload IS NOT NULL").persist()
+    assert frame.count() == 4
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        for mode in ("extended", "formatted", "codegen", "cost"):
+            frame.explain(mode)
+    assert "stream_assets" in shown.getvalue()
+    execution = frame._jdf.queryExecution()
+    plans = [execution.logical(), execution.analyzed(), execution.optimizedPlan(), execution.executedPlan()]
+    texts = [shown.getvalue(), execution.toString(), *(plan.treeString() for plan in plans)]
+    texts += [plan.prettyJson() for plan in plans]
+    frame.unpersist()
+    assert [text for text in texts if tells(text)] == []
+
+
+def test_no_error_shows_a_secret(
+    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(4))
+    # An executor that finds less than was planned.
+    url = StreamUrl.parse(f"kafka://{address}/{topic}")
+    frame = read_splits(spark, [KafkaSplit(url, client(), {shard(topic): Range(0, 9)})], Raw())
+    with pytest.raises(PythonException, match="ends before the planned end") as read:
+        frame.collect()
+    assert not tells(f"{read.value!r} {read.value}")
+    for option in ({"enable.auto.commit": True}, {"isolation.level": "some"}):
+        with pytest.raises(InvalidOptionError) as refused:
+            Pipeline.of(spark, str(url), folder / "t", client={**client(), **option}).drain()
+        assert not tells(f"{refused.value!r} {refused.value}")
+
+
+def test_a_wrong_password_is_told_as_such_and_not_shown(
+    spark: SparkSession, broker: Broker, address: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.create()
+    # As long as a request may take, the client tries again.
+    monkeypatch.setattr(kafka_cluster, "REQUEST_SECONDS", 2.0)
+    what = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", client=client(f"not-{SECRET}"))
+    began = time.monotonic()
+    with pytest.raises(AccessDeniedError, match=r"Invalid username or password.*sasl\.") as denied:
+        what.drain()
+    assert time.monotonic() - began < 8
+    assert not tells(f"{denied.value!r} {denied.value}")
+    assert what.rows() == {}
+
+
+def declare(url: str, folder: Path, **options: Any) -> StreamAsset:
+    @stream_asset(source=url, table=str(folder / "t"), group="lakehouse", decode=Json("id BIGINT"), **options)
+    def orders(batch: DataFrame) -> DataFrame:
+        return batch
+
+    return orders
+
+
+@pytest.mark.dagster
+def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
+    spark: SparkSession,
+    broker: Broker,
+    address: str,
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    topic = broker.create(partitions=2)
+    broker.send(topic, orders(5))
+    broker.send(topic, orders(5), partition=1)
+    stream = declare(f"kafka://{address}/{topic}", folder, client=client(), max_records=6)
+    definitions = stream_definitions([stream], resources={"spark": SparkResource()})
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def(stream.job_name).execute_in_process(instance=instance)
+        run = instance.get_run_by_id(result.run_id)
+        told = [repr(record) for record in instance.all_logs(result.run_id)]
+    assert result.success
+    what = Pipeline.of(spark, f"kafka://{broker.address}/{topic}", folder / "t", group="lakehouse")
+    assert_each_once(what.rows(), broker.messages(topic))
+    assert broker.committed("lakehouse", topic) == {0: 5, 1: 5}
+    assert any("ASSET_MATERIALIZATION" in text for text in told)
+    told += [repr(run), repr(stream), *map(repr, definitions.assets or []), *map(repr, definitions.sensors or [])]
+    told += [repr(spec) for spec in definitions.resolve_all_asset_specs()]
+    told += list(capfd.readouterr())
+    assert [text for text in told if tells(text)] == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"enable.auto.commit": True},
+        {"enable.auto.commit": "true"},
+        {"auto.offset.reset": "earliest"},
+        {"auto.offset.reset": "latest"},
+        {"group.id": "another"},
+        {"bootstrap.servers": "127.0.0.1:1"},
+        {"enable.partition.eof": False},
+    ],
+    ids=str,
+)
+def test_options_that_this_project_decides_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match=next(iter(option))):
+        StreamSource(StreamUrl.parse("kafka://127.0.0.1:1/orders"), client=option).open()
+
+
+def test_options_that_say_what_is_decided_anyway_are_taken(spark: SparkSession, broker: Broker, folder: Path) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(2))
+    same = {"enable.auto.commit": False, "auto.offset.reset": "error", "client.id": "ours"}
+    what = pipeline(spark, broker, folder, topic, client=same)
+    what.drain()
+    assert_each_once(what.rows(), broker.messages(topic))
+
+
+@pytest.mark.parametrize("option", [{"sasl.pasword": "x"}, {"security.protocol": "none"}, {"fetch.min.bytes": "many"}])
+def test_options_that_the_client_does_not_know_are_told_as_such(
+    spark: SparkSession, broker: Broker, folder: Path, option: dict[str, Any]
+) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(1))
+    with pytest.raises(InvalidOptionError, match=next(iter(option))):
+        pipeline(spark, broker, folder, topic, client=option).drain()

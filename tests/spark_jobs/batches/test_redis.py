@@ -1,0 +1,151 @@
+"""Redis Streams into Delta by position, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.reading.decode import Raw
+from spark_jobs.verify import verify
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
+from stream_consumers.options import DataLoss
+from stream_consumers.urls import StreamUrl
+from tests.spark_jobs.batches.test_kills import kill_in_turn
+from tests.support.redis_server import redis_server
+from tests.support.redis_tables import Stream
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def stream(redis_address: str, folder: Path) -> Iterator[Stream]:
+    made = Stream(redis_address, folder)
+    yield made
+    made.client.close()
+
+
+def test_a_stream_becomes_a_table_and_its_group_is_told(spark: SparkSession, stream: Stream) -> None:
+    stream.add(100)
+    reports = stream.drain(spark, stream.ingestion(30))
+    assert [sum(report.messages.values()) for report in reports] == [30, 30, 30, 10]
+    assert stream.rows() == stream.there()
+    ends = [stream.client.xinfo_stream(key)["last-generated-id"] for key in stream.keys]
+    assert stream.groups() == [(end, 0, 0) for end in ends]
+    stream.add(7)
+    assert [lag for _, lag, _ in stream.groups()] == [4, 3], "Redis' own lag is right"
+    with StreamSource(StreamUrl.parse(stream.url)).open() as source:
+        verdicts = verify(source, stream.ingestion())
+    assert all(verdict.is_right for verdict in verdicts)
+    assert sum(verdict.lag > 0 for verdict in verdicts) == 2
+
+
+def test_entries_that_are_no_messages_are_dead_letters_and_covered(spark: SparkSession, stream: Stream) -> None:
+    key = stream.keys[0]
+    stream.add(4)
+    stream.client.xadd(key, {"other": "x"})
+    stream.client.execute_command("XADD", key, "*", "msg", '{"id": 1}', "msg", '{"id": 2}')
+    stream.client.execute_command("XADD", key, "*", b"\xff\x00", b"\xfe", "msg", b'{"id": 3, "user": "\xc3\xa9"}')
+    (report,) = stream.drain(spark)
+    assert (report.rows, report.dead) == (5, 2)
+    assert stream.rows() == stream.there()
+    letters = spark.read.format("delta").load(f"{stream.table}_dead_letters")
+    errors = sorted(row["error"] for row in letters.collect())
+    assert errors == ["the entry has no field 'msg'", "the field 'msg' occurs 2 times"]
+
+
+def test_other_fields_are_headers(spark: SparkSession, stream: Stream) -> None:
+    stream.client.execute_command("XADD", stream.keys[0], "*", "a", "1", "msg", "x", "a", "2", b"\xff", "3")
+    stream.drain(spark, replace(stream.ingestion(), decoder=Raw()))
+    (row,) = spark.read.format("delta").load(str(stream.table)).collect()
+    assert bytes(row["payload"]) == b"x"
+    assert [(pair["name"], bytes(pair["value"])) for pair in row["headers"]] == [
+        ("a", b"1"),
+        ("a", b"2"),
+        ("\\xff", b"3"),
+    ]
+
+
+def test_what_was_trimmed_before_it_was_read_is_told_or_recorded(spark: SparkSession, stream: Stream) -> None:
+    stream.add(20)
+    stream.drain(spark)
+    stream.add(20)
+    for key in stream.keys:
+        stream.client.xtrim(key, maxlen=4, approximate=False)
+    with pytest.raises(DataLossError, match="on_data_loss"):
+        stream.drain(spark)
+    (report,) = stream.drain(spark, replace(stream.ingestion(), on_data_loss=DataLoss.RECORD))
+    assert sum(report.messages.values()) == 8
+    assert len(report.batch.entry.lost) == 2
+    assert stream.there() <= stream.rows()
+    assert stream.drain(spark) == []
+
+
+def test_what_is_trimmed_after_it_was_read_is_no_loss(spark: SparkSession, stream: Stream) -> None:
+    stream.add(20)
+    stream.drain(spark, stream.ingestion(12))
+    for key in stream.keys:
+        stream.client.xtrim(key, maxlen=0, approximate=False)
+    assert stream.drain(spark) == []
+    stream.add(6)
+    (report,) = stream.drain(spark)
+    assert sum(report.messages.values()) == 6
+
+
+def test_what_is_trimmed_between_plan_and_read_is_told(spark: SparkSession, stream: Stream) -> None:
+    stream.add(20)
+
+    def trim(step: Step, batch: Batch | None) -> None:
+        if step is Step.PLANNED:
+            for key in stream.keys:
+                stream.client.xtrim(key, maxlen=1, approximate=False)
+
+    with pytest.raises(DataLossError):
+        stream.drain(spark, observer=trim)
+    assert stream.rows() == set()
+
+
+def test_a_stream_made_anew_with_lower_ids_is_told(spark: SparkSession, stream: Stream) -> None:
+    stream.add(4)
+    stream.drain(spark)
+    for key in stream.keys:
+        stream.client.delete(key)
+        stream.client.xadd(key, {"msg": "{}"}, id="1-0")
+    with pytest.raises(SourceRecreatedError, match="position="):
+        stream.drain(spark)
+
+
+def test_what_another_client_left_pending_is_read_and_acknowledged(spark: SparkSession, stream: Stream) -> None:
+    stream.add(10)
+    for key in stream.keys:
+        stream.client.xgroup_create(key, stream.group, id="0")
+        stream.client.xreadgroup(stream.group, "somebody", {key: ">"}, count=3)
+    stream.drain(spark)
+    assert stream.rows() == stream.there()
+    assert [pending for *_, pending in stream.groups()] == [0, 0]
+
+
+def test_a_password_that_is_wrong(spark: SparkSession, folder: Path) -> None:
+    with redis_server(folder, "--requirepass", "hunter2") as address:
+        source = StreamSource(StreamUrl.parse(f"redis://{address}/orders"), client={"password": "wrong-one"})
+        with source.open() as opened, pytest.raises(AccessDeniedError) as refused:
+            opened.extents()
+        assert "wrong-one" not in str(refused.value) + repr(source)
+        right = StreamSource(StreamUrl.parse(f"redis://{address}/orders"), client={"password": "hunter2"})
+        with right.open() as opened:
+            assert opened.extents() == {}
+
+
+@pytest.mark.kill
+def test_runs_that_are_killed_at_any_step_are_continued(spark: SparkSession, server: str, stream: Stream) -> None:
+    stream.add(400)
+    faults = ["planned", "mid-write", "rows written", "verified"]
+    kill_in_turn(stream.url, stream.table, faults, stream.group, "resumable", server)
+    assert 0 < len(stream.rows()) < 400, "each was killed on the way"
+    stream.drain(spark)
+    stream.assert_each_once()

@@ -1,0 +1,149 @@
+"""Replays and rewinds killed with SIGKILL at each step, then gone on with: as if nobody had killed them."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
+from spark_jobs.verify import verify
+from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.spark_jobs.batches.test_kills import kill_in_turn, logs, running
+from tests.support.feeds import SHARDS, Feed, make_feed
+from tests.support.old_and_new import made, old, rows_of
+from tests.support.one_replay import MOVED
+from tests.support.streams import Identity
+
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
+MESSAGES = 400
+RECORDS = 24
+MALFORMED = frozenset(range(5, MESSAGES, 10))
+GOOD = [number for number in range(MESSAGES) if number not in MALFORMED]
+MIDDLE = range(80, 320)
+# The numbers of a replay begin at 1, and each run writes one or two before it is killed.
+IN_REPLAY = ["planned@2", "read@3", "mid-dead-letters@4", "dead letters written@4", "mid-write@5", "rows written@6"]
+IN_REPLAY += ["verified@7", "writing@8"]
+AFTER_REWIND = [MOVED, "planned", "read", "mid-dead-letters", "dead letters written", "mid-write", "rows written"]
+AFTER_REWIND += ["verified", "committed", "writing"]
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A feed, and the table that all of it is in."""
+
+    spark: SparkSession
+    feed: Feed
+    what: Ingestion
+
+    @classmethod
+    def of(cls, spark: SparkSession, kind: str, folder: Path, request: pytest.FixtureRequest) -> Lake:
+        feed = make_feed(kind, folder, request.getfixturevalue)
+        feed.send(MESSAGES, malformed=MALFORMED)
+        decoder, limits = Json("id BIGINT, user STRING"), Limits(max_records=100)
+        lake = cls(spark, feed, Ingestion(feed.group, str(folder / "t"), decoder, old, limits=limits))
+        for _ in drain(spark, StreamSource(StreamUrl.parse(feed.url)), lake.what):
+            pass
+        lake.assert_made(by_new=range(0))
+        return lake
+
+    @property
+    def table(self) -> Path:
+        return Path(self.what.table)
+
+    def kill(self, faults: list[str], *words: str) -> None:
+        """One process after the other."""
+        kill_in_turn(self.feed.url, self.table, faults, self.feed.group, *words, records=RECORDS, module="one_replay")
+
+    def finish(self, *words: str) -> None:
+        """The last process is let live."""
+        words = ("", self.feed.group, *words)
+        with running(self.feed.url, self.table, *words, records=RECORDS, module="one_replay") as process:
+            assert process.wait(180) == 0, logs(self.table)
+
+    def letters(self) -> Counter[Identity]:
+        """Every dead letter that counts."""
+        found = self.what.dead_letters().counted(self.spark, self.what.ledger())
+        assert found is not None
+        return Counter((row["_stream"], row["_shard"], row["_sequence"]) for row in found.collect())
+
+    def assert_made(self, *, by_new: range) -> None:
+        """Each row and each dead letter is there once, and the group is at the end."""
+        assert rows_of(self.table) == made(self.feed, GOOD, by_new=by_new)
+        assert self.letters() == Counter((self.feed.stream, n % SHARDS, self.feed.sequence(n)) for n in MALFORMED)
+        assert self.feed.told() == self.feed.done(MESSAGES)
+        with open_batch_source(self.feed.url) as source:
+            assert [verdict.is_right for verdict in verify(source, self.what)] == [True] * SHARDS
+            ends = {shard: extent.end for shard, extent in source.extents().items()}
+        state = self.what.ledger().read()
+        assert state.positions == ends
+        assert not any(shard.redo for shard in state.shards.values())
+
+    def news(self) -> int:
+        """How many rows are made by the new transform by now."""
+        return sum(row[5] == "new" for row in rows_of(self.table).elements())
+
+
+def test_a_replay_that_is_killed_at_each_step_in_turn_is_gone_on_with(
+    spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    lake = Lake.of(spark, "file", folder, request)
+    words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
+    lake.kill(IN_REPLAY, *words)
+    before, wanted = lake.news(), sum(made(lake.feed, GOOD, by_new=MIDDLE).values())
+    assert 0 < before < len(MIDDLE) * 8 // 10, "each was killed on the way"
+    lake.finish(*words)
+    lake.assert_made(by_new=MIDDLE)
+    assert sum(rows_of(lake.table).values()) == wanted
+    numbers = [c.entry.number for c in lake.what.ledger().surviving() if c.entry and c.entry.kind == "replay"]
+    assert len(numbers) == 10, "no message was replayed twice"
+
+
+def test_a_replay_that_is_killed_with_its_jvm_in_the_middle_of_its_write(
+    spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    lake = Lake.of(spark, "file", folder, request)
+    bounds = ("the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
+    words = ("mid-write@3", lake.feed.group, "", *bounds)
+    with running(lake.feed.url, lake.table, *words, records=RECORDS, module="one_replay") as process:
+        assert process.wait(180) == -signal.SIGKILL, logs(lake.table)
+    lake.finish(server, *bounds)
+    lake.assert_made(by_new=MIDDLE)
+
+
+def test_a_rewind_and_its_ingestion_that_are_killed_at_each_step_in_turn_are_gone_on_with(
+    spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    lake = Lake.of(spark, "file", folder, request)
+    words = (server, "the-rewind", lake.feed.bound(MIDDLE.start))
+    lake.kill(AFTER_REWIND, *words)
+    assert 0 < lake.news() < (MESSAGES - MIDDLE.start) * 8 // 10, "each was killed on the way"
+    lake.finish(*words)
+    lake.assert_made(by_new=range(MIDDLE.start, MESSAGES))
+
+
+@pytest.mark.parametrize("kind", ["kafka", "redis"])
+def test_a_replay_and_then_a_rewind_are_killed_on_a_broker(
+    spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    lake = Lake.of(spark, kind, folder, request)
+    words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
+    lake.kill(["mid-dead-letters@2", "mid-write@3", "rows written@4", "verified@5"], *words)
+    assert lake.feed.told() == lake.feed.done(MESSAGES), "a replay moves no group"
+    lake.finish(*words)
+    lake.assert_made(by_new=MIDDLE)
+    words = (server, "the-rewind", lake.feed.bound(200))
+    lake.kill([MOVED, "mid-write", "rows written", "verified"], *words)
+    told, end = lake.feed.told(), lake.feed.done(MESSAGES)
+    assert all(told[shard] <= position for shard, position in end.items())
+    assert told != end, "the broker follows the ledger back"
+    lake.finish(*words)
+    lake.assert_made(by_new=range(MIDDLE.start, MESSAGES))

@@ -1,0 +1,228 @@
+"""Replays and rewinds of groups that several members share: shards on Kafka, claimed entries on Redis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches import replay as replaying
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
+from spark_jobs.verify import verify
+from stream_assets import StreamAsset, stream_asset, stream_definitions
+from stream_assets.replay_job import build_replay_job
+from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.errors import InvalidOptionError, UnsupportedError
+from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.urls import StreamUrl
+from tests.spark_jobs.batches.test_kills import logs, running
+from tests.stream_assets.cli.test_cli import failing, run
+from tests.stream_assets.test_asset import execute, instance
+from tests.support.feeds import SHARDS, Feed, KafkaFeed, RedisFeed
+from tests.support.kafka_topics import Once
+from tests.support.old_and_new import made, new, old, rows_of
+from tests.support.one_run import QUICK, QUICK_CLAIMS
+from tests.support.polling import until
+
+pytestmark = pytest.mark.spark
+__all__ = ["instance"]
+SHARED = ConsumerMode.LOAD_BALANCED
+DECODER = Json("id BIGINT, user STRING")
+MESSAGES = 90
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.05)
+
+
+class Group:
+    """A group that shares a feed, and the table that its members write."""
+
+    def __init__(self, spark: SparkSession, feed: Feed, folder: Path) -> None:
+        self.spark = spark
+        self.feed = feed
+        self.url = StreamUrl.parse(feed.url)
+        client = QUICK if feed.kind == "kafka" else QUICK_CLAIMS
+        self.source = StreamSource(self.url, SHARED, client)
+        limits = Limits(max_records=10)
+        self.what = Ingestion(feed.group, str(folder / "t"), DECODER, old, sharing=SHARED, limits=limits)
+        feed.send(MESSAGES)
+        self.drain()
+
+    def drain(self, transform: object = old, observer: Observer = ignore_steps) -> list[BatchReport]:
+        """One member to the end."""
+        what = replace(self.what, transform=transform)  # type: ignore[arg-type]
+        return [report for report, _ in drain(self.spark, self.source, what, observer=observer)]
+
+    def replay(self, numbers: range, observer: Observer = ignore_steps) -> list[BatchReport]:
+        """Replay these with the new transform."""
+        bounds = [Bound.parse(self.feed.bound(number)) for number in (numbers.start, numbers.stop)]
+        with open_batch_source(self.url) as source:
+            what = replace(self.what, transform=new)
+            job = ReplayJob(self.spark, source, what, Replay(*bounds), observer=observer, on_wait=lambda why: None)
+            return [report for report, _ in drain_replay(job)]
+
+    def rewind(self, number: int) -> int:
+        """How many shards moved."""
+        with open_batch_source(self.url) as source:
+            return len(rewind(self.spark, source, self.what, Bound.parse(self.feed.bound(number))))
+
+    def assert_made(self, *, by_new: range, count: int = MESSAGES) -> None:
+        assert rows_of(self.what.table) == made(self.feed, range(count), by_new=by_new)
+        assert self.what.ledger().read().positions == self.feed.positions(count)
+        assert self.feed.told() == self.feed.done(count)
+        with open_batch_source(self.url) as source:
+            assert [verdict.is_right for verdict in verify(source, self.what)] == [True] * SHARDS
+
+    def lines(self) -> set[str]:
+        """The number lines of the shards."""
+        return {f"{self.feed.group}/{self.feed.stream}/{number}" for number in range(SHARDS)}
+
+
+@pytest.fixture
+def group(spark: SparkSession, kafka: str, folder: Path) -> Group:
+    return Group(spark, KafkaFeed(kafka), folder)
+
+
+def test_a_rewind_is_one_commit_on_the_line_of_each_shard(group: Group) -> None:
+    before = DeltaTable(group.what.table).version()
+    assert group.rewind(30) == SHARDS
+    ledger = group.what.ledger()
+    commits = [c.entry for c in ledger.newest_first() if c.entry and c.version > before]
+    assert {entry.app for entry in commits} == group.lines()
+    assert [(len(entry.until), entry.rows) for entry in commits] == [(1, 0)] * SHARDS
+    assert ledger.read().positions == group.feed.places(30)
+    assert group.feed.told() == group.feed.done(30)
+    reports = group.drain(new)
+    assert {report.batch.entry.mode for report in reports} == {"replace"}
+    group.assert_made(by_new=range(30, MESSAGES))
+    assert group.drain() == []
+
+
+def test_a_rewind_of_one_shard_leaves_the_others_alone(group: Group) -> None:
+    shard = group.feed.shard(1)
+    with open_batch_source(group.url) as source:
+        (move,) = rewind(group.spark, source, group.what, Bound(sequences={shard: 10}))
+    assert (move.shard, move.position, move.to) == (shard, 30, 10)
+    assert group.feed.told() == {**group.feed.done(MESSAGES), 1: 10}
+    group.drain(new)
+    assert rows_of(group.what.table) == made(group.feed, range(MESSAGES), by_new=range(31, MESSAGES, SHARDS))
+
+
+def test_a_batch_of_a_member_that_was_planned_before_a_rewind_never_lands(group: Group) -> None:
+    group.feed.send(30)
+    back = Once(Step.WRITING, lambda: group.rewind(30))
+    reports = group.drain(new, back)
+    assert back.is_done
+    # A shard that was drained before the rewind came is for the next run.
+    reports += group.drain(new)
+    assert {report.batch.entry.mode for report in reports} == {"replace", "append"}
+    group.assert_made(by_new=range(30, 120), count=120)
+
+
+def test_a_replay_has_a_line_of_its_own_and_moves_nothing(group: Group) -> None:
+    group.replay(range(30, 60))
+    group.assert_made(by_new=range(30, 60))
+    entries = [c.entry for c in group.what.ledger().newest_first() if c.entry and c.entry.kind == "replay"]
+    assert [(entry.app, entry.number) for entry in entries[::-1]] == [
+        (f"{group.feed.group}/replay", number) for number in (1, 2, 3)
+    ]
+
+
+def test_a_replay_while_a_member_ingests(group: Group) -> None:
+    """Between the plan of each replay and its commit the member writes: the replay is written again."""
+    met: list[int] = []
+
+    def meddle(step: Step, batch: object) -> None:
+        if step is Step.WRITING and len(met) < 2:
+            met.append(1)
+            group.feed.send(30)
+            group.drain()
+
+    group.replay(range(30, 60), meddle)
+    assert len(met) == 2
+    group.assert_made(by_new=range(30, 60), count=MESSAGES + 60)
+
+
+@pytest.mark.kill
+def test_a_replay_next_to_a_member_in_a_process_of_its_own(group: Group, server: str) -> None:
+    group.feed.send(600)
+    table = Path(group.what.table)
+    before = DeltaTable(table).version()
+    words = ("", group.feed.group, "load_balanced", server, "main", "old")
+    with running(group.feed.url, table, *words, records=15) as member:
+        until(lambda: DeltaTable(table).version() > before, seconds=120, what="the member's first batch")
+        group.replay(range(30, 60))
+        assert member.wait(240) == 0, logs(table)
+    group.assert_made(by_new=range(30, 60), count=MESSAGES + 600)
+
+
+@pytest.fixture
+def claiming(spark: SparkSession, redis_address: str, folder: Path) -> Group:
+    return Group(spark, RedisFeed(redis_address), folder)
+
+
+def facts(group: Group) -> tuple[int, Counter[object], object]:
+    table = DeltaTable(group.what.table)
+    return table.version(), Counter(rows_of(group.what.table)), group.feed.told()
+
+
+def test_where_entries_are_claimed_nothing_is_replayed_or_moved(claiming: Group) -> None:
+    before = facts(claiming)
+    for refused in (lambda: claiming.replay(range(30, 60)), lambda: claiming.rewind(30)):
+        with pytest.raises(UnsupportedError, match=r"claims entries one by one(?s:.*)switch --to resumable"):
+            refused()
+    for more in ({"origin": Bound.parse("earliest")}, {"stop": Bound.parse("latest")}):
+        with pytest.raises(UnsupportedError, match=r"no start and no stop(?s:.*)Leave them out"):
+            list(drain(claiming.spark, claiming.source, claiming.what, **more))
+    assert facts(claiming) == before
+
+
+def test_where_entries_are_claimed_the_commands_say_so(claiming: Group) -> None:
+    before = facts(claiming)
+    place = ("--source", claiming.feed.url, "--table", claiming.what.table, "--group", claiming.feed.group)
+    for words in (
+        ("replay", *place, "--transform", "tests.support.old_and_new:new"),
+        ("rewind", *place, "--to", "earliest"),
+        ("seek", *place, "--to", "2025-03-10"),
+    ):
+        for more in ((), ("--dry-run",)):
+            failing(run(*words, *more), "claims entries one by one", "stream-assets switch --to resumable")
+    assert facts(claiming) == before
+
+
+@pytest.mark.dagster
+def test_where_entries_are_claimed_runs_say_so_and_there_is_no_replay_job(
+    claiming: Group, instance: dg.DagsterInstance
+) -> None:
+    declared = stream_asset(
+        source=claiming.feed.url,
+        group=claiming.feed.group,
+        table=claiming.what.table,
+        decode=DECODER,
+        mode="load_balanced",
+        name="orders",
+        client=QUICK_CLAIMS,
+    )
+    asset: StreamAsset = declared(new)
+    before = facts(claiming)
+    start = {"rewind": "earliest"}
+    for config in ({"start": start}, {"start": start, "move_group": True}, {"stop": {"rewind": "latest"}}):
+        failed = execute(asset, instance, config=config)
+        (event,) = failed.get_step_failure_events()
+        assert "claims entries one by one" in (event.step_failure_data.user_failure_data.description or "")
+    assert facts(claiming) == before
+    assert "replay_orders" not in {job.name for job in stream_definitions([asset]).jobs or []}
+    with pytest.raises(InvalidOptionError, match=r"no ranges to replay(?s:.*)resumable"):
+        build_replay_job(asset)

@@ -1,0 +1,101 @@
+"""Members of a Redis group killed at each step, asleep in the middle of a write, or poisoned: each entry once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark_jobs.batches.test_kills import is_stopped, logs, running
+from tests.support.polling import until
+from tests.support.redis_tables import Stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
+ENTRIES = 400
+FAULTS = ["claimed", "planned", "dead letters written", "mid-write", "rows written", "verified", "committed"]
+
+
+@pytest.fixture
+def stream(redis_address: str, folder: Path) -> Iterator[Stream]:
+    made = Stream(redis_address, folder, shards=2, mode="load_balanced")
+    made.add(ENTRIES)
+    yield made
+    made.client.close()
+
+
+def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
+    spark: SparkSession, server: str, stream: Stream
+) -> None:
+    """Every process takes over what the one before left, under a name of its own."""
+    stream.client.xadd(stream.keys[0], {"msg": b'{"id": '})
+    for member, fault in enumerate(FAULTS):
+        words = (fault, stream.group, "load_balanced", server, f"m{member}")
+        with running(stream.url, stream.table, *words, records=60) as process:
+            assert process.wait(120) == -signal.SIGKILL, logs(stream.table)
+    before = len(stream.rows())
+    assert 0 < before < ENTRIES, "the last ones had something to do"
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entries_were_taken_over(
+    spark: SparkSession, stream: Stream
+) -> None:
+    words = ("mid-write@2!group-SIGSTOP", stream.group, "load_balanced", "", "sleeper")
+    with running(stream.url, stream.table, *words, records=150) as zombie:
+        until(lambda: list(stream.table.parent.glob("faults-*/fault-*")), seconds=180, what="the stop")
+        until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
+        stream.drain(spark, stream.ingestion(member="other"))
+        stream.assert_each_once()
+        os.killpg(zombie.pid, signal.SIGCONT)
+        assert zombie.wait(180) == 0, logs(stream.table)
+    assert "drained" in logs(stream.table)
+    stream.assert_each_once()
+
+
+def test_two_members_share_the_entries(spark: SparkSession, server: str, stream: Stream) -> None:
+    words = ("", stream.group, "load_balanced", server, "other")
+    with running(stream.url, stream.table, *words, records=50) as process:
+        until(stream.table.exists, seconds=60, what="the other member's first commit")
+        stream.drain(spark, stream.ingestion(50))
+        assert process.wait(180) == 0, logs(stream.table)
+    stream.assert_each_once()
+    apps = {c.entry.app for c in stream.ingestion().ledger().newest_first() if c.entry and c.entry.kind == "batch"}
+    assert len(apps) == 2, "both had their part"
+
+
+def test_r11_an_entry_that_kills_its_process_each_time_becomes_a_dead_letter(
+    spark: SparkSession, server: str, redis_address: str, folder: Path
+) -> None:
+    """Delivered three times, at last alone: the innocent ones that came with it are written."""
+    stream = Stream(redis_address, folder, shards=1, mode="load_balanced")
+    stream.add(5)
+    stream.client.xadd(stream.keys[0], {"msg": b'{"id": 13, "user": "poison"}'})
+    stream.add(3, first=6)
+    killed = 0
+    while killed < 8:
+        words = ("poison", stream.group, "load_balanced", server)
+        with running(stream.url, stream.table, *words, records=8) as process:
+            if process.wait(120) == 0:
+                break
+            assert process.returncode == -signal.SIGKILL, logs(stream.table)
+            killed += 1
+    assert killed == 3
+    stream.assert_each_once()
+    (letter,) = spark.read.format("delta").load(f"{stream.table}_dead_letters").collect()
+    assert "given up after 3 deliveries" in letter["error"]
+    assert bytes(letter["payload"]) == b'{"id": 13, "user": "poison"}'
+    stream.client.close()
+
+
+def test_a_run_by_position_that_is_late_does_not_move_a_group_back(spark: SparkSession, stream: Stream) -> None:
+    """After a switch the server's position decides what is delivered; the mark keeps it."""
+    stream.drain(spark)
+    with stream.source.claims(stream.group) as claims:
+        for shard in claims.shards:
+            assert not claims.server.set_position(stream.group, shard, 5, entries_read=None)
+    stream.assert_each_once()

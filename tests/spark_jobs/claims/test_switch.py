@@ -1,0 +1,199 @@
+"""Switching a Redis group between positions and claims: what was on its way on the other side never doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import mode_switch as sharing
+from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.claims.job import ClaimJob
+from spark_jobs.mode_switch import switch_sharing
+from stream_consumers.connect import StreamSource
+from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError
+from stream_consumers.options import ConsumerMode, DataLoss
+from stream_consumers.redis.server import CLAIMED_MARK
+from stream_consumers.urls import StreamUrl
+from tests.support.redis_tables import Stream
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def stream(redis_address: str, folder: Path) -> Iterator[Stream]:
+    made = Stream(redis_address, folder)
+    made.add(20)
+    yield made
+    made.client.close()
+
+
+def switch(spark: SparkSession, stream: Stream, to: str) -> bool:
+    source = StreamSource(StreamUrl.parse(stream.url), client=stream.options)
+    with source.open() as opened, source.claims(stream.group) as claims:
+        changed = switch_sharing(spark, stream.ingestion(), to=ConsumerMode(to), source=opened, claims=claims)
+    stream.mode = ConsumerMode(to)
+    return changed
+
+
+def test_a_batch_by_position_that_is_on_its_way_never_lands_after_a_switch(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark)
+    stream.add(20, first=20)
+    with stream.source.open() as opened:
+        job = IngestJob(spark, opened, stream.ingestion())
+        batch = job.plan()
+        assert batch is not None
+        assert switch(spark, stream, "load_balanced")
+        stream.drain(spark, max_batches=1)
+        assert job.run(batch) is None
+        opened.commit(stream.group, stream.ingestion().ledger().read().positions)
+        with pytest.raises(InvalidOptionError, match="load_balanced by claims"):
+            job.plan()
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.add(20, first=20)
+    with stream.source.claims(stream.group) as claims:
+        job = ClaimJob(spark, claims, stream.ingestion(claims=True))
+        batch = job.plan()
+        assert batch is not None
+        with pytest.raises(GroupActiveError, match="20 entries"):
+            switch(spark, stream, "resumable")
+        assert job.run(batch) is not None
+    assert switch(spark, stream, "resumable")
+    stream.add(4, first=40)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+@pytest.mark.parametrize("to", ["load_balanced", "resumable"])
+def test_a_switch_that_is_interrupted_at_any_step_is_run_again(
+    spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    other = "resumable" if to == "load_balanced" else "load_balanced"
+    stream.mode = ConsumerMode(other)
+    stream.drain(spark)
+    fence, steps = sharing._fence, 2 if to == "load_balanced" else 3
+    for step in range(steps):
+        left = [step]
+
+        def interrupted(*words: object, left: list[int] = left, **options: object) -> None:
+            if not left[0]:
+                raise InterruptedError
+            left[0] -= 1
+            fence(*words, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(sharing, "_fence", interrupted)
+        with pytest.raises(InterruptedError):
+            switch(spark, stream, to)
+        monkeypatch.setattr(sharing, "_fence", fence)
+    stream.add(20, first=20)
+    assert switch(spark, stream, to)
+    stream.drain(spark)
+    stream.assert_each_once()
+    stream.mode = ConsumerMode(to)
+    assert switch(spark, stream, other)
+    stream.add(4, first=40)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_group_cannot_be_used_the_other_way(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark)
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    with pytest.raises(InvalidOptionError, match="switch --to load_balanced"):
+        stream.drain(spark, replace(stream.ingestion()))
+
+
+# what a review found
+
+
+def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark)
+    for to in ("load_balanced", "resumable"):
+        switch(spark, stream, to)
+        stream.add(20, first=20)
+        for key in stream.keys:
+            stream.client.xtrim(key, maxlen=4, approximate=False)
+        with pytest.raises(DataLossError, match="on_data_loss"):
+            stream.drain(spark)
+        stream.drain(spark, stream.ingestion(on_data_loss=DataLoss.RECORD))
+        assert stream.there() <= stream.rows()
+
+
+def test_what_a_foreign_client_held_before_the_switch_is_not_written_again(spark: SparkSession, stream: Stream) -> None:
+    for shard, key in enumerate(stream.keys):
+        stream.client.xgroup_create(key, stream.group, id="0")
+        stream.read_as("worker-1", 5, shard)
+
+    def stop(step: Step, batch: Batch | None) -> None:
+        if step is Step.VERIFIED:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        stream.drain(spark, observer=stop)
+    switch(spark, stream, "load_balanced")
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_mark_that_somebody_removed_comes_back_and_moves_nothing(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    for key in stream.keys:
+        stream.client.xgroup_delconsumer(key, stream.group, CLAIMED_MARK)
+    assert not switch(spark, stream, "load_balanced")
+    stream.add(4, first=20)
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_late_commit_by_position_acknowledges_nothing_that_is_claimed(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark)
+    stream.add(4, first=20)
+    stream.read_as(f"main/99/{'a' * 32}", 2)
+    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+        opened.commit(stream.group, {shard: extent.end for shard, extent in opened.extents().items()})
+    assert sum(stream.held().values()) == 2
+
+
+def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSession, stream: Stream) -> None:
+    stream.mode = ConsumerMode.LOAD_BALANCED
+    stream.drain(spark, stream.ingestion(10))
+    spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF 1").collect()
+    with pytest.raises(DataLossError, match="RESTORE"):
+        switch(spark, stream, "resumable")
+
+
+def test_a_switch_to_claims_waits_for_what_a_restore_left_to_do(spark: SparkSession, stream: Stream) -> None:
+    stream.drain(spark, stream.ingestion(10))
+    for version in (1, 2):
+        spark.sql(f"RESTORE delta.`{stream.table}` TO VERSION AS OF {version}").collect()
+    with StreamSource(StreamUrl.parse(stream.url)).open() as opened:
+        job = IngestJob(spark, opened, stream.ingestion(5))
+        batch = job.plan()
+        assert batch is None or job.run(batch) is not None
+    stream.drain(spark)
+    assert switch(spark, stream, "load_balanced")
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_all_streams_of_a_group_are_switched_together(spark: SparkSession, redis_address: str, folder: Path) -> None:
+    one, other = (Stream(redis_address, folder, mode="load_balanced") for _ in range(2))
+    for stream in (one, other):
+        stream.add(6)
+    one.url, one.group = f"{one.url},{other.name}", "both"
+    one.drain(spark)
+    one.url = f"redis://{redis_address}/{one.name}"
+    with pytest.raises(InvalidOptionError, match=other.name):
+        switch(spark, one, "resumable")

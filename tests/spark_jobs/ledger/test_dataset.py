@@ -1,0 +1,46 @@
+"""The rows of a table, read without Spark, by a process that then ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from spark_jobs.ledger.dataset import open_dataset
+from tests.support.settings import ROOT
+
+READ = """
+import sys
+import pyarrow.dataset as ds
+from spark_jobs.ledger.dataset import open_dataset
+print(open_dataset(sys.argv[1]).to_table(filter=ds.field("id") < 5).num_rows, flush=True)
+"""
+
+
+def write(path: Path, count: int) -> None:
+    table = pa.table({"id": list(range(count)), "text": [f"{n:0100}" for n in range(count)]})
+    for start in range(0, count, count // 4):
+        write_deltalake(str(path), table.slice(start, count // 4), mode="append")
+
+
+def test_a_process_that_has_read_a_table_ends_in_peace(folder: Path) -> None:
+    """With files that Python opens, it mostly ends with "terminate called" instead."""
+    write(folder / "t", 100_000)
+    command = [sys.executable, "-c", READ, str(folder / "t")]
+    for _ in range(6):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "5\n", "")
+
+
+def test_versions_and_names_that_the_log_escapes(folder: Path) -> None:
+    path = folder / "a table"
+    write(path, 8)
+    assert open_dataset(str(path)).count_rows() == 8
+    assert open_dataset(str(path), version=0).count_rows() == 2
+    named = pa.table({"id": [1, 2], "day": ["a b%c", "d"]})
+    write_deltalake(str(folder / "parts"), named, partition_by=["day"])
+    found = open_dataset(str(folder / "parts")).to_table().sort_by("id").to_pylist()
+    assert found == DeltaTable(str(folder / "parts")).to_pyarrow_table().sort_by("id").to_pylist() == named.to_pylist()

@@ -1,0 +1,286 @@
+"""Ledger.read(), newest first from carried state, against a naive fold of the whole log (protocol §4)."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.ledger.entries import Entry, ShardState, Take
+from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.ledger import Ledger
+from stream_consumers.batches import Range
+from stream_consumers.errors import LedgerTruncatedError
+from stream_consumers.messages import Shard
+from tests.support.profiles import examples
+from tests.support.written_log import WrittenLog
+
+SHARDS = (Shard("s", 0), Shard("s", 1))
+MEMBERS = ("a", "b")
+TOP = 12
+BELOW = -1
+"""Stands in the sets for everything below 0: covered as soon as there is an origin."""
+
+
+@dataclass
+class Seen:
+    """What the reference knows of a shard: sets of numbers from BELOW to TOP."""
+
+    covered: frozenset = frozenset()
+    redo: frozenset = frozenset()
+    owner: str | None = None
+    origin: int | None = None
+
+
+@dataclass
+class Reference:
+    """Folds the log from version 0, a list of (what, details) a version."""
+
+    commits: list = field(default_factory=list)
+
+    def fold(self, version):
+        states = [self._start()]
+        for number, (what, details) in enumerate(self.commits[: version + 1]):
+            now = {shard: Seen(s.covered, s.redo, s.owner, s.origin) for shard, s in states[-1].items()}
+            if what == "restore":
+                past = states[details + 1]
+                for shard, seen in now.items():
+                    begun = frozenset() if seen.origin is None else frozenset(range(BELOW, seen.origin))
+                    seen.covered, seen.redo = past[shard].covered | begun, past[shard].redo
+            elif what == "ours":
+                self._apply(now, details, self._is_late(details.base, number))
+            states.append(now)
+        return states[-1]
+
+    def _start(self):
+        return {shard: Seen() for shard in SHARDS}
+
+    def _is_late(self, base, number):
+        return any(what == "restore" for what, _ in self.commits[base + 1 : number])
+
+    def _apply(self, now, entry, late):
+        for shard, origin in entry.origin.items():
+            if now[shard].origin is None:
+                now[shard].origin = origin
+                now[shard].covered |= frozenset(range(BELOW, origin))
+        for shard, take in entry.take.items():
+            if now[shard].owner == take.giver:
+                now[shard].owner = take.taker
+        if entry.kind == "replay" and entry.mode == "append":
+            return
+        for shard, (start, end) in entry.ranges.items():
+            seen, part = now[shard], frozenset(range(start, end))
+            if entry.mode == "append" or late:
+                seen.redo |= part & seen.covered
+            else:
+                seen.redo -= part
+            seen.covered |= part
+            if shard in entry.until:
+                seen.redo |= frozenset(range(end, entry.until[shard])) & seen.covered
+
+
+def as_intervals(numbers):
+    return Intervals.of(*((LOWEST if n == BELOW else n, n + 1) for n in numbers))
+
+
+def as_state(seen):
+    return {
+        shard: ShardState(as_intervals(s.covered), as_intervals(s.redo), s.owner, s.origin)
+        for shard, s in seen.items()
+        if s != Seen()
+    }
+
+
+def known(state):
+    return {shard: s for shard, s in state.items() if s != ShardState()}
+
+
+@st.composite
+def logs(draw):
+    """Kinds and details of the commits of a log that our protocol may come to see."""
+    reference, numbers = Reference(), dict.fromkeys(MEMBERS, 0)
+    pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
+    for version in range(draw(st.integers(1, 22))):
+        kinds = ["ours"] * 6 + ["foreign"] * 2 + (["restore"] * 2 if version else [])
+        what = pick(*kinds)
+        if what == "restore":
+            reference.commits.append((what, draw(st.integers(0, version - 1))))
+        elif what == "foreign":
+            reference.commits.append((what, pick("OPTIMIZE", "DELETE", "other group", "no json", "other json")))
+        else:
+            base = version - 1 - pick(0, 0, 1, 2, 3)
+            entry = draw(entries(version, max(base, -1), numbers, reference))
+            reference.commits.append((what, entry))
+    return reference
+
+
+@st.composite
+def entries(draw, version, base, numbers, reference):
+    pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
+    kind = pick("claim", "batch", "batch", "batch", "replay", "fence", "keep")
+    member = pick(*MEMBERS)
+    numbers[member] += 1
+    ranges, until, take, origin = {}, {}, {}, {}
+    mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
+    for shard in draw(st.sets(st.sampled_from(SHARDS), min_size=1)):
+        if kind in ("batch", "replay"):
+            start = draw(st.integers(0, TOP - 1))
+            ranges[shard] = Range(start, draw(st.integers(start + 1, TOP)))
+            if mode == "replace" and kind == "batch" and pick(True, False):
+                until[shard] = draw(st.integers(ranges[shard].end, TOP))
+        if kind in ("claim", "batch") and pick(True, False):
+            origin[shard] = draw(st.integers(0, 4))
+        if kind in ("claim", "fence"):
+            take[shard] = Take(pick(None, "g/a", "g/b"), pick("g/a", "g/b"))
+    return Entry(
+        kind,
+        "g",
+        f"g/{member}",
+        numbers[member],
+        member,
+        f"bid{version}",
+        base,
+        ranges=ranges,
+        mode=mode,
+        until=until,
+        take=take,
+        origin=origin,
+        state=as_state(reference.fold(base)),
+    )
+
+
+def write(log, reference):
+    for version, (what, details) in enumerate(reference.commits):
+        if what == "restore":
+            log.restore(**({"version": details} if version % 2 else {"version": str(details), "timestamp": None}))
+        elif what == "ours":
+            log.ours(details)
+        elif details == "other group":
+            other = Entry("batch", "gg", "gg/a", version + 1, "a", "x", version - 1, ranges={SHARDS[0]: Range(0, TOP)})
+            log.ours(other)
+        elif details == "no json":
+            log.commit(metadata="{not json")
+        elif details == "other json":
+            log.commit(metadata='{"v":1,"kind":"batch"}', transactions={"gg": 7})
+        else:
+            log.commit(details, parameters={"predicate": "[]"})
+
+
+def in_folder(check):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        check(WrittenLog(folder / "t"))
+    finally:
+        shutil.rmtree(folder)
+
+
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@given(logs(), st.sampled_from(MEMBERS))
+def test_reading_from_the_newest_is_the_fold_of_the_whole_log(reference, member):
+    def check(log):
+        write(log, reference)
+        found = Ledger(log.log(), group="g", member=member).read()
+        ours = [d for what, d in reference.commits if what == "ours"]
+        assert known(found.shards) == as_state(reference.fold(len(reference.commits) - 1))
+        assert found.version == len(reference.commits) - 1
+        assert found.newest == (ours[-1] if ours else None)
+        assert found.last_number == max((d.number for d in ours if d.by == member), default=0)
+
+    in_folder(check)
+
+
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@given(logs(), st.data())
+def test_a_cleaned_log_gives_the_same_answer_or_none(reference, data):
+    ours = [d for what, d in reference.commits if what == "ours"]
+
+    def check(log):
+        write(log, reference)
+        member = ours[-1].by if ours else "a"
+        whole = Ledger(log.log(), group="g", member=member).read()
+        checkpoint(log)
+        log.clean_before(data.draw(st.integers(0, len(reference.commits)), label="cleaned before"))
+        try:
+            assert Ledger(log.log(), group="g", member=member).read() == whole
+        except LedgerTruncatedError:
+            assert ours
+
+    in_folder(check)
+
+
+def checkpoint(log):
+    DeltaTable(str(log.path)).create_checkpoint()
+
+
+def test_restore_back_and_forth():
+    reference = Reference()
+
+    def add(kind, base, **details):
+        number = sum(what == "ours" for what, _ in reference.commits) + 1
+        state = as_state(reference.fold(base))
+        entry = Entry(kind, "g", "g/a", number, "a", f"b{number}", base, state=state, **details)
+        reference.commits.append(("ours", entry))
+
+    add("claim", -1, origin={SHARDS[0]: 0})
+    add("batch", 0, ranges={SHARDS[0]: Range(0, 5)})
+    reference.commits.append(("restore", 0))
+    add("batch", 2, ranges={SHARDS[0]: Range(0, 3)})
+    reference.commits.append(("restore", 1))
+    add("batch", 3, ranges={SHARDS[0]: Range(3, 6)})
+
+    def check(log):
+        write(log, reference)
+        state = Ledger(log.log(), group="g", member="a").read().shards[SHARDS[0]]
+        assert str(state.covered) == "[…,6)"
+        assert str(state.redo) == "[3,5)"
+
+    in_folder(check)
+
+
+def test_a_batch_that_lands_behind_a_restore_to_before_the_claim_does_not_hide_what_was_lost():
+    reference = Reference([("foreign", "DELETE")])
+    shard = SHARDS[0]
+    for number, (kind, details) in enumerate(
+        [("claim", {"origin": {shard: 2}}), ("batch", {"ranges": {shard: Range(2, 5)}})], start=1
+    ):
+        state = as_state(reference.fold(number - 1))
+        reference.commits.append(
+            ("ours", Entry(kind, "g", "g/a", number, "a", kind, number - 1, state=state, **details))
+        )
+    late = Entry("batch", "g", "g/a", 3, "a", "late", 2, ranges={shard: Range(5, 9)}, state=as_state(reference.fold(2)))
+    reference.commits += [("restore", 0), ("ours", late)]
+
+    def check(log):
+        write(log, reference)
+        state = Ledger(log.log(), group="g", member="a").read()
+        assert state.positions == {shard: 2}
+        assert state.shards[shard].covered.first_gap(20) == Range(2, 5)
+
+    in_folder(check)
+
+
+def test_a_replace_that_lands_behind_a_restore_may_have_removed_nothing():
+    reference, shard = Reference(), SHARDS[0]
+    for number, (kind, base, details) in enumerate(
+        [
+            ("claim", -1, {"origin": {shard: 0}}),
+            ("batch", 0, {"ranges": {shard: Range(0, 5)}}),
+            ("restore", 1, None),
+            ("replay", 1, {"ranges": {shard: Range(1, 3)}, "mode": "replace"}),
+        ],
+        start=1,
+    ):
+        if kind == "restore":
+            reference.commits.append((kind, base))
+        else:
+            state = as_state(reference.fold(base))
+            reference.commits.append(("ours", Entry(kind, "g", "g/a", number, "a", kind, base, state=state, **details)))
+
+    def check(log):
+        write(log, reference)
+        assert str(Ledger(log.log(), group="g", member="a").read().shards[shard].redo) == "[1,3)"
+
+    in_folder(check)

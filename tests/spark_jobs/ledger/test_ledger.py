@@ -1,0 +1,443 @@
+"""What the ledger refuses, what it takes for a first run, and how a commit is verified."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import KINDS, Entry, ShardState, Take
+from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from stream_consumers.batches import Range
+from stream_consumers.errors import (
+    ForeignCommitError,
+    InvalidOptionError,
+    LedgerTruncatedError,
+    LedgerUnreadableError,
+    TableUnreadableError,
+    Terminal,
+    Transient,
+)
+from stream_consumers.messages import Shard
+from tests.support.profiles import examples
+from tests.support.written_log import FIRST_MS, STEP_MS, WrittenLog
+
+SHARD = Shard("orders", 0)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return WrittenLog(tmp_path / "table")
+
+
+def ledger(log, member="main", group="g"):
+    return Ledger(log.log(), group=group, member=member)
+
+
+def entry(number, base, *, member="main", kind="batch", **details):
+    return Entry(kind, "g", f"g/{member}", number, member, f"{member}{number}", base, **details)
+
+
+def known(position):
+    return {SHARD: ShardState(Intervals.of((LOWEST, position)), origin=0)}
+
+
+def two_batches(log):
+    """Versions 0 to 2: a claim from 0, then [0,5) and [5,9)."""
+    log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+    log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
+    log.ours(entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)))
+
+
+class TestFirstRun:
+    def test_no_table(self, log):
+        assert ledger(log).read() == LedgerState(-1)
+
+    def test_an_empty_folder_and_an_empty_log(self, log):
+        log.path.mkdir()
+        assert ledger(log).read() == LedgerState(-1)
+        (log.path / "_delta_log").mkdir()
+        assert ledger(log).read() == LedgerState(-1)
+
+    def test_a_table_of_others(self, log):
+        log.commit(transactions={"g": 4, "gg/main": 7, "other/main": 9})
+        log.commit("OPTIMIZE")
+        assert ledger(log).read() == LedgerState(1)
+
+    def test_a_table_of_others_with_a_cleaned_log(self, log):
+        log.commit(transactions={"other/main": 9})
+        log.commit()
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(1)
+        assert ledger(log).read() == LedgerState(1)
+
+
+class TestTruncation:
+    @pytest.mark.parametrize("cleaned", [2, 3])
+    def test_our_commits_are_gone_but_our_number_is_not(self, log, cleaned):
+        log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+        log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
+        log.commit("OPTIMIZE")
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(cleaned)
+        with pytest.raises(LedgerTruncatedError, match="none is readable") as caught:
+            ledger(log).read()
+        assert isinstance(caught.value, Terminal)
+
+    def test_only_what_is_needed_must_be_there(self, log):
+        two_batches(log)
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(2)
+        assert ledger(log).read().positions == {SHARD: 9}
+
+    def test_a_restore_into_the_cleaned_part_is_not_a_fresh_start(self, log):
+        two_batches(log)
+        log.restore(version=0)
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(2)
+        with pytest.raises(LedgerTruncatedError):
+            ledger(log).read()
+
+    def test_missing_between_the_base_and_now(self, log):
+        two_batches(log)
+        late = entry(4, 0, ranges={SHARD: Range(9, 12)}, state=known(0))
+        log.ours(late)
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(3)
+        with pytest.raises(LedgerTruncatedError, match="version 1"):
+            ledger(log).read()
+
+
+class TestForeign:
+    @pytest.mark.parametrize("metadata", [None, "{broken", "[1]", '"text"', "null", "5", '{"v":1,"kind":"batch"}'])
+    def test_under_our_app_id(self, log, metadata):
+        two_batches(log)
+        log.commit(metadata=metadata, transactions={"g/main": 4})
+        with pytest.raises(ForeignCommitError, match="version 3"):
+            ledger(log).read()
+
+    def test_our_metadata_with_another_number(self, log):
+        log.commit(metadata=entry(1, -1).to_json(), transactions={"g/main": 2})
+        with pytest.raises(ForeignCommitError):
+            ledger(log).read()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"v": 2},
+            {"kind": "party"},
+            {"ranges": {"orders": [0, 5]}},
+            {"ranges": {"orders/0": [0]}},
+            {"ranges": [1]},
+            {"state": {"orders/0": 1}},
+            {"take": {"orders/0": None}},
+        ],
+    )
+    def test_garbage_without_our_app_id_changes_nothing(self, log, change):
+        two_batches(log)
+        log.commit(metadata=json.dumps(json.loads(entry(9, 2, ranges={SHARD: Range(9, 99)}).to_json()) | change))
+        assert ledger(log).read().positions == {SHARD: 9}
+
+    def test_other_line_separators_in_a_text_are_no_line_ends(self, log):
+        two_batches(log)
+        log.commit("DELETE", parameters={"predicate": "name = 'a\u2028b\u0085c'"})
+        assert ledger(log).read().positions == {SHARD: 9}
+        assert log.log().commit(3).predicate == "name = 'a\u2028b\u0085c'"
+
+    def test_spaces_between_the_tokens_hide_nothing(self, log):
+        log.commit()
+        text = '{ "commitInfo" : {"operation": "WRITE"} }\n{ "txn" : {"appId": "g/main", "version": 3} }\n'
+        log.write(1, text)
+        with pytest.raises(ForeignCommitError):
+            ledger(log).read()
+
+
+def test_a_table_that_forgets_transactions_is_refused(tmp_path):
+    log = WrittenLog(tmp_path / "t", properties={"delta.setTransactionRetentionDuration": "interval 1 day"})
+    two_batches(log)
+    with pytest.raises(InvalidOptionError, match="setTransactionRetentionDuration"):
+        ledger(log).read()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "/"])
+def test_names_with_slashes_are_refused(log, name):
+    with pytest.raises(InvalidOptionError, match="group"):
+        Ledger(log.log(), group=name, member="main")
+    with pytest.raises(InvalidOptionError, match="member"):
+        Ledger(log.log(), group="g", member=name)
+
+
+def test_numbers_are_per_member_and_survive_a_restore(log):
+    log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+    log.ours(entry(5, 0, member="b", state=known(0)))
+    log.ours(entry(2, 1, state=known(0)))
+    log.restore(version=0)
+    assert [ledger(log, m).read().last_number for m in ("main", "b", "c")] == [2, 5, 0]
+    assert ledger(log, "c").read().newest == entry(2, 1, state=known(0))
+
+
+class TestWritten:
+    def test_with_our_bid(self, log):
+        two_batches(log)
+        commit = ledger(log).written(3, after=1)
+        assert (commit.version, commit.entry.bid) == (2, "main3")
+
+    def test_behind_it_a_fence_does_not_hide_it(self, log):
+        two_batches(log)
+        log.ours(replace(entry(4, 2, kind="fence"), by="b", bid="fence"))
+        assert ledger(log).written(3, after=1).entry.bid == "main3"
+
+    def test_with_the_bid_of_another_run(self, log):
+        two_batches(log)
+        log.ours(replace(entry(4, 2), bid="other"))
+        assert ledger(log).written(4, after=2).entry.bid == "other"
+
+    def test_none(self, log):
+        two_batches(log)
+        assert ledger(log).written(4, after=2) is None
+        assert ledger(log).written(3, after=2) is None
+        assert ledger(log, "b").written(3, after=0) is None
+
+    def test_of_another_member(self, log):
+        two_batches(log)
+        log.ours(entry(1, 2, member="b"))
+        assert ledger(log).written(1, after=2, app="g/b").version == 3
+
+    def test_a_missing_commit_file_is_an_error(self, log):
+        two_batches(log)
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(2)
+        with pytest.raises(LedgerUnreadableError) as caught:
+            ledger(log).written(4, after=0)
+        assert isinstance(caught.value, Transient)
+
+    @pytest.mark.parametrize(
+        "content", [b'{"commitInfo":{"oper', b'{"txn":[]}', b'{"commitInfo":null}', b'{"commitInfo":"\xff"}']
+    )
+    def test_a_broken_commit_file_is_an_error(self, log, content):
+        two_batches(log)
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.file(1).write_bytes(content)
+        with pytest.raises(LedgerUnreadableError, match="version 1"):
+            ledger(log).written(4, after=0)
+
+
+class TestRestore:
+    @pytest.mark.parametrize("target", [{"version": 1}, {"version": "1", "timestamp": None}])
+    def test_to_a_version(self, log, target):
+        two_batches(log)
+        log.restore(**target)
+        assert ledger(log).read().positions == {SHARD: 5}
+
+    def test_by_delta_rs(self, log):
+        two_batches(log)
+        DeltaTable(str(log.path)).restore(1)
+        assert ledger(log).read().positions == {SHARD: 5}
+
+    @pytest.mark.parametrize("minutes", [1.5, 1.9, 1.1])
+    def test_to_a_time(self, log, minutes):
+        two_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + STEP_MS * minutes), version=None)
+        assert ledger(log).read().positions == {SHARD: 5}
+
+    @pytest.mark.parametrize("off", [-999, -1, 0, 1, 999])
+    def test_too_close_to_a_version(self, log, off):
+        two_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + STEP_MS + off))
+        with pytest.raises(LedgerUnreadableError, match="too close to version 1"):
+            ledger(log).read()
+
+    @pytest.mark.parametrize("moment", ["2000-01-01 00:00:00.0", "soon", "None", ""])
+    def test_to_a_time_that_is_none_of_the_log(self, log, moment):
+        two_batches(log)
+        log.restore(timestamp=moment)
+        with pytest.raises(LedgerUnreadableError):
+            ledger(log).read()
+
+    def test_the_remedy_works(self, log):
+        two_batches(log)
+        log.restore(timestamp="soon")
+        log.restore(version=1)
+        assert ledger(log).read().positions == {SHARD: 5}
+
+    def test_to_a_version_that_was_itself_not_certain(self, log):
+        two_batches(log)
+        log.restore(timestamp="soon")
+        log.restore(version=1)
+        log.restore(version=3)
+        with pytest.raises(LedgerUnreadableError, match="soon"):
+            ledger(log).read()
+
+    def test_back_and_forth_keeps_the_number(self, log):
+        two_batches(log)
+        for target in (0, 2, 3, 4, 1):
+            log.restore(version=target)
+        state = ledger(log).read()
+        assert state.positions == {SHARD: 5}
+        assert state.last_number == 3
+
+
+class TestVersionAt:
+    def written(self, log, stamps, **details):
+        for stamp in stamps:
+            log.commit(timestamp_ms=FIRST_MS + 1000 * stamp, **details)
+        return log.log()
+
+    @pytest.mark.parametrize(("second", "version"), [(10, 0), (39, 0), (52, 1), (70, 2), (4000, 2)])
+    def test_the_newest_that_is_not_later(self, log, second, version):
+        found = self.written(log, [0, 50, 60]).version_at(spark_time(FIRST_MS + 1000 * second), before=3)
+        assert found == version
+
+    def test_commits_behind_the_restore_do_not_count(self, log):
+        moment = spark_time(FIRST_MS + 1000 * 5000)
+        assert self.written(log, [0, 50, 60, 70]).version_at(moment, before=2) == 1
+
+    @pytest.mark.parametrize("text", ["2023-11-14T22:14:00Z", "2023-11-14 23:14:00+01:00", "2023-11-14 22:14:00.0"])
+    def test_ways_to_write_a_time(self, log, text):
+        assert self.written(log, [0, 20, 60]).version_at(text, before=3) == 1
+        assert log.log().version_at(str(FIRST_MS + 40_000), before=3) == 1
+
+    def test_clocks_that_run_backwards(self, log):
+        with pytest.raises(LedgerUnreadableError, match="out of order"):
+            self.written(log, [0, 90, 40]).version_at(spark_time(FIRST_MS + 60_000), before=3)
+
+    def test_in_commit_timestamps_are_exact(self, log):
+        for stamp in (0, 5000, 5001):
+            log.commit(timestamp_ms=FIRST_MS, in_commit_timestamp_ms=FIRST_MS + stamp)
+        times = {0: 0, 4999: 0, 5000: 1, 5001: 2}
+        assert {off: log.log().version_at(spark_time(FIRST_MS + off), before=3) for off in times} == times
+
+    def test_a_commit_without_a_time(self, log):
+        self.written(log, [0])
+        log.write(1, '{"commitInfo":{"operation":"WRITE"}}\n')
+        with pytest.raises(LedgerUnreadableError, match="no readable version"):
+            log.log().version_at(spark_time(FIRST_MS + 60_000), before=2)
+
+    def test_a_cleaned_log(self, log):
+        self.written(log, [0, 50, 60])
+        log.clean_before(2)
+        with pytest.raises(LedgerUnreadableError, match="no readable version"):
+            log.log().version_at(spark_time(FIRST_MS + 30_000), before=3)
+
+    def test_utc_or_local_time(self, log, monkeypatch):
+        self.written(log, [0, 1800, 7200])
+        monkeypatch.setenv("TZ", "Etc/GMT+1")
+        time.tzset()
+        try:
+            with pytest.raises(LedgerUnreadableError, match="UTC or local"):
+                log.log().version_at(spark_time(FIRST_MS + 3_700_000), before=3)
+            assert log.log().version_at(spark_time(FIRST_MS + 3_700_000) + "+00:00", before=3) == 1
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+
+
+def test_a_table_that_was_dropped_and_created_again(log):
+    reader = ledger(log)
+    two_batches(log)
+    assert reader.read().positions == {SHARD: 9}
+    shutil.rmtree(log.path)
+    again = WrittenLog(log.path, table_id="again")
+    again.commit()
+    again.commit()
+    again.commit()
+    assert reader.read() == LedgerState(2)
+    shutil.rmtree(log.path)
+    assert reader.read() == LedgerState(-1)
+
+
+class TestUnreadableTable:
+    def test_the_path_is_a_file(self, tmp_path):
+        (tmp_path / "t").write_text("x")
+        with pytest.raises(TableUnreadableError, match="is a file"):
+            DeltaLog(str(tmp_path / "t")).snapshot()
+
+    def test_a_folder_with_other_files(self, tmp_path):
+        pq.write_table(pa.table({"id": [1]}), tmp_path / "part-0.parquet")
+        with pytest.raises(TableUnreadableError, match="no Delta table"):
+            DeltaLog(str(tmp_path)).snapshot()
+
+    @pytest.mark.parametrize("content", ["{broken", "[]", '{"commitInfo":{}}\n'])
+    def test_a_broken_log(self, log, content):
+        log.write(0, content)
+        with pytest.raises(TableUnreadableError, match="cannot be read") as caught:
+            ledger(log).read()
+        assert isinstance(caught.value, Terminal)
+
+    def test_a_gap_in_the_log(self, log):
+        two_batches(log)
+        log.file(1).unlink()
+        with pytest.raises((TableUnreadableError, LedgerTruncatedError)):
+            ledger(log).read()
+
+
+def test_batch_commits_by_bid(log):
+    two_batches(log)
+    log.commit("OPTIMIZE")
+    log.ours(entry(1, 3, member="b", state=known(9)))
+    found = ledger(log).batch_commits()
+    assert {bid: commit.version for bid, commit in found.items()} == {"main1": 0, "main2": 1, "main3": 2, "b1": 4}
+    DeltaTable(str(log.path)).create_checkpoint()
+    log.clean_before(2)
+    assert set(ledger(log).batch_commits()) == {"main3", "b1"}
+
+
+NUMBERS = st.integers(-(2**62), 2**62)
+SHARD_NAMES = st.builds(Shard, st.text("abcXYZ019._-", max_size=9), st.integers(0, 2**63))
+TEXTS = st.text(max_size=9)
+SETS = st.lists(st.tuples(NUMBERS | st.just(LOWEST), NUMBERS), max_size=3).map(lambda pairs: Intervals.of(*pairs))
+STATES = st.builds(ShardState, SETS, SETS, st.none() | TEXTS, st.none() | NUMBERS)
+
+
+def by_shard(values):
+    return st.dictionaries(SHARD_NAMES, values, max_size=3)
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(
+    st.builds(
+        Entry,
+        kind=st.sampled_from(KINDS),
+        group=TEXTS,
+        app=TEXTS,
+        number=NUMBERS,
+        by=TEXTS,
+        bid=TEXTS,
+        base=NUMBERS,
+        ranges=by_shard(st.builds(Range, NUMBERS, NUMBERS)),
+        mode=st.sampled_from(["append", "replace"]),
+        until=by_shard(NUMBERS),
+        take=by_shard(st.builds(Take, st.none() | TEXTS, TEXTS)),
+        origin=by_shard(NUMBERS),
+        state=by_shard(STATES),
+        rows=NUMBERS,
+        dead=NUMBERS,
+        identities=st.dictionaries(TEXTS, TEXTS, max_size=2),
+        hint=st.none() | st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=2),
+    )
+)
+def test_entries_survive_json(entry):
+    assert Entry.from_json(entry.to_json()) == entry
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(
+    st.text() | st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)).map(repr)
+)
+def test_any_other_text_is_foreign(text):
+    assert Entry.from_json(text) is None
+
+
+def spark_time(milliseconds):
+    """As Spark writes it into a RESTORE: no zone, the fewest fraction digits, at least one."""
+    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M:%S}." + (f"{moment.microsecond // 1000:03d}".rstrip("0") or "0")

@@ -1,0 +1,130 @@
+"""decode_batch: every value stays with its own sequence."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.reading.decode import Json, Raw, Text
+from spark_jobs.reading.source import decode_batch
+from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
+from tests.support.payloads import BAD, documents, payload
+from tests.support.profiles import examples
+
+STREAM = [
+    pa.field("_stream", pa.string()),
+    pa.field("_shard", pa.int64()),
+    pa.field("_sequence", pa.int64()),
+    pa.field("_timestamp", pa.timestamp("us", "UTC")),
+    pa.field("_key", pa.binary()),
+    pa.field("_payload", pa.binary()),
+    pa.field("_headers", HEADERS_TYPE),
+    pa.field("_error", pa.string()),
+    pa.field("_offset", pa.int64()),
+]
+WANTED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("text", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("nested", pa.struct([pa.field("a", pa.int32())])),
+        pa.field("list", pa.list_(pa.struct([pa.field("price", pa.decimal128(10, 2))]))),
+    ]
+)
+
+
+HEADERS = [{"name": "trace", "value": b"1"}, {"name": "trace", "value": None}]
+
+
+def messages(rows):
+    """Rows of (sequence, payload, error of the stream)."""
+    columns = zip(*(("s", 0, number, 20, b"key", data, HEADERS, error, 7) for number, data, error in rows))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA)]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
+
+
+def decode(rows, decoder=None, wanted=WANTED):
+    schema = pa.schema([*(field.with_nullable(True) for field in wanted), *STREAM])
+    batch = decode_batch(messages(rows), decoder or Json(""), wanted, schema)
+    batch.validate(full=True)
+    assert batch.schema == schema
+    return batch.to_pylist()
+
+
+@settings(deadline=None, max_examples=examples(400))
+@given(documents, st.data())
+def test_the_id_inside_is_the_sequence_beside(choices, data):
+    lost = data.draw(st.lists(st.booleans(), min_size=len(choices), max_size=len(choices)), label="lost by the stream")
+    rows = [
+        (None if gone and number % 2 else number, payload(number, choice), "torn" if gone else None)
+        for number, (choice, gone) in enumerate(zip(choices, lost))
+    ]
+    found = decode(rows)
+    assert [row["_sequence"] for row in found] == [row[0] for row in rows]
+    for row, choice, (sequence, content, error) in zip(found, choices, rows):
+        if error or choice < 0:
+            assert row["_error"] == error or (row["_error"] and not error)
+            assert (row["_payload"], row["_key"]) == (content, b"key")
+            assert all(row[name] is None for name in WANTED.names)
+        else:
+            assert row["id"] == sequence
+            assert (row["_error"], row["_payload"], row["_key"]) == (None, None, None)
+
+
+def test_many_rows_with_every_bad_payload_between_good_ones():
+    rows = [(i, BAD[i % len(BAD)] if i % 3 == 1 else b'{"id":%d}' % i, None) for i in range(5000)]
+    found = decode(rows)
+    assert [row["id"] for row in found] == [None if i % 3 == 1 else i for i in range(5000)]
+    assert [row["_error"] is None for row in found] == [i % 3 != 1 for i in range(5000)]
+
+
+@pytest.mark.parametrize("decoder", [Json(""), Text("id"), Raw("id", key=None, headers=None)])
+def test_only_rows_that_the_stream_could_not_read(decoder):
+    kind = {Json: pa.int64(), Text: pa.string(), Raw: pa.binary()}[type(decoder)]
+    found = decode([(None, b"\xff", "torn"), (3, b"{}", "bad checksum")], decoder, pa.schema([("id", kind)]))
+    assert [(row["id"], row["_payload"], row["_error"]) for row in found] == [
+        (None, b"\xff", "torn"),
+        (None, b"{}", "bad checksum"),
+    ]
+
+
+def test_a_dead_letter_has_no_values():
+    (row,) = decode([(0, b'{"text":"x","price":1}', None)])
+    assert row["_error"] == "field 'id' is missing, but it is NOT NULL"
+    assert (row["text"], row["price"], row["_payload"]) == (None, None, b'{"text":"x","price":1}')
+
+
+def test_tombstones():
+    rows = [(0, None, None), (1, b"x", None)]
+    for decoder, kind in ((Text("v"), pa.string()), (Raw("v", key=None, headers=None), pa.binary())):
+        found = decode(rows, decoder, pa.schema([("v", kind)]))
+        assert [row["_error"] for row in found] == [None, None]
+        assert found[0]["v"] is None
+    (row,) = decode(rows[:1], Json(""), pa.schema([pa.field("v", pa.int64())]))
+    assert (row["v"], row["_error"], row["_sequence"]) == (None, None, 0)
+    assert decode(rows)[0]["_error"] == "field 'id' is missing, but it is NOT NULL"
+
+
+def test_key_and_headers_are_columns_where_they_are_asked_for():
+    wanted = pa.schema([("v", pa.binary())])
+    schema = pa.schema([*wanted, ("k", pa.binary()), ("h", HEADERS_TYPE), *STREAM])
+    batch = decode_batch(messages([(0, b"x", None), (1, b"y", "torn")]), Raw("v", key="k", headers="h"), wanted, schema)
+    good, dead = batch.to_pylist()
+    assert (good["v"], good["k"], good["h"]) == (b"x", b"key", HEADERS)
+    assert (good["_key"], good["_headers"]) == (None, None)
+    assert (dead["v"], dead["k"], dead["h"]) == (None, None, None)
+    assert (dead["_payload"], dead["_key"], dead["_headers"]) == (b"y", b"key", HEADERS)
+
+
+def test_stream_columns():
+    (row,) = decode([(5, b'{"id":5}', None)])
+    assert (row["_stream"], row["_shard"], row["_sequence"], row["_offset"]) == ("s", 0, 5, 7)
+    assert row["_timestamp"].timestamp() == 0.02
+
+
+def test_no_rows():
+    schema = pa.schema([*WANTED, *STREAM])
+    empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
+    assert decode_batch(empty, Json(""), WANTED, schema).num_rows == 0

@@ -1,0 +1,295 @@
+"""Json: what a payload becomes never depends on its neighbours."""
+
+from datetime import date, datetime, timezone
+from decimal import ROUND_HALF_UP, Decimal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.reading import json_decode
+from spark_jobs.reading.decode import Json
+from stream_consumers.errors import SchemaMismatchError
+from tests.support.payloads import BAD, GOOD, documents, payload
+from tests.support.profiles import examples
+
+MONEY = pa.decimal128(10, 2)
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("text", pa.string()),
+        pa.field("price", MONEY),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("nested", pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.string()))])),
+        pa.field("list", pa.list_(pa.struct([pa.field("price", MONEY), pa.field("day", pa.date32())]))),
+    ]
+)
+
+
+def decode(payloads, schema=SCHEMA):
+    decoded = Json("").decode(pa.array(payloads, pa.binary()), schema)
+    assert [column.type for column in decoded.columns] == [field.type for field in schema]
+    for column in decoded.columns:
+        column.validate(full=True)
+    rows = [dict(zip(schema.names, values)) for values in zip(*(column.to_pylist() for column in decoded.columns))]
+    return rows, decoded.errors.to_pylist()
+
+
+def value(text, kind, *, nullable=True):
+    """The value of field ``v`` of one payload, or its error."""
+    rows, (error,) = decode([b'{"v":%s}' % text.encode()], pa.schema([pa.field("v", kind, nullable=nullable)]))
+    return rows[0]["v"] if error is None else ValueError(error)
+
+
+def is_refused(found):
+    return isinstance(found, ValueError)
+
+
+ALONE = {}
+
+
+def alone(document):
+    if document not in ALONE:
+        (row,), (error,) = decode([document])
+        ALONE[document] = row, error
+    return ALONE[document]
+
+
+@settings(deadline=None, max_examples=examples(400))
+@given(documents)
+def test_a_block_is_decoded_as_its_documents_alone(choices):
+    payloads = [payload(number, choice) for number, choice in enumerate(choices)]
+    rows, errors = decode(payloads)
+    assert list(zip(rows, errors)) == [alone(document) for document in payloads]
+    for number, choice in enumerate(choices):
+        assert (errors[number] is None) == (choice >= 0), payloads[number]
+        assert choice < 0 or rows[number]["id"] == number
+
+
+@settings(deadline=None, max_examples=examples(400))
+@given(st.lists(st.text('{}[]",:\\ \n\r\t\0in1NaInf.-/*', max_size=12).map(str.encode), min_size=1, max_size=6))
+def test_garbage_stays_in_its_row(garbage):
+    payloads = [part for i, text in enumerate(garbage) for part in (b'{"id":%d}' % i, b"{" + text + b"}")]
+    rows, errors = decode(payloads)
+    assert [row["id"] for row in rows[::2]] == list(range(len(garbage)))
+    assert errors[::2] == [None] * len(garbage)
+    assert list(zip(rows, errors)) == [alone(document) for document in payloads]
+
+
+@pytest.mark.parametrize("document", BAD, ids=lambda d: repr(d)[:40])
+def test_bad(document):
+    (row,), (error,) = decode([document])
+    assert error
+    assert set(row.values()) == {None}
+
+
+@pytest.mark.parametrize("document", GOOD, ids=lambda d: repr(d)[:40])
+def test_good(document):
+    (row,), errors = decode([document % 7])
+    assert errors == [None]
+    assert row["id"] == 7
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 100_001])
+def test_blocks_join_in_order(monkeypatch, rows):
+    if rows < 10:
+        monkeypatch.setattr(json_decode, "BLOCK_ROWS", 2)
+    found, errors = decode([b'{"id":%d}' % i if i % 7 else b"x" for i in range(rows)], SCHEMA_OF_ID)
+    assert [row["id"] for row in found] == [i if i % 7 else None for i in range(rows)]
+    assert [error is None for error in errors] == [bool(i % 7) for i in range(rows)]
+
+
+SCHEMA_OF_ID = pa.schema([pa.field("id", pa.int64())])
+
+
+def test_large_payloads_are_parsed_in_parts(monkeypatch):
+    sizes = []
+    parse = json_decode._parse
+    monkeypatch.setattr(json_decode, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_decode, "_parse", lambda lines, schema: sizes.append(len(lines)) or parse(lines, schema))
+    rows, errors = decode([b'{"id":%d,"text":"%s"}' % (i, b"x" * 60) for i in range(5)])
+    assert [row["id"] for row in rows] == list(range(5))
+    assert errors == [None] * 5
+    assert sizes == [1] * 5
+
+
+def test_nothing():
+    rows, errors = decode([])
+    assert (rows, errors) == ([], [])
+
+
+def test_missing_and_null_fields():
+    rows, errors = decode([b"{}", b'{"text":null,"nested":{},"list":[]}'])
+    assert errors == [None, None]
+    assert set(rows[0].values()) == {None}
+    assert rows[1]["nested"] == {"a": None, "b": None}
+    assert rows[1]["list"] == []
+
+
+def test_not_null():
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())])
+    rows, errors = decode([b'{"id":1}', b'{"text":"x"}', b"x", b'{"id":null}', b'{"id":2}'], schema)
+    assert [row["id"] for row in rows] == [1, None, None, None, 2]
+    missing = "field 'id' is missing, but it is NOT NULL"
+    assert errors == [None, missing, "not a JSON object", missing, None]
+
+
+def test_not_null_inside_a_struct():
+    kind = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    schema = pa.schema([pa.field("s", kind), pa.field("l", pa.list_(kind))])
+    rows, errors = decode(
+        [b'{"s":{"a":1}}', b'{"s":{}}', b'{"s":null}', b"{}", b'{"l":[null,{"a":2}]}', b'{"l":[{}]}'], schema
+    )
+    assert [error is None for error in errors] == [True, False, True, True, True, False]
+    assert errors[1] == "field 's.a' is missing, but it is NOT NULL"
+    assert rows[4]["l"] == [None, {"a": 2}]
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(
+    st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=9),
+    st.sampled_from([(10, 2), (38, 0), (38, 10), (5, 5), (18, 9)]),
+    st.booleans(),
+)
+def test_decimals_are_rounded_half_up_or_refused(number, kind, is_text):
+    precision, scale = kind
+    rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+    document = b'{"v":"%s"}' if is_text else b'{"v":%s}'
+    schema = pa.schema([pa.field("v", pa.decimal128(precision, scale))])
+    rows, errors = decode([document % f"{number:f}".encode(), b'{"v":0.005}', b"{}"], schema)
+    fits = abs(rounded) < Decimal(10) ** (precision - scale)
+    assert rows[0]["v"] == (rounded if fits else None)
+    assert (errors[0] is None) == fits
+    assert errors[1:] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("0.10000000000000000555111512312578270211", MONEY, "0.10"),
+        ("1e-38", MONEY, "0.00"),
+        ("12345678901234567890123456.12345678905", pa.decimal128(38, 10), "12345678901234567890123456.1234567891"),
+        ("1.5e2", MONEY, "150.00"),
+        ("5e-3", MONEY, "0.01"),
+        ("-5e-3", MONEY, "-0.01"),
+        ("4e-3", MONEY, "0.00"),
+        ("99999999.994", MONEY, "99999999.99"),
+    ],
+)
+def test_decimals(text, kind, expected):
+    assert value(text, kind) == Decimal(expected)
+
+
+WRAPPING = ("28751.175757626", "99999999.995", "1e38", "1e60", "1e76", "1e999", "9" * 39, "-1e39")
+FITTING = {
+    ("28751.175757626", (10, 2)): "28751.18",
+    ("28751.175757626", (38, 0)): "28751",
+    ("99999999.995", (38, 0)): "100000000",
+}
+
+
+@pytest.mark.parametrize("kind", [(5, 5), (10, 2), (38, 0), (38, 37), (38, 38)])
+@pytest.mark.parametrize("text", WRAPPING)
+def test_decimals_never_wrap_around(text, kind):
+    expected = FITTING.get((text, kind))
+    schema = pa.schema([pa.field("v", pa.decimal128(*kind))])
+    rows, errors = decode([b'{"v":%s}' % text.encode(), b'{"v":0.1}', b'{"v":0.2}'], schema)
+    assert rows[0]["v"] == (None if expected is None else Decimal(expected))
+    assert (errors[0] is None) == (expected is not None)
+    assert errors[1:] == [None, None]
+
+
+def test_rounding_reaches_into_arrays_and_structs():
+    rows, errors = decode([b'{"list":[{"price":0.125,"day":"2024-02-29"},null,{"price":2.5}]}', b'{"list":null}'])
+    assert errors == [None, None]
+    assert rows[0]["list"] == [
+        {"price": Decimal("0.13"), "day": date(2024, 2, 29)},
+        None,
+        {"price": Decimal("2.50"), "day": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-02-29T12:00:00", (2024, 2, 29, 12)),
+        ("2024-02-29 12:00:00.123456", (2024, 2, 29, 12, 0, 0, 123456)),
+        ("2024-02-29T12:00:00Z", (2024, 2, 29, 12)),
+        ("2024-02-29T12:00:00+02:00", (2024, 2, 29, 10)),
+        ("2024-02-29", (2024, 2, 29)),
+        ("1969-12-31T23:59:59.999", (1969, 12, 31, 23, 59, 59, 999000)),
+    ],
+)
+def test_timestamps(text, expected):
+    assert value(f'"{text}"', pa.timestamp("us", "UTC")) == datetime(*expected, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("text", ["", "2024-02-30", "2024-02-29T25:00:00", "12:00", "2024-02-29T12:00:00.1234567"])
+def test_no_timestamps(text):
+    assert is_refused(value(f'"{text}"', pa.timestamp("us", "UTC")))
+
+
+def test_dates():
+    assert value('"2024-02-29"', pa.date32()) == date(2024, 2, 29)
+    assert all(is_refused(value(text, pa.date32())) for text in ('"2024-02-29T00:00:00"', '"29.2.2024"', '""', "7"))
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_whole_numbers_have_their_range(bits):
+    kind = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    assert (value(str(low), kind), value(str(high), kind), value("-0", kind)) == (low, high, 0)
+    assert all(is_refused(value(text, kind)) for text in (str(low - 1), str(high + 1), "1.0", "1e0", '"1"', "true"))
+
+
+def test_floats_and_booleans():
+    assert (value("1", pa.float64()), value("0.1", pa.float64()), value("-1e3", pa.float64())) == (1.0, 0.1, -1000.0)
+    assert (value("true", pa.bool_()), value("false", pa.bool_())) == (True, False)
+    assert all(is_refused(value(text, pa.float64())) for text in ('"1"', "NaN", "Infinity", "-Infinity", "Inf", "true"))
+    assert all(is_refused(value(text, pa.bool_())) for text in ("1", '"true"', "True"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.float64(), "0.5", '"x"'),
+        (pa.float32(), "1e3", "true"),
+        (pa.bool_(), "true", "1"),
+        (pa.int8(), "-128", "128"),
+        (pa.string(), '"x"', "1"),
+        (pa.date32(), '"2024-01-01"', "1"),
+        (pa.timestamp("us", "UTC"), '"2024-01-01"', "1"),
+        (pa.decimal128(3, 1), "99.94", "100"),
+        (pa.list_(pa.int64()), "[1]", "{}"),
+        (pa.struct([("a", pa.int64())]), '{"a":1}', "[]"),
+    ],
+)
+def test_a_bad_neighbour_spoils_nothing(kind, good, bad):
+    schema = pa.schema([pa.field("v", kind)])
+    rows, errors = decode([b'{"v":%s}' % text.encode() for text in (good, bad, good)], schema)
+    assert [error is None for error in errors] == [True, False, True]
+    assert rows[0] == rows[2] == {"v": value(good, kind)}
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.map_(pa.string(), pa.int64()), pa.uint8(), pa.time64("us"), pa.null(), pa.large_string()]
+)
+@pytest.mark.parametrize("wrap", [lambda k: k, pa.list_, lambda k: pa.struct([("x", k)])])
+def test_other_types_are_refused_by_name(kind, wrap):
+    with pytest.raises(SchemaMismatchError, match="column extra"):
+        decode([b"{}"], pa.schema([pa.field("id", pa.int64()), pa.field("extra", wrap(kind))]))
+
+
+def test_errors_say_what_is_wrong():
+    reasons = {
+        b"": "not a JSON object",
+        b'{"id":7} {"id":8}': "more than one JSON object",
+        b'{"id":"x"}': "field 'id' is not a whole number of 64 bits",
+        b'{"text":"\xff"}': "not UTF-8: invalid start byte at byte 9",
+        b'{"id":NaN}': "NaN is not JSON",
+        b'{"id":7,"id":8}': "Column(/id) was specified twice",
+        b'{"price":1234567890.1}': "field 'price' is not a number with at most 8 digits before the point",
+    }
+    assert decode(list(reasons))[1] == list(reasons.values())

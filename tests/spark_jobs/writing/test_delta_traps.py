@@ -1,0 +1,384 @@
+"""The traps of Delta (D1 to D7 in the list of hidden traps), over streams in memory."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.exceptions import ConcurrentTransactionException
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from sensors.lag import measure
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Step
+from spark_jobs.batches.ledger_recovery import keep, read_or_recover
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.ledger.entries import Entry
+from spark_jobs.writing.sink import DeltaSink, is_conflict
+from stream_consumers.batches import Range
+from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.kafka_topics import (
+    MALFORMED,
+    CrashError,
+    FailOnce,
+    Once,
+    Payload,
+    Pipeline,
+    assert_each_once,
+    crash,
+    orders,
+)
+from tests.support.polling import until
+from tests.support.streams import Identity
+
+pytestmark = pytest.mark.spark
+SHARD = Shard("orders")
+
+
+class Stream:
+    """A stream in memory with one shard, and what its broker was told."""
+
+    def __init__(self) -> None:
+        self.url = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/{SHARD.stream}")
+        self.broker = memory_broker(self.url)
+
+    def send(self, *payloads: Payload) -> None:
+        for payload in payloads:
+            self.broker.append(SHARD, payload)
+
+    def messages(self) -> set[Identity]:
+        return {(SHARD.stream, SHARD.id, message.sequence) for message in self.broker.messages[SHARD]}
+
+    def committed(self, what: Pipeline) -> int | None:
+        return self.broker.committed.get((what.group, SHARD))
+
+
+@pytest.fixture
+def stream() -> Iterator[Stream]:
+    made = Stream()
+    yield made
+    forget_memory_broker(made.url)
+
+
+def pipeline(spark: SparkSession, stream: Stream, folder: Path, **options: Any) -> Pipeline:
+    return Pipeline.of(spark, str(stream.url), folder / "t", **options)
+
+
+class Writes:
+    """What became of each write into the main table, by batch id: the exception, or ``None``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.outcomes: dict[str, Exception | None] = {}
+        self.before: Any = lambda: None
+        self.after: Any = lambda: None
+        self._write = DeltaSink.write
+
+        def watched(sink: DeltaSink, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+            self.write(sink, rows, entry, creates)
+
+        patch.setattr(DeltaSink, "write", watched)
+
+    def write(self, sink: DeltaSink, rows: DataFrame, entry: Entry, creates: bool) -> None:
+        is_batch = entry.kind == "batch"
+        try:
+            if is_batch:
+                self.before()
+            self._write(sink, rows, entry, creates=creates)
+            if is_batch:
+                self.after()
+        except Exception as error:
+            self.outcomes[entry.bid] = error
+            raise
+        self.outcomes[entry.bid] = None
+
+
+def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder)
+    other = what.having(limits=Limits(max_records=2))
+    writes = Writes(monkeypatch)
+    planned: list[Entry] = []
+    # Before our write of [0, 6) another run writes [0, 2) under the number that ours has.
+    hijack = Once(Step.WRITING, lambda: other.drain(max_batches=1))
+    (report,) = what.drain(lambda step, batch: (batch and planned.append(batch.entry), hijack(step, batch)))
+    assert hijack.is_done
+    assert (planned[0].number, planned[0].ranges) == (2, {SHARD: Range(0, 6)})
+    assert writes.outcomes[planned[0].bid] is None, "Delta says nothing"
+    assert (report.batch.number, report.batch.entry.ranges) == (3, {SHARD: Range(2, 6)})
+    assert_each_once(what.rows(), stream.messages())
+    assert stream.committed(what) == 6
+
+
+def clean_log(table: str) -> None:
+    """Somebody else commits, much later Delta removes the commits from before the newest checkpoint."""
+    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
+    DeltaTable(table).create_checkpoint()
+    for commit in sorted(Path(table, "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+
+
+def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    before = what.rows()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    with what.source.open() as opened:
+        # Moved by hand, so that the broker does not say with which batch it got there.
+        opened.commit(what.ingestion.group, {SHARD: 4})
+    with pytest.raises(LedgerTruncatedError, match=r"none is readable(?s:.*)stream-assets rewind --to"):
+        what.drain()
+    with pytest.raises(LedgerTruncatedError):
+        measure(what.source, what.ingestion)
+    assert what.rows() == before
+    assert stream.committed(what) == 4
+
+
+def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    assert measure(what.source, what.ingestion).total == 3
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+    assert what.ingestion.ledger().read().positions == {SHARD: 7}
+    clean_log(what.table)
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    with what.source.open() as opened:
+        state, is_recovered = read_or_recover(opened, what.ingestion)
+        assert is_recovered
+        what.drain()
+        version = DeltaTable(what.table).version()
+        keep(spark, opened, what.ingestion, state)
+    assert DeltaTable(what.table).version() == version
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+@pytest.mark.parametrize("position", [0, 2, 5])
+def test_a_lost_ledger_goes_on_anywhere_without_doubling(
+    spark: SparkSession, stream: Stream, folder: Path, position: int
+) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder, limits=Limits(max_records=2))
+    what.drain()
+    clean_log(what.table)
+    stream.send(*orders(3))
+    with what.source.open() as opened:
+        opened.commit(what.ingestion.group, {SHARD: 4})
+        moves = rewind(spark, opened, what.ingestion, Bound(sequence=position))
+    assert [(move.position, move.to) for move in moves] == [(6, position)]
+    assert measure(what.source, what.ingestion).total == 9 - position
+    what.drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, stream: Stream, folder: Path) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    with what.source.open() as opened:
+        rewind(spark, opened, what.ingestion, Bound(sequence=2))
+        assert opened.committed(what.ingestion.group) == {SHARD: 2}
+        assert opened.marks(what.ingestion.group) == {}
+    clean_log(what.table)
+    # The newest commit is still there, and another one hides it.
+    DeltaTable(what.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 2 days"})
+    clean_log(what.table)
+    with pytest.raises(LedgerTruncatedError):
+        what.drain()
+
+
+def test_d02_a_new_group_does_not_write_again_what_a_lost_ledger_no_longer_tells_of(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    what.drain()
+    clean_log(what.table)
+    with pytest.raises(StreamAssetsError):
+        what.having(group="another").drain()
+    assert_each_once(what.rows(), stream.messages())
+
+
+def test_d03_dead_letters_that_are_written_before_a_failure_count_once_after_the_replay(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.send(MALFORMED, *orders(3))
+    what = pipeline(spark, stream, folder)
+    writes = Writes(monkeypatch)
+    writes.before = FailOnce(RuntimeError("the disk is full"))
+    with pytest.raises(WriteError, match="the disk is full"):
+        what.drain()
+    letters = f"{what.table}_dead_letters"
+    assert DeltaTable(letters).to_pyarrow_table().num_rows == 1
+    assert what.letters() == {}, "its batch is not in the ledger"
+    assert what.rows() == {}
+    (report,) = what.drain()
+    assert report.dead == 1
+    assert_each_once(what.letters(), [("orders", 0, 0)])
+    assert_each_once(what.rows() + what.letters(), stream.messages())
+    what.drain()
+    assert DeltaTable(letters).to_pyarrow_table().num_rows == 1, "the stray is deleted"
+
+
+def test_d04_a_batch_without_rows_moves_position_and_number(spark: SparkSession, stream: Stream, folder: Path) -> None:
+    stream.send(*orders(4))
+    what = pipeline(spark, stream, folder)
+    app = what.ingestion.ledger().app
+    (report,) = what.having(transform=lambda rows: rows.where("id < 0")).drain()
+    assert (report.rows, report.batch.number) == (0, 2)
+    assert DeltaTable(what.table).transaction_version(app) == 2
+    assert what.positions() == {0: 4}
+    assert stream.committed(what) == 4
+    stream.send(*orders(2))
+    (report,) = what.drain()
+    assert (report.rows, report.batch.number) == (2, 3)
+    assert_each_once(what.rows(), [("orders", 0, 4), ("orders", 0, 5)])
+
+
+APP, VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+
+
+def test_d05_no_transaction_of_ours_leaks_into_the_session(spark: SparkSession, stream: Stream, folder: Path) -> None:
+    stream.send(MALFORMED, *orders(3))
+    what = pipeline(spark, stream, folder)
+    with suppress(CrashError):
+        what.drain(Once(Step.WRITING, crash))
+    what.drain()
+    assert (spark.conf.get(APP, None), spark.conf.get(VERSION, None)) == (None, None)
+    path = str(folder / "plain")
+    spark.createDataFrame([(1,), (2,)], "id BIGINT").write.format("delta").mode("append").save(path)
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2")
+    assert DeltaTable(path).to_pyarrow_table().column("id").to_pylist() == [1]
+
+
+def test_d05_a_transaction_that_leaked_into_the_session_hides_nothing_of_ours(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(MALFORMED, *orders(2))
+    what = pipeline(spark, stream, folder)
+    with suppress(CrashError):
+        what.drain(Once(Step.WRITING, crash))
+    letters = f"{what.table}_dead_letters"
+    stray = spark.read.format("delta").load(letters)
+    seen = stray.limit(0).write.format("delta").option("txnAppId", "somebody").option("txnVersion", "7")
+    seen.mode("append").save(letters)
+    # From here on Delta skips what has no transaction of its own, like the DELETE of the stray dead letter.
+    spark.conf.set(APP, "somebody")
+    spark.conf.set(VERSION, "7")
+    try:
+        what.drain()
+        stream.send(*orders(1))
+        what.drain()
+    finally:
+        spark.conf.unset(APP)
+        spark.conf.unset(VERSION)
+    assert_each_once(what.letters(), [("orders", 0, 0)])
+    assert_each_once(what.rows() + what.letters(), stream.messages())
+
+
+def test_d06_a_conflict_over_our_number_drops_the_batch_if_the_other_commit_has_it(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.send(*orders(1))
+    started, landed = folder / "started", folder / "landed"
+
+    def wait(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        started.touch()
+        until(landed.exists)
+        return number
+
+    slow_id = f.udf(wait, "bigint")
+    what = pipeline(spark, stream, folder)
+    slow = what.having(transform=lambda rows: rows.withColumn("id", slow_id("id")))
+    writes = Writes(monkeypatch)
+    bids: list[str] = []
+
+    def overtake() -> None:
+        until(started.exists)
+        bids.extend(report.batch.entry.bid for report in what.drain())
+        landed.touch()
+
+    thread = threading.Thread(target=overtake)
+    assert slow.drain(Once(Step.WRITING, thread.start)) == []
+    thread.join()
+    conflicts = [error for error in writes.outcomes.values() if error is not None]
+    assert [is_conflict(error) for error in conflicts] == [True]
+    assert len(bids) == 1
+    assert_each_once(what.rows(), stream.messages())
+    assert stream.committed(what) == 1
+
+
+def test_d06_a_conflict_is_not_taken_for_written_before_the_log_says_so(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.send(*orders(3))
+    what = pipeline(spark, stream, folder)
+    writes = Writes(monkeypatch)
+    writes.before = FailOnce(ConcurrentTransactionException("txn"))
+    (report,) = what.drain()
+    assert [type(error) for error in writes.outcomes.values()][1:] == [ConcurrentTransactionException, type(None)]
+    assert report.rows == 3
+    assert_each_once(what.rows(), stream.messages())
+
+
+@pytest.mark.parametrize("error", [ConcurrentTransactionException("txn"), RuntimeError("the answer was lost")])
+def test_d06_a_write_that_landed_counts_whatever_it_raised(
+    spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    stream.send(*orders(3))
+    what = pipeline(spark, stream, folder)
+    writes = Writes(monkeypatch)
+    writes.after = FailOnce(error)
+    (report,) = what.drain()
+    assert writes.outcomes[report.batch.entry.bid] is error
+    assert_each_once(what.rows(), stream.messages())
+    assert stream.committed(what) == 3
+
+
+def test_d07_rows_that_a_restore_removed_are_written_under_new_numbers(
+    spark: SparkSession, stream: Stream, folder: Path
+) -> None:
+    stream.send(*orders(6))
+    what = pipeline(spark, stream, folder, records=3)
+    what.drain()
+    DeltaTable(what.table).restore(0)
+    assert what.rows() == {}
+    app = what.ingestion.ledger().app
+    assert DeltaTable(what.table).transaction_version(app) == 3, "a RESTORE leaves the numbers as they are"
+    reports = what.drain()
+    assert [(report.batch.number, report.rows) for report in reports] == [(4, 3), (5, 3)]
+    assert_each_once(what.rows(), stream.messages())
+    assert stream.committed(what) == 6

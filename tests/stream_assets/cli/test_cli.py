@@ -1,0 +1,224 @@
+"""The command line, with good and bad input; Spark is the shared session."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from stream_assets.cli.main import main
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
+
+COMMANDS = [
+    "produce",
+    "peek",
+    "relay",
+    "ingest",
+    "lag",
+    "verify",
+    "rewind",
+    "seek",
+    "replay",
+    "switch",
+    "demo",
+    "doctor",
+]
+SCHEMA = "id BIGINT, user STRING, amount DECIMAL(10,2)"
+
+
+def run(*words: str | Path, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], input=text)
+
+
+def ingest(folder: Path, *more: str) -> Result:
+    words = ["--source", f"file://{folder}/orders.ss/orders", "--table", str(folder / "t"), "--group", "g"]
+    return run("ingest", *words, "--decode", "json", "--schema", SCHEMA, *more)
+
+
+def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -> None:
+    url = f"file://{folder}/orders.ss/orders"
+    sent = run("produce", url, "--count", "100", "--shards", "2", "--json")
+    assert sent.exit_code == 0, sent.output
+    assert json.loads(sent.stdout) == {
+        "rows": [{"shard": "orders/0", "first": 1, "last": 50}, {"shard": "orders/1", "first": 1, "last": 50}]
+    }
+    peeked = run("peek", url, "--max", "2", "--json")
+    lines = [json.loads(line) for line in peeked.stdout.splitlines()]
+    assert [(m["stream_key"], m["shard_id"], m["sequence"]) for m in lines] == [("orders", 0, 1), ("orders", 1, 1)]
+    assert list(lines[0]) == ["stream_key", "shard_id", "sequence", "timestamp", "payload"]
+    before = run("lag", url, "--group", "g", "--table", folder / "t", "--json")
+    assert [row["lag"] for row in json.loads(before.stdout)["rows"]] == [50, 50]
+    done = ingest(folder, "--max-records", "60", "--json")
+    assert done.exit_code == 0, done.output
+    assert [(r["rows"], r["lag"]) for r in json.loads(done.stdout)["rows"]] == [(60, 40), (40, 0)]
+    after = json.loads(run("lag", url, "--group", "g", "--table", folder / "t", "--json").stdout)["rows"]
+    assert after[0] == {
+        "shard": "orders/0",
+        "start": 1,
+        "committed": None,
+        "ledger": 51,
+        "end": 51,
+        "lag": 0,
+        "blocked": 0,
+    }
+    verified = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
+    assert verified.exit_code == 0, verified.output
+    assert [
+        (r["first"], r["last"], r["rows"], r["dead letters"], r["missing"], r["duplicated"])
+        for r in json.loads(verified.stdout)["rows"]
+    ] == [(1, 50, 50, 0, 0, 0), (1, 50, 50, 0, 0, 0)]
+    assert "nothing to read: lag 0" in ingest(folder).output
+    assert_each_once(folder / "orders.ss", folder / "t")
+    spark.sql(f"DELETE FROM delta.`{folder}/t` WHERE _shard = 0 AND _sequence = 7")
+    broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
+    assert broken.exit_code == 1
+    assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 0]
+
+
+def test_lines_on_stdin_are_messages(folder: Path) -> None:
+    url = f"file://{folder}/lines.ss/lines"
+    assert run("produce", url, text="one\n\n[three\n").exit_code == 0
+    messages = [json.loads(line) for line in run("peek", url, "--json").stdout.splitlines()]
+    assert [message["payload"] for message in messages] == ["one", "", "[three"]
+    assert [m["sequence"] for m in map(json.loads, run("peek", url, "--start", "2", "--json").stdout.splitlines())] == [
+        2,
+        3,
+    ]
+
+
+def failing(result: Result, *texts: str) -> None:
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+    for text in texts:
+        assert text in result.stderr, result.stderr
+
+
+def test_no_such_file(folder: Path) -> None:
+    failing(ingest(folder), "error: there is no file", "orders.ss", "Check the path")
+    assert not (folder / "t").exists()
+
+
+def test_a_file_url_without_a_stream_key(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 3)
+    failing(run("peek", f"file://{folder}/orders.ss"), "is a directory", "the stream key comes after the file")
+    failing(run("peek", f"file://{folder}/orders.ss/"), "names no stream")
+
+
+def test_not_a_stream_file(folder: Path) -> None:
+    (folder / "orders.ss").write_text("id,user\n" * 50)
+    failing(ingest(folder), "orders.ss is not a stream file", "first_bytes=69 64 2c 75")
+    (folder / "orders.ss").write_bytes(b"")
+    failing(ingest(folder), "orders.ss is not a stream file", "first_bytes=none")
+    assert not (folder / "t").exists()
+
+
+def test_a_future_version(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 3)
+    data = bytearray((folder / "orders.ss").read_bytes())
+    data[2] = 2
+    (folder / "orders.ss").write_bytes(data)
+    failing(ingest(folder), "has a newer format", "version=2, known=1", "Upgrade")
+    assert not (folder / "t").exists()
+
+
+def test_a_truncated_tail_is_told_after_all_whole_messages_are_in_the_table(spark: SparkSession, folder: Path) -> None:
+    write_stream(folder / "orders.ss", 40)
+    file = folder / "orders.ss"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    long_ago = time.time() - 60
+    os.utime(file, (long_ago, long_ago))
+    failing(
+        ingest(folder), "ends in the middle of a message", "All whole messages before it are in the table", "--count 0"
+    )
+    assert sum(sequences_in_table(folder / "t").values()) == 39
+    assert run("produce", f"file://{file}/orders", "--count", "0").exit_code == 0
+    assert list(folder.glob("orders.ss.tail-*"))
+    write_stream(file, 10)
+    assert ingest(folder).exit_code == 0
+    assert_each_once(file, folder / "t")
+
+
+def test_a_table_path_that_is_no_table(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 3)
+    (folder / "t").write_text("not a folder")
+    failing(ingest(folder), "is a file, not a table")
+    (folder / "t").unlink()
+    (folder / "t").mkdir()
+    (folder / "t" / "notes.txt").write_text("keep me")
+    failing(ingest(folder), "holds files but no Delta table")
+    assert [path.name for path in (folder / "t").iterdir()] == ["notes.txt"]
+    (folder / "t" / "notes.txt").unlink()
+    (folder / "t" / "_delta_log").mkdir()
+    (folder / "t" / "_delta_log" / f"{0:020d}.json").write_text("not json\n")
+    failing(ingest(folder), "cannot be read")
+
+
+def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path) -> None:
+    write_stream(folder / "orders.ss", 10)
+    source = f"file://{folder}/orders.ss/orders"
+    words = ("ingest", "--source", source, "--table", str(folder / "t"), "--group", "g", "--decode", "json", "--schema")
+    failing(run(*words, "id BIGIN"), "is not Spark DDL", "id BIGINT, user STRING")
+    assert not (folder / "t").exists()
+    assert ingest(folder).exit_code == 0
+    write_stream(folder / "orders.ss", 10)
+    failing(run(*words, "id STRING"), "id is string but bigint in the table")
+    assert ingest(folder).exit_code == 0
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("ingest", "--sorce", "x"), "--source"),
+        (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "xml"), "'raw', 'text', 'json'"),
+        (("ingest", "--source", "file://x.ss/o", "--table", "t", "--decode", "json"), "belong together"),
+        (("ingest", "--source", "file://x.ss/o", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
+        (("ingest", "--source", "ftp://x/o", "--table", "t"), "there is no backend for 'ftp'"),
+        (("peek", "orders.ss"), "has no protocol"),
+        (("peek", "file://x.ss/o", "--start", "yesterday"), "there is no file"),
+        (("lag", "memory://nothing/o"), "the stream is empty"),
+        (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing of"),
+        (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
+        (("nonsense",), "No such command"),
+    ],
+)
+def test_wrong_words_are_explained(words: tuple[str, ...], text: str) -> None:
+    result = run(*words)
+    assert text in result.output
+    assert "Traceback" not in result.output
+    assert result.exit_code == (0 if words[0] == "lag" else result.exit_code)
+    assert result.exit_code != 0 or words[0] == "lag"
+
+
+def test_the_commands() -> None:
+    assert sorted(main.commands) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    _, example, shown = result.output.partition("Example")
+    assert example
+    assert f"stream-assets {command}" in shown.partition("Options:")[0]
+
+
+def test_help_starts_quickly_without_dagster_or_a_jvm() -> None:
+    code = "import sys; import stream_assets.cli.main; assert not {'dagster', 'pyspark'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_a_closed_pipe_is_no_error(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 5000)
+    command = f"{sys.executable} -m stream_assets.cli.main peek file://{folder}/orders.ss/orders | head -n 1"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr

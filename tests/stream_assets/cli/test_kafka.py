@@ -1,0 +1,58 @@
+"""The command line on a Kafka topic: what it prints is what Kafka's own tools say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.stream_assets.cli.test_cli import SCHEMA, run
+from tests.support.topics import committed, ends, unique_group
+
+pytestmark = pytest.mark.spark
+
+
+def test_produce_ingest_lag_verify_and_switch(spark: SparkSession, kafka: str, folder: Path) -> None:
+    group = unique_group()
+    url = f"kafka://{kafka}/orders-of-{group}"
+    topic = f"orders-of-{group}"
+    sent = run("produce", url, "--count", "1000", "--shards", "4", "--json")
+    assert sent.exit_code == 0, sent.output
+    assert [(row["first"], row["last"]) for row in json.loads(sent.stdout)["rows"]] == [(0, 249)] * 4
+    place = ["--table", folder / "t", "--group", group]
+    before = run("lag", url, "--group", group, "--json")
+    assert [(row["committed"], row["lag"]) for row in json.loads(before.stdout)["rows"]] == [(None, 250)] * 4
+    done = run("ingest", "--source", url, *place, "--decode", "json", "--schema", SCHEMA, "--json")
+    assert done.exit_code == 0, done.output
+    after = json.loads(run("lag", url, *place, "--json").stdout)["rows"]
+    for number, row in enumerate(after):
+        assert row == {
+            "shard": f"{topic}/{number}",
+            "start": 0,
+            "committed": committed(kafka, group, topic)[number],
+            "ledger": 250,
+            "end": ends(kafka, topic)[number],
+            "lag": 0,
+            "blocked": 0,
+        }
+    assert committed(kafka, group, topic) == dict.fromkeys(range(4), 250)
+    assert run("verify", "--source", url, *place).exit_code == 0
+    switch = ["switch", "--source", url, *place, "--to", "load_balanced"]
+    assert "is load_balanced now" in run(*switch).output
+    assert "was load_balanced already" in run(*switch).output
+    refused = run("ingest", "--source", url, *place)
+    assert refused.exit_code == 1
+    assert "stream-assets switch --to resumable" in refused.stderr
+
+
+def test_client_options_are_passed_on_and_secrets_are_not_shown(kafka: str) -> None:
+    url = f"kafka://{kafka}/nothing"
+    failed = run("lag", url, "-X", "sasl.password=env:NOT_SET_ANYWHERE")
+    assert failed.exit_code == 1
+    assert "NOT_SET_ANYWHERE, which is not set" in failed.stderr
+    assert "Leave it out" in run("lag", url, "-X", "enable.auto.commit=true").stderr
+    shown = run("lag", url, "-X", "sasl.password=hunter2", "-X", "security.protocol=nonsense")
+    assert "error: the Kafka client refuses its options" in shown.stderr
+    assert "hunter2" not in shown.output + shown.stderr

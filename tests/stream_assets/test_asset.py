@@ -1,0 +1,301 @@
+"""Stream assets in a real Dagster instance, on the shared Spark session."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+from pyspark.sql import DataFrame, SparkSession
+
+from sensors.lag import LagCursor, LagPolicy
+from spark_jobs.session import delta_spark_config
+from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
+from stream_consumers.connect import create_producer
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
+from tests.support.settings import ROOT
+from tests.support.streams import assert_each_once, write_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.dagster]
+
+
+def declare(folder: Path, **options: Any) -> StreamAsset:
+    settings: dict[str, Any] = {
+        "source": f"file://{folder}/orders.ss/orders",
+        "group": "lakehouse",
+        "table": str(folder / "t"),
+        "decode": Json("id BIGINT, user STRING"),
+        "max_records": 40,
+    }
+
+    @stream_asset(**{**settings, **options})
+    def orders(batch: DataFrame) -> DataFrame:
+        """Orders, each once."""
+        return batch
+
+    return orders
+
+
+@pytest.fixture
+def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.local_temp(str(folder)) as made:
+        yield made
+
+
+def execute(
+    stream: StreamAsset, instance: dg.DagsterInstance, *, config: dict[str, Any] | None = None, **resources: Any
+) -> dg.ExecuteInProcessResult:
+    definitions = stream_definitions([stream], resources=resources)
+    run_config = {"ops": {stream.name: {"config": config or {}}}}
+    job = definitions.resolve_job_def(stream.job_name)
+    return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
+
+
+def tick(stream: StreamAsset, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+    sensor = next(iter(stream_definitions([stream]).sensors or []))
+    assert isinstance(sensor, dg.SensorDefinition)
+    context = dg.build_sensor_context(instance=instance, cursor=cursor)
+    data = sensor.evaluate_tick(context)
+    return dg.SensorResult(
+        run_requests=list(data.run_requests or []) or None,
+        skip_reason=data.skip_message,
+        cursor=data.cursor,
+        asset_events=list(data.asset_events),
+    )
+
+
+def skip_message(result: dg.SensorResult) -> str:
+    assert result.skip_reason is not None
+    return result.skip_reason.skip_message or ""
+
+
+def materializations(result: dg.ExecuteInProcessResult) -> Sequence[dg.AssetMaterialization]:
+    return [e.step_materialization_data.materialization for e in result.get_asset_materialization_events()]
+
+
+@pytest.mark.parametrize("kind", ["own", "eager", "lazy"])
+def test_any_resource_with_a_spark_session_works(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance, kind: str
+) -> None:
+    write_stream(folder / "orders.ss", 100, malformed=frozenset({5}))
+    config = {key: value for key, value in delta_spark_config().items() if key != "spark.jars"}
+    resource = {
+        "own": SparkResource(),
+        "eager": PySparkResource(spark_config=config),
+        "lazy": LazyPySparkResource(spark_config=config),
+    }[kind]
+    result = execute(declare(folder), instance, spark=resource)
+    assert result.success
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert spark.sql("SELECT 1").count() == 1, "a session that was there before is not stopped"
+
+
+def test_each_micro_batch_is_a_materialization_with_its_numbers(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 100, malformed=frozenset({5}))
+    result = execute(declare(folder), instance)
+    found = materializations(result)
+    assert [m.metadata["delta/version"].value for m in found] == [1, 2, 3]
+    assert [m.metadata["stream/rows"].value for m in found] == [39, 40, 20]
+    assert [m.metadata["stream/dead_letters"].value for m in found] == [1, 0, 0]
+    assert [m.metadata["stream/lag_after"].value for m in found] == [60, 20, 0]
+    assert [m.metadata["dagster/row_count"].value for m in found] == [39, 79, 99]
+    ranges = found[1].metadata["stream/ranges"]
+    assert isinstance(ranges, dg.TableMetadataValue)
+    assert [dict(record.data) for record in ranges.records] == [
+        {"shard": "orders/0", "start": 21, "end": 41, "messages": 20, "lag after": 10},
+        {"shard": "orders/1", "start": 21, "end": 41, "messages": 20, "lag after": 10},
+    ]
+    schema = found[2].metadata["dagster/column_schema"]
+    assert isinstance(schema, dg.TableSchemaMetadataValue)
+    assert [c.name for c in schema.schema.columns][:2] == ["id", "user"]
+    assert found[2].metadata["dagster/uri"].value == f"file://{folder}/t"
+    assert found[2].metadata["stream/rows_per_second"].value > 0
+    checks = {c.check_name: c for c in result.get_asset_check_evaluations()}
+    assert checks["no_gaps"].passed
+    assert not checks["no_dead_letters"].passed
+    again = execute(declare(folder), instance)
+    assert again.success
+    assert materializations(again) == []
+
+
+def test_limits_in_the_run_config_and_a_wrong_key(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 100)
+    result = execute(declare(folder), instance, config={"max_records": 10, "max_batches": 2})
+    assert [m.metadata["stream/rows"].value for m in materializations(result)] == [10, 10]
+    with pytest.raises(dg.DagsterInvalidConfigError, match="max_recrods"):
+        execute(declare(folder), instance, config={"max_recrods": 10})
+
+
+def test_a_terminal_error_fails_the_run_with_its_message_and_the_next_run_goes_on(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 10)
+    result = execute(declare(folder, decode=Json("id BIGIN")), instance)
+    assert not result.success
+    failure = result.filter_events(lambda e: e.is_step_failure)[0].step_failure_data
+    assert "'id BIGIN' is not Spark DDL" in (failure.user_failure_data.description or "")
+    assert execute(declare(folder), instance).success
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 100)
+    stream = declare(folder)
+    first = tick(stream, instance)
+    assert first.run_requests
+    assert first.run_requests[0].run_key is None, "a failed run must not burn its own retry"
+    assert [event.metadata["stream/lag"].value for event in first.asset_events] == [100]
+    assert [event.asset_key for event in first.asset_events] == [dg.AssetKey(["file", "orders"])]
+    again = tick(stream, instance, first.cursor)
+    assert again.run_requests
+    assert not again.asset_events, "nothing changed since the last observation"
+    execute(stream, instance)
+    last = tick(stream, instance, again.cursor)
+    assert "no lag: 2 shards" in skip_message(last)
+    assert [event.metadata["stream/lag"].value for event in last.asset_events] == [0]
+    assert LagCursor.parse(last.cursor).waiting_since is None
+
+
+def test_a_quiet_stream_waits_for_min_lag_but_no_longer_than_max_wait(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    stream = declare(folder, min_lag=10, max_wait_seconds=60)
+    result = tick(stream, instance)
+    assert "lag 5 (orders/0: 3, orders/1: 2) is below min_lag 10" in skip_message(result)
+    waited = json.loads(result.cursor or "")
+    waited["waiting_since"] -= 61
+    assert tick(stream, instance, json.dumps(waited)).run_requests
+    assert tick(declare(folder, min_lag=5), instance).run_requests
+
+
+def test_a_run_in_flight_holds_the_next_one_back(folder: Path, instance: dg.DagsterInstance) -> None:
+    write_stream(folder / "orders.ss", 5)
+    stream = declare(folder)
+    job = stream_definitions([stream]).resolve_job_def(stream.job_name)
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    assert f"run {run.run_id} is STARTED" in skip_message(tick(stream, instance))
+    instance.report_run_failed(run)
+    assert tick(stream, instance).run_requests, "the first failure is tried again at once"
+    instance.report_run_failed(instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED))
+    message = skip_message(tick(stream, instance))
+    assert "the last 2 runs failed" in message
+    assert "the next try is in" in message
+
+
+def test_the_wait_begins_anew_after_each_run(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
+    write_stream(folder / "orders.ss", 5)
+    stream = declare(folder, min_lag=10, max_wait_seconds=60)
+    waited = json.loads(tick(stream, instance).cursor or "")
+    waited["waiting_since"] -= 61
+    asked = tick(stream, instance, json.dumps(waited))
+    assert asked.run_requests
+    execute(stream, instance)
+    write_stream(folder / "orders.ss", 5)
+    assert "is below min_lag 10" in skip_message(tick(stream, instance, asked.cursor))
+
+
+def test_a_replaced_file_fails_the_tick(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
+    write_stream(folder / "orders.ss", 50)
+    execute(declare(folder), instance)
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 20)
+    with pytest.raises(SourceRecreatedError, match="new group name"):
+        tick(declare(folder), instance)
+
+
+def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    with create_producer(f"file://{folder}/orders.ss/other") as producer:
+        for index in range(500):
+            producer.send(b"%d" % index)
+    stream = replace(declare(folder), policy=LagPolicy(budget_seconds=0.0))
+    assert tick(stream, instance).run_requests
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"waiting_since": "x"}', '{"v": 9, "more": 1}', None])
+def test_any_cursor_is_taken(folder: Path, instance: dg.DagsterInstance, cursor: str | None) -> None:
+    write_stream(folder / "orders.ss", 5)
+    assert tick(declare(folder), instance, cursor).run_requests
+
+
+def test_a_missing_file_fails_the_tick_with_the_remedy(folder: Path, instance: dg.DagsterInstance) -> None:
+    with pytest.raises(StreamNotFoundError, match=r"there is no file .*Check the path"):
+        tick(declare(folder), instance)
+
+
+def test_a_tick_starts_no_jvm(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 1000)
+    code = f"""
+import dagster as dg, os, subprocess
+from dataclasses import replace
+from pathlib import Path
+from pyspark import SparkContext
+from tests.stream_assets.test_asset import declare, tick
+with dg.DagsterInstance.ephemeral() as instance:
+    assert tick(declare(Path({str(folder)!r})), instance).run_requests
+assert SparkContext._gateway is None
+children = Path(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read_text().split()
+assert children == [], children
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_the_workspace_loads_from_any_folder(folder: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("dagster")),
+        "definitions",
+        "validate",
+        "-w",
+        str(ROOT / "workspace.yaml"),
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"source": "orders.ss"}, InvalidUrlError, "no protocol"),
+        ({"source": "file://orders.ss/"}, InvalidUrlError, "names no stream"),
+        ({"mode": "sometimes"}, InvalidOptionError, "Use one of: real_time, resumable, load_balanced"),
+        ({"mode": "load_balanced"}, InvalidOptionError, "not available for file"),
+        ({"start": "now"}, InvalidOptionError, "Use one of: earliest, latest"),
+        ({"max_records": -1}, InvalidOptionError, "max_records=-1"),
+    ],
+)
+def test_wrong_options_fail_when_the_code_is_loaded(
+    folder: Path, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        declare(folder, **options)
+
+
+def test_names_that_dagster_folds_into_one_are_refused(folder: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="have one name in Dagster"):
+        stream_definitions([declare(folder, name="a-b"), declare(folder, name="a_b")])
+
+
+def test_definitions_load_as_a_code_location_does_it(folder: Path) -> None:
+    dg.Definitions.validate_loadable(stream_definitions([declare(folder), declare(folder, name="payments")]))
+
+
+def test_lineage_goes_from_the_stream_to_the_table(folder: Path) -> None:
+    definitions = stream_definitions([declare(folder, key_prefix=["lake"])])
+    graph = definitions.resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["lake", "orders"])).parent_keys == {dg.AssetKey(["file", "orders"])}
+    assert graph.get(dg.AssetKey(["lake", "orders"])).kinds == {"file", "spark", "deltalake"}

@@ -1,0 +1,163 @@
+"""Replays, rewinds and stops as run configs, and the partitioned replay job, in a real Dagster instance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
+from stream_consumers.connect import create_producer
+from tests.stream_assets.test_asset import execute, instance, materializations, tick
+from tests.support.streams import shard, write_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.dagster]
+__all__ = ["instance"]
+DAY_MS = 86_400_000
+TUESDAY_MS = int(datetime(2026, 11, 17, tzinfo=timezone.utc).timestamp() * 1000)
+
+
+def declare(folder: Path, made_by: str, **options: Any) -> StreamAsset:
+    settings: dict[str, Any] = {
+        "source": f"file://{folder}/orders.ss/orders",
+        "group": "lakehouse",
+        "table": str(folder / "t"),
+        "decode": Json("id BIGINT, user STRING"),
+        "max_records": 40,
+    }
+
+    @stream_asset(**{**settings, **options})
+    def orders(batch: DataFrame) -> DataFrame:
+        """Orders, each once."""
+        return batch.withColumn("made_by", f.lit(made_by))
+
+    return orders
+
+
+def makers(folder: Path) -> Counter[str]:
+    return Counter(DeltaTable(str(folder / "t")).to_pyarrow_table(columns=["made_by"]).to_pydict()["made_by"])
+
+
+def new_ids(folder: Path) -> set[int]:
+    rows = DeltaTable(str(folder / "t")).to_pyarrow_table(columns=["id", "made_by"]).to_pylist()
+    return {row["id"] for row in rows if row["made_by"] == "new"}
+
+
+def test_start_and_stop_replay_and_move_nothing(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 200)
+    execute(declare(folder, "old"), instance)
+    stream = declare(folder, "new")
+    positions = stream.ingestion.ledger().read().positions
+    config = {"start": {"rewind": {"orders/0": 11}}, "stop": {"rewind": 31}, "max_records": 10}
+    result = execute(stream, instance, config=config)
+    assert result.success
+    assert new_ids(folder) == set(range(20, 60, 2))
+    assert makers(folder) == {"old": 180, "new": 20}
+    assert stream.ingestion.ledger().read().positions == positions
+    found = materializations(result)
+    assert [m.metadata["stream/kind"].value for m in found] == ["replay", "replay"]
+    assert [m.metadata["stream/replaced_rows"].value for m in found] == [10, 10]
+    assert not tick(stream, instance).run_requests
+
+
+def test_move_group_goes_back_and_the_next_tick_continues_there(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 200)
+    execute(declare(folder, "old"), instance)
+    stream = declare(folder, "new")
+    config = {"start": {"rewind": 51}, "move_group": True, "max_batches": 1}
+    assert execute(stream, instance, config=config).success
+    assert makers(folder) == {"old": 160, "new": 40}
+    (request,) = tick(stream, instance).run_requests or []
+    assert request.tags["stream_assets/lag"] == "60"
+    assert execute(stream, instance).success
+    assert new_ids(folder) == set(range(100, 200))
+    assert makers(folder) == {"old": 100, "new": 100}
+    assert not tick(stream, instance).run_requests
+
+
+def test_move_group_says_where_a_new_group_begins(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 100)
+    config = {"start": {"seek": "2023-11-14T22:13:20.060Z"}, "move_group": True, "stop": {"rewind": "latest"}}
+    assert execute(declare(folder, "new"), instance, config=config).success
+    assert new_ids(folder) == set(range(60, 100))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"start": {"sek": "2026-11-17"}}, 'unexpected config entry "sek"'),
+        ({"on_replay": "replacee"}, "replacee"),
+        ({"start": {"rewind": "earliest", "seek": "2026-11-17"}}, "exactly one of the two"),
+        ({"start": {"rewind": "2026-11-17"}}, "Use seek for that"),
+        ({"start": {"rewind": {"orders/0": "x"}}}, "'x' is no sequence of shard 'orders/0'"),
+        ({"start": {"seek": "tuesday"}}, "'tuesday' is no place in a stream"),
+        ({"move_group": True}, "move_group says nothing without start"),
+        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "does not go together"),
+        ({"start": {"rewind": 5000}}, "does not hold sequence 5000"),
+    ],
+)
+def test_a_wrong_config_says_what_is_wrong(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance, config: dict[str, Any], words: str
+) -> None:
+    write_stream(folder / "orders.ss", 10)
+    execute(declare(folder, "old"), instance)
+    if words in ('unexpected config entry "sek"', "replacee"):
+        with pytest.raises(dg.DagsterInvalidConfigError, match=words):
+            execute(declare(folder, "new"), instance, config=config)
+    else:
+        result = execute(declare(folder, "new"), instance, config=config)
+        failure = result.get_step_failure_events()[0].step_failure_data.user_failure_data
+        assert failure is not None
+        assert words in (failure.description or "")
+    assert makers(folder) == {"old": 10}
+
+
+def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> None:
+    with create_producer(f"file://{folder}/orders.ss/orders") as producer:
+        for index in range(90):
+            moment = TUESDAY_MS - DAY_MS + index // 30 * DAY_MS + index % 30 * 1000
+            producer.send(b'{"id": %d, "user": "u"}' % index, shard=index % 2, timestamp_ms=moment)
+    execute(declare(folder, "old"), instance)
+    stream = declare(folder, "new")
+    job = stream_definitions([stream]).resolve_job_def("replay_orders")
+    result = job.execute_in_process(instance=instance, partition_key="2026-11-17")
+    assert result.success
+    assert new_ids(folder) == set(range(30, 60))
+    assert makers(folder) == {"old": 60, "new": 30}
+    assert stream.ingestion.ledger().read().positions == {shard(0): 46, shard(1): 46}
+    found = instance.fetch_materializations(stream.key, limit=10).records
+    assert found[0].asset_materialization is not None
+    assert found[0].asset_materialization.metadata["stream/kind"].value == "replay"
+    config = {"ops": {"replay_orders_partition": {"config": {"on_replay": "append"}}}}
+    assert job.execute_in_process(instance=instance, partition_key="2026-11-16", run_config=config).success
+    assert makers(folder) == {"old": 60, "new": 60}
+
+
+def test_dead_letters_that_a_replay_replaced_fail_no_check(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 40, malformed=frozenset({5, 30}))
+    first = execute(declare(folder, "old"), instance)
+    assert _dead(first) == 2
+    replayed = execute(declare(folder, "new"), instance, config={"start": {"rewind": 1}, "stop": {"rewind": 11}})
+    assert _dead(replayed) == 2, "the same two, not three"
+    text = declare(folder, "new", decode=Json("id BIGINT, user STRING, more STRING"), merge_schema=True)
+    assert _dead(execute(text, instance, config={"start": {"rewind": "earliest"}})) == 2
+
+
+def _dead(result: dg.ExecuteInProcessResult) -> object:
+    (found,) = [e for e in result.get_asset_check_evaluations() if e.check_name == "no_dead_letters"]
+    return found.metadata["stream/dead_letters"].value

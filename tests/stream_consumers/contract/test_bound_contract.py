@@ -1,0 +1,162 @@
+"""Where a rewind goes, and where a replay begins and ends, on every backend: what SeaStreamer tests of its consumers.
+
+Sequences are inclusive and times are those of the message or later ones, on Redis as well, where SeaStreamer's own
+rewind and seek leave that message out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.replay import Replay, goal_of
+from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import Range
+from stream_consumers.connect import open_batch_source
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.options import Limits
+from tests.stream_consumers.contract.test_batch_source_contract import Identity, identities, read
+from tests.support.contract_backends import STREAMS, Stream, in_turn
+
+FIRST_MS = 1_741_564_800_000
+ZERO = Shard("orders")
+
+
+def behind(stream: Stream, bound: Bound, *, streams: tuple[str, ...] = ()) -> set[Identity]:
+    """What a batch that begins there holds, in the shards that have such a place."""
+    with open_batch_source(stream.url(*streams)) as source:
+        extents = source.extents()
+        places = bound.resolve(source, extents)
+        gaps = {shard: Range(start, extents[shard].end) for shard, start in places.items()}
+        plan = source.plan(gaps, limits=Limits(), parallelism=2)
+        return read(plan) if plan else set()
+
+
+def from_number(receipts: Iterable[Receipt], number: int, *, shard: Shard = ZERO) -> set[Identity]:
+    """The messages of a shard from its ``number``-th on."""
+    return identities([receipt for receipt in receipts if receipt.shard == shard][number:])
+
+
+@pytest.mark.parametrize("number", [0, 25, 50, 75, 99])
+def test_a_sequence_is_inclusive(stream: Stream, number: int) -> None:
+    receipts = stream.send(in_turn(100))
+    bound = Bound.parse(f"orders/0={receipts[number].sequence}")
+    assert behind(stream, bound) == from_number(receipts, number)
+
+
+def test_the_same_sequence_for_every_shard(stream: Stream) -> None:
+    receipts = stream.send(in_turn(3, shards=3))
+    # Sequences of all shards run side by side, but on Redis, where they are times.
+    if len({receipt.sequence for receipt in receipts}) == 1:
+        assert behind(stream, Bound.parse(str(receipts[0].sequence))) == identities(receipts)
+    else:
+        with pytest.raises(InvalidOptionError, match="does not hold sequence"):
+            behind(stream, Bound.parse(str(receipts[0].sequence)))
+
+
+def test_earliest_and_latest(stream: Stream) -> None:
+    receipts = stream.send(in_turn(10))
+    latest = places(stream, Bound.parse("latest"))
+    assert behind(stream, Bound.parse("earliest")) == identities(receipts)
+    assert behind(stream, Bound.parse("latest")) == set()
+    later = stream.send(in_turn(10), first_ms=2_000)
+    assert behind(stream, Bound(sequences={ZERO: latest[ZERO]})) == identities(later)
+
+
+def places(stream: Stream, bound: Bound) -> Mapping[Shard, int]:
+    with open_batch_source(stream.url()) as source:
+        return dict(bound.resolve(source, source.extents()))
+
+
+@pytest.mark.parametrize(
+    ("at", "first"),
+    [
+        ("2025-03-09", 0),
+        ("2025-03-10T00:00:00Z", 0),
+        ("2025-03-10T00:00:00.009Z", 1),
+        ("2025-03-10T00:00:00.070", 7),
+        ("2025-03-10T01:00:00.070+01:00", 7),
+        ("2025-03-10T00:00:00.071Z", 8),
+        ("2025-03-10T00:00:00.090Z", 9),
+        ("2025-03-10T00:00:00.091Z", 10),
+        ("2025-03-11", 10),
+    ],
+)
+def test_a_time_is_that_of_the_first_message_with_it_or_a_later_one(stream: Stream, at: str, first: int) -> None:
+    receipts = stream.send(in_turn(10), first_ms=FIRST_MS)
+    assert behind(stream, Bound.parse(at)) == from_number(receipts, first)
+
+
+def test_a_pause_between_messages_ends_a_range_of_time(stream: Stream) -> None:
+    """Six messages, a pause, three and ten more: the seek to the pause gives the last thirteen."""
+    stream.send(in_turn(7), first_ms=FIRST_MS)
+    later = stream.send(in_turn(13), first_ms=FIRST_MS + 60_000)
+    assert behind(stream, Bound.at_time("2025-03-10T00:00:30Z")) == identities(later)
+
+
+def test_shards_that_are_not_named_have_no_place(stream: Stream) -> None:
+    receipts = stream.send(in_turn(30, shards=3))
+    one = Shard("orders", 1)
+    wanted = next(r for r in receipts if r.shard == one)
+    assert set(places(stream, Bound.at_sequences({"orders/1": wanted.sequence}))) == {one}
+    assert behind(stream, Bound.at_sequences({"orders/1": wanted.sequence})) == from_number(receipts, 0, shard=one)
+
+
+def test_each_stream_has_its_own_places(stream: Stream) -> None:
+    receipts = stream.send(in_turn(12, streams=STREAMS))
+    bounds = {
+        str(shard): next(r.sequence for r in receipts if r.shard == shard) for shard in (Shard(s) for s in STREAMS)
+    }
+    assert behind(stream, Bound.at_sequences(bounds), streams=STREAMS) == identities(receipts)
+
+
+@pytest.mark.parametrize(("listed", "words"), [("clicks/0=1", "no shard clicks/0"), ("orders/99=1", "no shard orders")])
+def test_a_shard_that_is_not_there_is_named(stream: Stream, listed: str, words: str) -> None:
+    stream.send(in_turn(3, shards=3))
+    with pytest.raises(InvalidOptionError, match=words):
+        places(stream, Bound.parse(listed))
+
+
+def test_a_sequence_outside_the_stream_is_told_with_what_it_holds(stream: Stream) -> None:
+    receipts = stream.send(in_turn(5))
+    first, end = receipts[0].sequence, receipts[-1].sequence + 1
+    assert places(stream, Bound.parse(f"orders/0={end}"))[ZERO] == end, "the end is a place: nothing is there yet"
+    for wrong in (first - 1, end + 1):
+        if wrong >= 0:
+            with pytest.raises(InvalidOptionError, match=rf"{wrong}(?s:.*)It holds {first} to {end - 1}"):
+                places(stream, Bound.parse(f"orders/0={wrong}"))
+
+
+def test_a_bound_that_is_written_out_is_the_same_bound(stream: Stream) -> None:
+    stream.send(in_turn(6, shards=3))
+    found = places(stream, Bound.parse("earliest"))
+    text = ",".join(f"{shard}={sequence}" for shard, sequence in sorted(found.items()))
+    assert str(Bound(sequences=found)) == text
+    assert places(stream, Bound.parse(text)) == found
+
+
+def goal(stream: Stream, wanted: Replay, covered: Mapping[Shard, Intervals]) -> Mapping[Shard, Range]:
+    state = LedgerState(1, {shard: ShardState(parts) for shard, parts in covered.items()})
+    with open_batch_source(stream.url()) as source:
+        return goal_of(wanted, source, state, source.extents())
+
+
+def test_a_replay_holds_its_start_and_not_its_stop_and_nothing_that_is_not_covered(stream: Stream) -> None:
+    sequences = [receipt.sequence for receipt in stream.send(in_turn(20))]
+    covered = {ZERO: Intervals.of((LOWEST, sequences[15]))}
+
+    def between(start: int, stop: int) -> Replay:
+        return Replay(Bound(sequences={ZERO: sequences[start]}), Bound(sequences={ZERO: sequences[stop]}))
+
+    assert goal(stream, between(3, 7), covered) == {ZERO: Range(sequences[3], sequences[7])}
+    assert goal(stream, between(3, 18), covered) == {ZERO: Range(sequences[3], sequences[15])}
+    assert goal(stream, between(16, 18), covered) == {}
+    assert goal(stream, Replay(), covered) == {ZERO: Range(sequences[0], sequences[15])}
+    assert goal(stream, between(3, 7), {}) == {}, "nobody has read the shard"
+    with pytest.raises(InvalidOptionError, match="before its start"):
+        goal(stream, between(7, 3), covered)

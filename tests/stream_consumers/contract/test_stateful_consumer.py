@@ -1,0 +1,336 @@
+"""Random operations on a consumer of every backend, next to a model that is obviously right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.errors import BrokerUnavailableError, NotSubscribedError, OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import Message, Shard, from_milliseconds
+from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.tracking.committers import CommitResult, PositionCommitter, Positions, create_committer
+from stream_consumers.tracking.consumer import TrackedConsumer
+from stream_consumers.tracking.options import TrackingOptions
+from stream_consumers.urls import StreamUrl
+from tests.support.contract_backends import BACKENDS, SHARDS, STREAMS, Backend, Stream
+from tests.support.profiles import examples
+from tests.support.stream_model import ConsumerModel, GroupModel, Sent, append, empty_logs
+from tests.support.topics import unique_group
+
+# For what has to come: where it may be on its way, and where it is there.
+PATIENCE, SHORT_PATIENCE = 10.0, 0.2
+# For what must not come.
+MOMENT = 0.03
+EVERY_SHARD = [Shard(stream, number) for stream in STREAMS for number in range(SHARDS)]
+# A stream that is there without such a shard, and a stream that nobody reads.
+OTHERS = [Shard(STREAMS[0], 7), Shard("others")]
+TIMES = st.integers(1_000, 1_006)
+CHOICES = st.sampled_from(EVERY_SHARD[:2] * 3 + EVERY_SHARD + OTHERS)
+PLACES = st.sampled_from(EVERY_SHARD[:1] * 6 + EVERY_SHARD[:2] * 3 + EVERY_SHARD)
+BATCHES = st.lists(st.tuples(PLACES, TIMES), min_size=1, max_size=8)
+# Of what there is by then: what is drawn must not depend on what a broker does when.
+PICKS = st.integers(0, 40)
+PAYLOAD_SIZES = st.sampled_from([0, 20, 400])
+# Commits only when it is told to, and tries none again by itself.
+BY_HAND = TrackingOptions(
+    commit_interval_seconds=None, commit_every=None, retry_seconds=3_600, retry_limit_seconds=3_600, close_seconds=0
+)
+STEPS = 50
+# Bounded by what a place in a broker costs.
+RUNS = {"memory": 150, "file": 150, "kafka": 10, "redis": 50}
+
+
+class StreamMachine(RuleBasedStateMachine):
+    """Something that reads streams while they grow.
+
+    Args:
+        backend: where.
+        folder: for its files.
+        address: of its server.
+    """
+
+    consumer: Consumer
+    model: ConsumerModel
+    is_live = True
+
+    def __init__(self, backend: Backend, folder: Path, address: str) -> None:
+        super().__init__()
+        self.backend, self.stream = backend, Stream(backend.create(folder, address))
+        self.patience = SHORT_PATIENCE if backend.reads_at_once else PATIENCE
+        self.moment = 0 if backend.reads_at_once else MOMENT
+        self.logs = empty_logs()
+        self.producer = create_producer(self.stream.url())
+        self.count = 0
+
+    @rule(batch=BATCHES, size=PAYLOAD_SIZES)
+    def send(self, batch: list[tuple[Shard, int]], size: int) -> None:
+        made = []
+        for shard, timestamp_ms in batch:
+            payload = b"%d" % self.count + b"." * size
+            self.count += 1
+            receipt = self.producer.send(payload, stream=shard.stream, shard=shard.id, timestamp_ms=timestamp_ms)
+            made.append((receipt, payload))
+        self.producer.flush()
+        for receipt, payload in made:
+            append(self.backend, self.logs[receipt.shard], receipt.sequence, receipt.timestamp_ms, payload)
+
+    # reading
+
+    @rule(count=st.integers(1, 8))
+    def read(self, count: int) -> None:
+        for _ in range(count):
+            if not self.pull(self.patience if self.model.certain_ones() or not self.is_live else self.moment):
+                break
+
+    @rule()
+    def read_without_waiting(self) -> None:
+        self.pull(0)
+
+    def pull(self, timeout: float) -> bool:
+        """Ask for a message; whether one came."""
+        certain = self.model.certain_ones()
+        try:
+            message = self.consumer.next(timeout)
+        except StreamEndedError:
+            assert not self.is_live
+            assert not certain, "it ended too early"
+            return False
+        if message is not None:
+            self.model.take(message.shard, sent(message))
+            self.took(message)
+        elif timeout or self.backend.reads_at_once:
+            assert self.is_live, "it does not end"
+            assert not certain, "nothing comes"
+        return message is not None
+
+    def took(self, message: Message) -> None:
+        """A message came."""
+
+    # moving
+
+    @rule(milliseconds=TIMES | st.sampled_from([-1, 0, 1_007]))
+    def seek(self, milliseconds: int) -> None:
+        moment = from_milliseconds(milliseconds)
+        is_possible = succeeds(lambda: self.consumer.seek(moment), OutOfBoundsError)
+        assert is_possible == self.model.go_to_first(lambda sent: sent.timestamp_ms >= milliseconds)
+        if is_possible:
+            self.moved(None)
+
+    @rule(which=PICKS, step=st.sampled_from([0, 0, 1, -1]))
+    def rewind(self, which: int, step: int) -> None:
+        known = sorted({sent.sequence for log in self.logs.values() for sent in log})
+        target = known[which % len(known)] + step if known else step
+        is_possible = succeeds(lambda: self.consumer.rewind(target), OutOfBoundsError)
+        assert is_possible == self.model.go_to_first(lambda sent: sent.sequence >= target)
+        if is_possible:
+            self.moved(target)
+
+    @rule(edge=st.sampled_from(Edge))
+    def rewind_to_edge(self, edge: Edge) -> None:
+        self.consumer.rewind(edge)
+        self.model.go_to_edge(is_end=edge is Edge.END)
+        self.moved(None if edge is Edge.END else 0)
+
+    def moved(self, sequence: int | None) -> None:
+        """The consumer goes on somewhere else."""
+
+    # choosing
+
+    @rule(shard=CHOICES)
+    def assign(self, shard: Shard) -> None:
+        is_possible = succeeds(lambda: self.consumer.assign(shard), NotSubscribedError)
+        assert is_possible == self.model.may_assign(shard)
+
+    @rule(shard=CHOICES)
+    def unassign(self, shard: Shard) -> None:
+        is_possible = succeeds(lambda: self.consumer.unassign(shard), NotSubscribedError)
+        assert is_possible == self.model.may_unassign(shard)
+
+    # the end
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "consumer"):
+                while self.model.certain_ones():
+                    self.pull(self.patience)
+                self.pull(self.moment if self.is_live else self.patience)
+                self.close()
+        finally:
+            self.producer.close()
+            self.backend.remove(self.stream.location)
+
+    def close(self) -> None:
+        self.consumer.close()
+        with pytest.raises(StreamEndedError):
+            self.consumer.next(0)
+
+
+class ConsumerMachine(StreamMachine):
+    """A consumer without a group."""
+
+    @initialize(
+        batch=st.just([]) | BATCHES,
+        streams=st.sampled_from([STREAMS[:1], STREAMS]),
+        kind=st.sampled_from([(True, False), (True, False), (True, True), (False, False)]),
+    )
+    def begin(self, batch: list[tuple[Shard, int]], streams: tuple[str, ...], kind: tuple[bool, bool]) -> None:
+        self.streams, (self.is_live, self.is_latest) = streams, kind
+        self.send(batch, 20)
+        self.open()
+
+    def open(self) -> None:
+        self.consumer = create_consumer(
+            self.stream.url(*self.streams),
+            live=self.is_live,
+            reset=AutoStreamReset.LATEST if self.is_latest else AutoStreamReset.EARLIEST,
+        )
+        self.model = ConsumerModel(
+            self.backend, self.logs, self.streams, is_live=self.is_live, is_latest=self.is_latest
+        )
+
+    @rule()
+    @precondition(lambda self: self.count)
+    def open_again(self) -> None:
+        self.close()
+        self.open()
+
+
+class FailingCommitter:
+    """Keeps positions where another one does, unless it is to fail."""
+
+    is_transactional = False
+
+    def __init__(self, committer: PositionCommitter) -> None:
+        self.committer, self.is_failing = committer, False
+
+    def commit(self, positions: Positions) -> None:
+        if self.is_failing:
+            raise BrokerUnavailableError("nobody answers", remedy="Wait.")
+        self.committer.commit(positions)
+
+    def committed(self) -> Positions:
+        return self.committer.committed()
+
+
+class GroupMachine(StreamMachine):
+    """A member of a group that finishes messages in any order, ends or dies, and goes on at what is committed."""
+
+    tracked: TrackedConsumer
+
+    @initialize(batch=st.just([]) | BATCHES)
+    def begin(self, batch: list[tuple[Shard, int]]) -> None:
+        self.send(batch, 20)
+        self.group, self.works = unique_group(), GroupModel(self.logs)
+        self.open()
+
+    def open(self) -> None:
+        mode = self.backend.positions_mode
+        assert mode is not None
+        group = self.group if mode is ConsumerMode.RESUMABLE else None
+        consumer = create_consumer(self.stream.url(), mode=mode, group=group)
+        self.committer = FailingCommitter(
+            create_committer(StreamUrl.parse(self.stream.url()), self.group, consumer=consumer)
+        )
+        self.consumer = self.tracked = TrackedConsumer(consumer, self.committer, options=BY_HAND)
+        assert self.tracked.seek_to_committed() == self.works.committed
+        self.works.begin()
+        self.model = ConsumerModel(self.backend, self.logs, STREAMS[:1], is_live=True, is_latest=False)
+        self.model.go_to(self.works.committed)
+
+    def took(self, message: Message) -> None:
+        self.works.deliver(message.shard, message.sequence)
+
+    def moved(self, sequence: int | None) -> None:
+        self.works.move(sequence)
+
+    @rule(choices=st.lists(PICKS, min_size=1, max_size=6))
+    def acknowledge(self, choices: list[int]) -> None:
+        for which in choices[: len(self.works.places)]:
+            self.finish(*self.works.places[which % len(self.works.places)])
+
+    @rule(count=st.integers(1, 3))
+    def read_and_acknowledge_everything(self, count: int) -> None:
+        self.read(count)
+        for place in self.works.places:
+            self.finish(*place)
+
+    def finish(self, shard: Shard, sequence: int) -> None:
+        message = Message(shard, sequence, 0, b"")
+        assert self.tracked.ack(message)
+        assert not self.tracked.ack(message), "it was finished before"
+        self.works.finish(shard, sequence)
+
+    @rule(is_failing=st.sampled_from([False, False, True]))
+    def commit(self, is_failing: bool) -> None:
+        self.committer.is_failing = is_failing
+        result = self.tracked.commit()
+        assert result in {CommitResult.NOTHING_TO_DO, CommitResult.FAILED if is_failing else CommitResult.COMMITTED}
+        self.works.check(self.committer.committed(), is_done=not is_failing)
+        self.committer.is_failing = False
+
+    @rule()
+    def seek_to_committed(self) -> None:
+        assert self.tracked.seek_to_committed() == self.works.committed
+        self.works.go_to(self.model.go_to(self.works.positions))
+
+    @rule(is_crash=st.booleans())
+    def open_again(self, is_crash: bool) -> None:
+        self.committer.is_failing = is_crash
+        self.close()
+        self.works.check(self.committer.committed(), is_done=not is_crash)
+        self.open()
+
+    def close(self) -> None:
+        with suppress(BrokerUnavailableError):
+            self.tracked.close(timeout=0)
+        with pytest.raises(StreamEndedError):
+            self.consumer.next(0)
+
+
+def sent(message: Message) -> Sent:
+    assert message.payload is not None
+    return Sent(message.sequence, message.timestamp_ms, message.payload)
+
+
+def succeeds(call: Callable[[], None], refusal: type[Exception]) -> bool:
+    try:
+        call()
+    except refusal:
+        return False
+    return True
+
+
+def run(machine: type[StreamMachine], backend: Backend, request: pytest.FixtureRequest, folder: Path) -> None:
+    address = request.getfixturevalue(backend.service) if backend.service else ""
+    run_state_machine_as_test(
+        lambda: machine(backend, folder, address),
+        settings=settings(
+            max_examples=examples(RUNS[backend.name]),
+            stateful_step_count=STEPS,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("backend", BACKENDS, ids=str)
+def test_any_operations_on_a_consumer_do_what_the_model_does(
+    backend: Backend, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run(ConsumerMachine, backend, request, tmp_path)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.positions_mode is not None], ids=str)
+def test_a_group_goes_on_behind_what_is_finished_whatever_happens(
+    backend: Backend, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run(GroupMachine, backend, request, tmp_path)

@@ -1,0 +1,352 @@
+"""Batches of a ``.ss`` file: damage is counted once, hints survive appending, memory stays bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from stream_consumers.batches import BatchPlan, Range, Resume
+from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
+from stream_consumers.file import batches as file_batches
+from stream_consumers.file.batches import FileBatchSource
+from stream_consumers.file.format import HEADER_SIZE, Header
+from stream_consumers.file.producer import FileProducer
+from stream_consumers.file.scanner import Damage, Frame
+from stream_consumers.file.writer import FrameWriter
+from stream_consumers.messages import Shard
+from stream_consumers.options import FileProducerOptions, Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.ss_files import (
+    CREATED_MS,
+    END_OF_STREAM,
+    ORDERS,
+    Sent,
+    damages,
+    file_bytes,
+    flip,
+    items,
+    numbered,
+    payload_offset,
+    write_file,
+)
+
+SHARDS = (ORDERS, Shard("orders", 1), Shard("orders", 2))
+CLICKS = Shard("clicks")
+Row = tuple[str, int, int | None, int | None]
+"""Stream, shard, sequence (none where it is unknown), offset (none for a message)."""
+
+
+@pytest.fixture(autouse=True)
+def _many_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_batches, "CHECKPOINT_FRAMES", 3)
+
+
+def url_of(path: Path, *streams: str) -> StreamUrl:
+    return StreamUrl.parse(f"file://{path}/{','.join(streams) or 'orders'}")
+
+
+def read(plan: BatchPlan) -> Iterator[Row]:
+    for split in plan.splits:
+        for batch in pickle.loads(pickle.dumps(split)).read():
+            yield from zip(*(batch.column(name).to_pylist() for name in ("stream", "shard", "sequence", "offset")))
+
+
+class Reader:
+    """Reads batch after batch and remembers, as the ledger does."""
+
+    def __init__(self, url: StreamUrl, *, with_hint: bool = True) -> None:
+        self.url = url
+        self.rows: Counter[Row] = Counter()
+        self.positions: dict[Shard, int] = {}
+        self.hint: Mapping[str, object] | None = None
+        self._with_hint = with_hint
+
+    def drain(self, *, max_records: int = 1000, parallelism: int = 2, batches: int = 10_000) -> Counter[Row]:
+        for _ in range(batches):
+            with FileBatchSource(self.url) as source:
+                resume = Resume(self.positions, self.hint) if self._with_hint else None
+                extents = source.extents(resume=resume)
+                gaps = {shard: Range(self.positions.get(shard, 0), extent.end) for shard, extent in extents.items()}
+                plan = source.plan(gaps, limits=Limits(max_records=max_records), parallelism=parallelism)
+            if plan is None:
+                break
+            self.rows.update(read(plan))
+            self.positions.update({shard: covered.end for shard, covered in plan.ranges.items()})
+            self.hint = json.loads(json.dumps(plan.hint))
+        return self.rows
+
+
+def drain(path: Path, *streams: str, max_records: int, parallelism: int, with_hint: bool = True) -> Counter[Row]:
+    reader = Reader(url_of(path, *streams), with_hint=with_hint)
+    return reader.drain(max_records=max_records, parallelism=parallelism)
+
+
+def expected(path: Path, *streams: str) -> Counter[Row]:
+    """What one walk over the file finds: every message, and every damage once."""
+    rows: list[Row] = []
+    shard = ORDERS
+    pending: list[Damage] = []
+    for item in items(path):
+        if isinstance(item, Frame) and (item.is_control or item.shard.stream not in (streams or ("orders",))):
+            continue
+        if item.sequence is None:
+            pending.append(item)
+            continue
+        assert item.shard is not None
+        shard = item.shard
+        for damage in pending:
+            owner = damage.shard or shard
+            rows.append((owner.stream, owner.id, None, damage.offset))
+        pending = []
+        rows.append((shard.stream, shard.id, item.sequence, item.offset if isinstance(item, Damage) else None))
+    return Counter(rows)
+
+
+def damaged_file(path: Path) -> Path:
+    """Payload flips, lost framing, a sequence that does not grow and a broken beacon, with an EOS behind."""
+    messages = numbered(240, shards=SHARDS)
+    messages.insert(200, messages[20])
+    messages.insert(90, Sent(CLICKS, 1, 5, b"between"))
+    write_file(path, [*messages, END_OF_STREAM])
+    whole = items(path)
+    for index in (0, 7, 8, 100):
+        flip(path, payload_offset(whole[index]))
+    flip(path, whole[40].offset, 0xF0)
+    flip(path, whole[160].offset, 0xF0)
+    flip(path, 7 * 1024)
+    assert len(damages(items(path))) >= 7
+    return path
+
+
+@pytest.mark.parametrize("with_hint", [True, False])
+@pytest.mark.parametrize("max_records", [1, 2, 5, 13, 1000])
+def test_damage_is_counted_once_whatever_the_batches(tmp_path: Path, max_records: int, with_hint: bool) -> None:
+    path = damaged_file(tmp_path / "orders.ss")
+    rows = drain(path, max_records=max_records, parallelism=1, with_hint=with_hint)
+    assert rows == expected(path)
+    assert set(rows.values()) == {1}
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("max_records", [11, 1000])
+def test_damage_is_counted_once_whatever_the_parallelism(tmp_path: Path, parallelism: int, max_records: int) -> None:
+    path = damaged_file(tmp_path / "orders.ss")
+    assert drain(path, max_records=max_records, parallelism=parallelism) == expected(path)
+
+
+def test_damage_between_shards_when_batches_hold_one_shard_only(tmp_path: Path) -> None:
+    path = damaged_file(tmp_path / "orders.ss")
+    rows: Counter[Row] = Counter()
+    for shard in SHARDS:
+        with FileBatchSource(url_of(path)) as source:
+            gap = {shard: Range(0, source.extents()[shard].end)}
+            plan = source.plan(gap, limits=Limits(), parallelism=3)
+            assert plan is not None
+            rows.update(read(plan))
+    assert rows == expected(path)
+
+
+def test_damage_between_streams_is_counted_once(tmp_path: Path) -> None:
+    """Also when one batch holds only messages of one of the streams."""
+    messages = numbered(120, shards=(ORDERS, CLICKS))
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    flip(path, whole[40].offset, 0xF0)
+    flip(path, whole[83].offset, 0xF0)
+    assert drain(path, "orders", "clicks", max_records=1, parallelism=1) == expected(path, "orders", "clicks")
+    rows: Counter[Row] = Counter()
+    for shard in (ORDERS, CLICKS):
+        with FileBatchSource(url_of(path, "orders", "clicks")) as source:
+            plan = source.plan({shard: Range(0, source.extents()[shard].end)}, limits=Limits(), parallelism=2)
+            assert plan is not None
+            rows.update(read(plan))
+    assert rows == expected(path, "orders", "clicks")
+
+
+def test_messages_of_other_streams_are_never_dead_letters(tmp_path: Path) -> None:
+    messages = numbered(60, shards=(ORDERS, CLICKS))
+    messages.insert(30, messages[1])
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    flip(path, payload_offset(whole[42]))
+    assert whole[42].shard == CLICKS
+    rows = drain(path, max_records=1, parallelism=1)
+    assert rows == Counter(("orders", 0, n, None) for n in range(1, 31))
+
+
+def test_damage_before_many_messages_of_another_stream(tmp_path: Path) -> None:
+    """The next message of the stream comes long after the damage, behind places where a walk may begin."""
+    messages = [*numbered(30), *(Sent(CLICKS, n, 5, b"click") for n in range(1, 60)), *numbered(5, first=31)]
+    path = write_file(tmp_path / "orders.ss", messages)
+    flip(path, items(path)[20].offset, 0xF0)
+    for with_hint in (True, False):
+        rows = drain(path, max_records=4, parallelism=2, with_hint=with_hint)
+        assert rows == expected(path)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_damage_at_the_very_end_is_counted_with_the_next_message(tmp_path: Path, count: int) -> None:
+    messages = numbered(20)
+    path = write_file(tmp_path / "orders.ss", [*messages, messages[3]])
+    os.utime(path, (1, 1))
+    reader = Reader(url_of(path))
+    assert set(reader.drain()) == {("orders", 0, n, None) for n in range(1, 21)}
+    with FileBatchSource(reader.url) as source:
+        source.extents(resume=Resume(reader.positions, reader.hint))
+        assert "cannot be read" in (source.unreadable_tail() or "")
+    (damage,) = damages(items(path))
+    with FileProducer(url_of(path)) as producer:
+        for _ in range(count):
+            producer.send(b"more")
+    reader.drain(max_records=7)
+    assert reader.rows == Counter(
+        [("orders", 0, n, None) for n in range(1, 21 + count)] + [("orders", 0, None, damage.offset)]
+    )
+
+
+def test_dead_letters_carry_their_bytes(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(5))
+    frame = items(path)[2]
+    flip(path, payload_offset(frame))
+    with FileBatchSource(url_of(path)) as source:
+        plan = source.plan(
+            {ORDERS: Range(3, source.extents()[ORDERS].end)}, limits=Limits(max_records=1), parallelism=1
+        )
+    assert plan is not None
+    (row,) = [row for split in plan.splits for batch in split.read() for row in batch.to_pylist()]
+    assert row["payload"] == path.read_bytes()[frame.offset : frame.end]
+    assert (row["sequence"], row["timestamp_ms"], row["offset"]) == (3, frame.timestamp_ms, frame.offset)
+    assert row["error"].startswith("checksum error: stored ")
+    assert row["error"].endswith(f"(offset {frame.offset} of orders.ss)")
+
+
+# Appending, truncation, replacement
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_hint_stays_good_when_more_is_appended(tmp_path: Path, eos: bool) -> None:
+    """An appending producer takes the end-of-stream message away: its bytes become those of the next message."""
+    path = tmp_path / "orders.ss"
+    options = FileProducerOptions(beacon_interval=1024, end_with_eos=eos)
+    reader = Reader(url_of(path))
+    for session in range(4):
+        with FileProducer(url_of(path), options) as producer:
+            for number in range(25):
+                producer.send(b"%d" % number, shard=number % 2)
+        reader.drain(max_records=9)
+        assert set(reader.rows) == {
+            ("orders", number % 2, session_ * 13 - (number % 2) * session_ + number // 2 + 1, None)
+            for session_ in range(session + 1)
+            for number in range(25)
+        }
+    assert reader.rows == expected(path)
+    assert isinstance(reader.hint, dict)
+    assert reader.hint["offset"] > path.stat().st_size * 0.9
+
+
+def test_a_hint_stays_good_when_an_unfinished_message_is_cut(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(40))
+    path.write_bytes(path.read_bytes()[:-5])
+    reader = Reader(url_of(path))
+    assert set(reader.drain(max_records=9)) == {("orders", 0, n, None) for n in range(1, 40)}
+    with FileProducer(url_of(path)) as producer:
+        for _ in range(20):
+            producer.send(b"x" * 50)
+    assert reader.drain(max_records=9) == Counter(("orders", 0, n, None) for n in range(1, 60))
+
+
+def test_an_unfinished_message_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    data = file_bytes(numbered(40))
+    path = tmp_path / "orders.ss"
+    reader = Reader(url_of(path))
+    for cut in (HEADER_SIZE, HEADER_SIZE + 1, 700, 1023, 1024, 1030, 1500, len(data) - 1, len(data)):
+        path.write_bytes(data[:cut])
+        reader.drain(max_records=5)
+        assert reader.rows == expected(path)
+    assert len(reader.rows) == 40
+
+
+def test_unreadable_tail(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(5))
+    last = items(path)[-1]
+    path.write_bytes(path.read_bytes()[:-5])
+    with FileBatchSource(url_of(path)) as source:
+        source.extents()
+        assert source.unreadable_tail() is None, "it was written just now"
+        os.utime(path, (1, 1))
+        tail = source.unreadable_tail()
+        assert tail is not None
+        assert str(path) in tail
+        assert f" {last.end - 5 - last.offset} bytes" in tail
+
+
+def test_a_walk_without_time_answers_with_lower_bounds(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(100))
+    os.utime(path, (1, 1))
+    with FileBatchSource(url_of(path)) as source:
+        part = source.extents(budget_seconds=0)[ORDERS]
+        assert part.start == 1
+        assert 1 < part.end < 101
+        assert source.unreadable_tail() is None
+        plan = source.plan({ORDERS: Range(0, 1000)}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        assert plan.ranges == {ORDERS: Range(0, part.end)}
+        assert set(read(plan)) == {("orders", 0, n, None) for n in range(1, part.end)}
+        assert source.extents()[ORDERS].end == 101
+
+
+def test_a_replaced_file(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(50))
+    with FileBatchSource(url_of(path)) as source:
+        before = source.identities()
+        plan = source.plan({ORDERS: Range(0, source.extents()[ORDERS].end)}, limits=Limits(), parallelism=2)
+    assert plan is not None
+    data = path.read_bytes()
+    path.write_bytes(Header("orders.ss", CREATED_MS + 1, 1024).encode() + data[HEADER_SIZE:])
+    with pytest.raises(SourceRecreatedError, match="was replaced"):
+        list(read(plan))
+    with FileBatchSource(url_of(path)) as source:
+        assert source.identities() != before
+    path.unlink()
+    with pytest.raises(StreamNotFoundError):
+        list(read(plan))
+
+
+# Size
+
+
+def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_batches, "CHECKPOINT_FRAMES", 4096)
+    path = tmp_path / "orders.ss"
+    writer = FrameWriter(beacon_interval=1024 * 1024, offset=HEADER_SIZE)
+    payload = random.Random(1).randbytes(60_000)
+    with path.open("wb") as file:
+        file.write(Header("orders.ss", CREATED_MS, 1024 * 1024).encode())
+        for number in range(1, 1101):
+            writer.write(ORDERS, number, number, payload)
+            file.write(writer.take())
+    assert path.stat().st_size > 60 * 1024 * 1024
+    tracemalloc.start()
+    try:
+        with FileBatchSource(url_of(path)) as source:
+            extents = source.extents()
+            plan = source.plan({ORDERS: Range(0, extents[ORDERS].end)}, limits=Limits(), parallelism=1)
+        assert plan is not None
+        rows = 0
+        for split in plan.splits:
+            for batch in split.read():
+                rows += batch.num_rows
+                assert batch.nbytes < 24 * 1024 * 1024
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert rows == 1100
+    assert peak < 30 * 1024 * 1024

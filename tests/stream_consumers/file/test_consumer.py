@@ -1,0 +1,407 @@
+"""Reading a file message by message: live, across killed producers, with damage, from anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.errors import (
+    InvalidOptionError,
+    OutOfBoundsError,
+    StreamEndedError,
+    StreamNotFoundError,
+    StreamRemovedError,
+)
+from stream_consumers.file.scanner import FrameScanner
+from stream_consumers.messages import DeadLetter, Shard, from_milliseconds
+from stream_consumers.options import AutoStreamReset, FileProducerOptions
+from tests.support.polling import until
+from tests.support.ss_files import (
+    END_OF_STREAM,
+    ORDERS,
+    START_MS,
+    Sent,
+    damages,
+    file_bytes,
+    flip,
+    items,
+    numbered,
+    payload_offset,
+    sent,
+    write_file,
+)
+
+PATIENCE = 20.0
+CLICKS = Shard("clicks")
+KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
+
+
+def take(consumer: Consumer, count: int) -> list[int]:
+    found = [consumer.next(PATIENCE) for _ in range(count)]
+    return [message.sequence for message in found if message]
+
+
+def sequences(consumer: Consumer) -> list[int]:
+    return [message.sequence for message in consumer]
+
+
+# Upstream's consumer tests
+
+
+def test_earliest_and_latest_until_the_end_of_the_stream(url: str) -> None:
+    """F-consumer."""
+    with create_producer(url, file_options=KIB_EOS) as producer:
+        for _ in range(50):
+            producer.send(b"x", shard=1)
+        producer.flush()
+        with (
+            create_consumer(url) as earliest,
+            create_consumer(url, reset=AutoStreamReset.LATEST) as latest,
+        ):
+            assert take(earliest, 50) == list(range(1, 51))
+            for _ in range(50):
+                producer.send(b"x", shard=1)
+            producer.flush()
+            assert take(earliest, 50) == take(latest, 50) == list(range(51, 101))
+            assert earliest.next(0) is None
+            producer.close()
+            for consumer in (earliest, latest):
+                for _ in range(2):
+                    with pytest.raises(StreamEndedError):
+                        consumer.next(PATIENCE)
+
+
+def test_cats_and_dogs(path: Path) -> None:
+    """F-demux."""
+    with (
+        create_producer(f"file://{path}/cat") as producer,
+        create_consumer(f"file://{path}/cat") as cats,
+        create_consumer(f"file://{path}/dog") as dogs,
+    ):
+        for number in range(100):
+            producer.send(b"%d" % number, stream=("cat", "dog")[number % 2])
+        producer.flush()
+        for remainder, consumer in enumerate((cats, dogs)):
+            found = [consumer.next(PATIENCE) for _ in range(50)]
+            assert [message.text() for message in found if message] == [str(n) for n in range(remainder, 100, 2)]
+            assert consumer.next(0) is None
+
+
+@pytest.mark.parametrize("interval", [128, 1024, 1024 * 1024])
+def test_rewind(path: Path, url: str, interval: int) -> None:
+    """F-seek, with SeaStreamer's numbers from 0."""
+    write_file(path, numbered(100, first=0), interval=interval)
+    with create_consumer(url, live=False) as consumer:
+        assert sequences(consumer) == list(range(100))
+        for start in (0, 25, 50, 75, 99):
+            consumer.rewind(start)
+            assert sequences(consumer) == list(range(start, 100))
+        consumer.rewind(Edge.BEGINNING)
+        assert sequences(consumer) == list(range(100))
+
+
+@pytest.mark.parametrize("interval", [640, 1024, 1024 * 1024])
+def test_seek_in_a_file_without_and_with_beacons(path: Path, url: str, interval: int) -> None:
+    """F-loopback::source."""
+    write_file(path, numbered(10, size=300), interval=interval)
+    with create_consumer(url, live=False) as consumer:
+        for target, first in ((0, 1), (1, 1), (5, 5), (10, 10)):
+            consumer.rewind(target)
+            assert sequences(consumer) == list(range(first, 11))
+        with pytest.raises(OutOfBoundsError, match="from sequence 11 on"):
+            consumer.rewind(11)
+        for at, first in ((START_MS - 5, 1), (START_MS + 4, 5), (START_MS + 9, 10)):
+            consumer.seek(from_milliseconds(at))
+            assert sequences(consumer) == list(range(first, 11))
+        with pytest.raises(OutOfBoundsError, match="at or after 2023-11-14"):
+            consumer.seek(from_milliseconds(START_MS + 10))
+
+
+def test_latest_without_waiting_reads_nothing(path: Path, url: str) -> None:
+    write_file(path, numbered(1))
+    with pytest.raises(InvalidOptionError, match="earliest"):
+        create_consumer(url, reset=AutoStreamReset.LATEST, live=False)
+
+
+def test_a_missing_file(url: str) -> None:
+    with pytest.raises(StreamNotFoundError):
+        create_consumer(url)
+
+
+# The end of the stream
+
+
+def test_everything_buffered_comes_before_the_end(path: Path, url: str) -> None:
+    """Not so in SeaStreamer: its replay without an end-of-stream message loses what is buffered."""
+    write_file(path, numbered(3000))
+    with create_consumer(url, live=False) as consumer:
+        assert sequences(consumer) == list(range(1, 3001))
+
+
+@pytest.mark.parametrize("interval", [128, 1024])
+def test_an_end_of_stream_that_ends_at_a_beacon(path: Path, url: str, interval: int) -> None:
+    """A beacon follows it then."""
+    for size in range(interval):
+        data = file_bytes([Sent(ORDERS, 1, 5, b"x" * size), END_OF_STREAM], interval=interval)
+        frame = data.rindex(b"EOS\xed\x7c\r") + 6
+        if frame % interval == 0 and frame < len(data):
+            break
+    else:
+        pytest.fail("no such file")
+    path.write_bytes(data)
+    with create_consumer(url) as consumer:
+        assert take(consumer, 1) == [1]
+        with pytest.raises(StreamEndedError):
+            consumer.next(1)
+
+
+def test_an_end_of_stream_in_the_middle(path: Path, url: str) -> None:
+    """As SeaStreamer leaves it when it appends to a small file."""
+    write_file(path, [*numbered(5), END_OF_STREAM, *numbered(5, first=6)])
+    with create_consumer(url, live=False) as consumer:
+        assert sequences(consumer) == list(range(1, 11))
+
+
+def test_a_rewind_leaves_the_end(path: Path, url: str) -> None:
+    write_file(path, [*numbered(5), END_OF_STREAM])
+    with create_consumer(url) as consumer:
+        assert sequences(consumer) == [1, 2, 3, 4, 5]
+        consumer.rewind(4)
+        assert sequences(consumer) == [4, 5]
+
+
+def test_stale_bytes_at_the_end_are_not_a_message(path: Path, url: str) -> None:
+    """SeaStreamer writes over an end-of-stream message without cutting what is left of it."""
+    path.write_bytes(file_bytes(numbered(5)) + b"\x03\x45\x4f\x53\xed\x7c\r")
+    with create_consumer(url) as consumer:
+        assert take(consumer, 5) == [1, 2, 3, 4, 5]
+        assert consumer.next(0) is None
+    with create_consumer(url, live=False) as consumer:
+        assert sequences(consumer) == [1, 2, 3, 4, 5]
+
+
+def test_a_file_cut_while_it_is_read(path: Path, url: str) -> None:
+    write_file(path, numbered(5))
+    with create_consumer(url) as consumer:
+        assert take(consumer, 5) == [1, 2, 3, 4, 5]
+        path.write_bytes(path.read_bytes()[:200])
+        with pytest.raises(StreamRemovedError):
+            consumer.next(0)
+
+
+def test_a_message_written_in_pieces(path: Path, url: str) -> None:
+    data = file_bytes(numbered(40))
+    path.write_bytes(data[:128])
+    ends = [0]
+    found: list[int] = []
+    with create_consumer(url) as consumer, path.open("ab") as file:
+        for at in range(128, len(data), 11):
+            file.write(data[at : at + 11])
+            file.flush()
+            while (message := consumer.next(0)) is not None:
+                found.append(message.sequence)
+            ends.append(len(found))
+    assert found == list(range(1, 41))
+    assert all(after - before <= 1 for before, after in pairwise(ends))
+
+
+# A producer that is killed
+
+PRODUCE = """
+import sys
+from stream_consumers.connect import create_producer
+from stream_consumers.options import FileProducerOptions
+with create_producer(sys.argv[1], file_options=FileProducerOptions(beacon_interval=1024)) as producer:
+    while True:
+        producer.send(b"x" * 200)
+        producer.flush()
+"""
+
+
+def test_following_a_producer_that_is_killed(path: Path, url: str) -> None:
+    """Every message comes once, in order, over three kills, whatever was half written."""
+    create_producer(url, file_options=FileProducerOptions(beacon_interval=1024)).close()
+    found: list[int] = []
+    with create_consumer(url) as consumer:
+        for session in range(3):
+            with subprocess.Popen([sys.executable, "-c", PRODUCE, url]) as process:
+                try:
+                    found += take(consumer, 200)
+                finally:
+                    process.send_signal(signal.SIGKILL)
+            # What a kill within a write leaves: the beginning of the next message.
+            with path.open("ab") as file:
+                file.write(b"\x06orders\0\0\0"[: 3 * session])
+            while (message := consumer.next(0)) is not None:
+                found.append(message.sequence)
+        with create_producer(url) as producer:
+            producer.send(b"after")
+        last = until(lambda: consumer.next(1), what="the message after the kills")
+    found.append(last.sequence)
+    assert found == list(range(1, len(found) + 1))
+    assert [message.sequence for message in sent(items(path))] == found
+    assert damages(items(path)) == []
+
+
+def test_an_unfinished_message_is_forgotten_when_it_is_cut_off(path: Path, url: str) -> None:
+    """The reader has seen its beginning already when an appending producer writes another one in its place."""
+    data = file_bytes([*numbered(5), Sent(Shard("orders", 9), 1, 5, b"never finished")])
+    path.write_bytes(data[:-6])
+    with create_consumer(url) as consumer:
+        assert take(consumer, 5) == [1, 2, 3, 4, 5]
+        assert consumer.next(0) is None
+        with create_producer(url) as producer:
+            receipt = producer.send(b"written in its place, and longer than it was")
+        message = consumer.next(PATIENCE)
+    assert message is not None
+    assert (message.shard, message.sequence) == (receipt.shard, receipt.sequence) == (ORDERS, 6)
+    assert message.text() == "written in its place, and longer than it was"
+
+
+# Damage
+
+
+def test_a_corrupt_message_is_reported_and_reading_goes_on(path: Path, url: str) -> None:
+    write_file(path, numbered(50))
+    frame = items(path)[20]
+    flip(path, payload_offset(frame))
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        assert sequences(consumer) == [n for n in range(1, 51) if n != 21]
+    (letter,) = letters
+    assert (letter.shard, letter.sequence, letter.timestamp_ms) == (ORDERS, 21, frame.timestamp_ms)
+    assert letter.payload == path.read_bytes()[frame.offset : frame.end]
+    assert letter.offset == frame.offset
+    assert "checksum error" in letter.error
+
+
+def test_lost_framing_is_reported_with_its_bytes(path: Path, url: str) -> None:
+    write_file(path, numbered(100))
+    whole = items(path)
+    flip(path, whole[20].offset, 0xF0)
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        found = sequences(consumer)
+    (letter,) = letters
+    assert (letter.sequence, letter.offset) == (None, whole[20].offset)
+    end = whole[20].offset + len(letter.payload)
+    assert letter.payload == path.read_bytes()[whole[20].offset : end]
+    assert found == [frame.sequence for frame in whole if frame.end <= whole[20].offset or frame.offset >= end]
+
+
+def test_damage_is_logged_by_default(path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    write_file(path, numbered(3))
+    frame = items(path)[1]
+    flip(path, payload_offset(frame))
+    with create_consumer(url, live=False) as consumer:
+        assert sequences(consumer) == [1, 3]
+    (record,) = caplog.records
+    assert f"dead letter in orders/0 at offset {frame.offset}: checksum error" in record.getMessage()
+
+
+def test_damage_of_other_streams_is_not_reported(path: Path, url: str) -> None:
+    write_file(path, numbered(20, shards=(ORDERS, CLICKS)))
+    flip(path, payload_offset(items(path)[5]))
+    flip(path, payload_offset(items(path)[6]))
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        assert sequences(consumer) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+    assert [(letter.shard, letter.sequence) for letter in letters] == [(ORDERS, 4)]
+
+
+# Big files
+
+
+@pytest.fixture
+def read_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all reads."""
+    sizes: list[int] = []
+    pread = os.pread
+
+    def counted(file: int, count: int, offset: int) -> bytes:
+        data = pread(file, count, offset)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(os, "pread", counted)
+    return sizes
+
+
+def test_moving_in_a_big_file_reads_a_part_of_it(path: Path, url: str, read_bytes: list[int]) -> None:
+    shards = (ORDERS, Shard("orders", 1))
+    write_file(path, numbered(40_000, shards=shards, size=1000), interval=256 * 1024)
+    size = path.stat().st_size
+    assert size > 39 * 1024 * 1024
+    with create_consumer(url, live=False) as consumer:
+        for first in (19_000, 3, 12_345):
+            for by_time in (True, False):
+                read_bytes.clear()
+                if by_time:
+                    consumer.seek(from_milliseconds(START_MS + 2 * (first - 1)))
+                else:
+                    consumer.rewind(first)
+                assert take(consumer, 4) == [first, first, first + 1, first + 1]
+                assert sum(read_bytes) < size / 5
+        read_bytes.clear()
+        with pytest.raises(OutOfBoundsError):
+            consumer.rewind(10**9)
+        assert sum(read_bytes) < size / 5
+    read_bytes.clear()
+    with create_consumer(url, reset=AutoStreamReset.LATEST) as consumer:
+        assert consumer.next(0) is None
+        assert sum(read_bytes) < size / 20
+
+
+def test_moving_is_right_from_every_place_to_every_place(path: Path, url: str) -> None:
+    shards = (ORDERS, Shard("orders", 1), CLICKS)
+    write_file(path, numbered(120, shards=shards), interval=640)
+    flip(path, 3 * 640)
+    with FrameScanner(path) as scanner:
+        readable = [message for message in sent(scanner) if message.shard != CLICKS]
+    letters: list[DeadLetter] = []
+    with create_consumer(url, live=False, on_dead_letter=letters.append) as consumer:
+        for target in range(1, 41):
+            consumer.rewind(target)
+            found = [(message.shard, message.sequence) for message in consumer]
+            assert found == [message[:2] for message in readable if message.sequence >= target]
+        for at in range(START_MS, START_MS + 119):
+            if all(message.timestamp_ms < at for message in readable):
+                continue
+            consumer.seek(from_milliseconds(at))
+            found = [(message.shard, message.sequence) for message in consumer]
+            assert found == [message[:2] for message in readable if message.timestamp_ms >= at]
+
+
+@pytest.mark.parametrize("streams", ["orders,rare,clicks", "*"])
+def test_moving_in_a_file_with_more_shards_than_a_beacon_names(path: Path, streams: str) -> None:
+    """The only marker of a beacon is one shard's; what the others have before it counts, too."""
+    with create_producer(f"file://{path}/rare", file_options=FileProducerOptions(beacon_interval=1024)) as producer:
+        producer.send(b"rare", stream="clicks", timestamp_ms=START_MS)
+        receipts = [producer.send(b"x" * 100, stream="orders", timestamp_ms=START_MS + n) for n in range(5)]
+        producer.send(b"x" * 900, timestamp_ms=START_MS + 9)
+    with create_consumer(f"file://{path}/{streams}", live=False) as consumer:
+        for first in (2, 4):
+            consumer.rewind(first)
+            assert [(m.shard, m.sequence) for m in consumer] == [(ORDERS, n) for n in range(first, 6)]
+        consumer.seek(from_milliseconds(START_MS + 3))
+        assert [m.sequence for m in consumer if m.shard == ORDERS] == [receipts[3].sequence, receipts[4].sequence]
+
+
+def test_a_shard_that_no_beacon_has_room_for_is_found(path: Path, url: str) -> None:
+    early, late = Shard("orders", 1), Shard("orders", 0)
+    messages = [Sent(early, n, START_MS + n, b"") for n in range(1, 10)]
+    messages += [Sent(late, n, START_MS, b"." * 400) for n in range(1, 4)]
+    write_file(path, messages, interval=1024)
+    with create_consumer(url, live=False) as consumer:
+        consumer.rewind(4)
+        assert [message.sequence for message in consumer] == [4, 5, 6, 7, 8, 9]
+        consumer.seek(from_milliseconds(START_MS + 1))
+        assert [message.sequence for message in consumer] == list(range(1, 10))

@@ -1,0 +1,316 @@
+"""The ``.ss`` format byte by byte, against what the real SeaStreamer writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
+from stream_consumers.file.format import (
+    Beacon,
+    BeaconError,
+    Header,
+    Marker,
+    checksum,
+    decode_beacon,
+    encode_frame,
+    eos_frame,
+    marker_capacity,
+    running_checksum,
+)
+from stream_consumers.file.writer import FrameWriter
+from stream_consumers.messages import Shard
+from tests.support.ss_files import Sent, items, sent
+
+HELLO = Shard("hello")
+U64 = st.integers(0, 2**64 - 1)
+KEYS = st.text("abcXYZ019._-", max_size=249)
+MARKERS = st.builds(Marker, st.builds(Shard, KEYS, U64), U64, U64, st.integers(0, 2**16 - 1))
+TINY = bytes.fromhex(
+    "537301 07 74696e792e7373 000001a1fb6ea325 00100000"
+    + "00" * 104
+    + "0d"
+    + "05 68656c6c6f 0000000000000000 0000000000000001 0000018bcfe56801 00000009 6d6573736167652d31 f79e 0d"
+    + "05 68656c6c6f 0000000000000000 0000000000000002 0000018bcfe56802 00000009 6d6573736167652d32 6750 0d"
+    + "05 68656c6c6f 0000000000000000 0000000000000003 0000018bcfe56803 00000009 6d6573736167652d33 af37 0d"
+    + "15 5345415f53545245414d45525f494e5445524e414c 0000000000000000 0000000000000000"
+    + "000001a1fb6ea325 00000003 454f53 ed7c 0d"
+)
+"""A file of the real crate: three messages, then the end of the stream."""
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (b"123456789", 0x4C06),
+        (b"hello, world", 0x8028),
+        (b"123456789abcd", 0xA106),
+        (b"", 0xFFFF),
+        (b"EOS", 0xED7C),
+        (b"message-1", 0xF79E),
+    ],
+)
+def test_checksum_vectors(data: bytes, crc: int) -> None:
+    assert checksum(data) == crc
+    assert checksum(data[3:], checksum(data[:3])) == crc
+
+
+def test_checksum_table() -> None:
+    assert [checksum(bytes((index,)), 0) for index in range(4)] == [0x0000, 0xC867, 0x58A9, 0x90CE]
+    assert checksum(b"\x04", 0) == 0xB152
+
+
+def test_tiny_file_is_written_byte_by_byte() -> None:
+    header = Header("tiny.ss", 0x1A1FB6EA325, 1024 * 1024).encode()
+    writer = FrameWriter(beacon_interval=1024 * 1024, offset=128)
+    for number in (1, 2, 3):
+        writer.write(HELLO, number, 1_700_000_000_000 + number, b"message-%d" % number)
+    assert len(TINY) == 322
+    assert header == TINY[:128]
+    assert header + writer.take() + eos_frame(0x1A1FB6EA325)[0] == TINY
+
+
+def test_tiny_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.ss"
+    path.write_bytes(TINY)
+    found = items(path)
+    assert sent(found)[:3] == [Sent(HELLO, n, 1_700_000_000_000 + n, b"message-%d" % n) for n in (1, 2, 3)]
+    assert [(item.offset, item.end) for item in found] == [(0x80, 0xAE), (0xAE, 0xDC), (0xDC, 0x10A), (0x10A, 0x142)]
+    assert found[3].is_control
+    assert found[3].payload == b"EOS"
+
+
+def test_header_round_trip() -> None:
+    header = Header("ö.ss", 1_700_000_000_123, 640)
+    data = header.encode()
+    assert len(data) == 128
+    assert data[:3] == b"Ss\x01"
+    assert data[-1] == 0x0D
+    assert Header.decode(data, path="x") == header
+    padded = data[:40] + b"\xff" * 87 + b"\r"
+    assert Header.decode(padded, path="x") == header
+
+
+def test_header_limits() -> None:
+    longest = Header("n" * 111, 1, 128)
+    assert Header.decode(longest.encode(), path="x") == longest
+    with pytest.raises(InvalidOptionError, match="bytes=112"):
+        Header("n" * 112, 1, 128).encode()
+    with pytest.raises(InvalidOptionError, match="bytes=112"):
+        Header("ö" * 56, 1, 128).encode()
+    with pytest.raises(InvalidOptionError, match="smaller than the header"):
+        Header("n", 1, 127).encode()
+
+
+@pytest.mark.parametrize(("created_at_ms", "interval"), [(-1, 1024), (2**64, 1024), (0, 2**32)])
+def test_numbers_that_do_not_fit_the_header(created_at_ms: int, interval: int) -> None:
+    with pytest.raises(InvalidOptionError, match=f"created_at_ms={created_at_ms}"):
+        Header("orders.ss", created_at_ms, interval).encode()
+
+
+def test_a_file_name_that_is_no_text_is_written_nevertheless() -> None:
+    assert Header.decode(Header("a\udcff.ss", 0, 1024).encode(), path="x").file_name == "a?.ss"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=111), U64, st.integers(128, 2**32 - 1))
+def test_every_header_comes_back(file_name: str, created_at_ms: int, interval: int) -> None:
+    header = Header(file_name, created_at_ms, interval)
+    if len(file_name.encode()) > 111:
+        with pytest.raises(InvalidOptionError):
+            header.encode()
+    else:
+        assert Header.decode(header.encode(), path="x") == header
+
+
+@given(st.binary(max_size=200) | st.binary(min_size=124, max_size=140).map(lambda data: b"Ss\x01" + data))
+def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
+    try:
+        header = Header.decode(data, path="orders.ss")
+    except (FormatError, UnsupportedVersionError):
+        return
+    assert len(data) >= 128
+    assert header.beacon_interval >= 128
+
+
+def test_broken_headers() -> None:
+    data = Header("orders.ss", 1, 1024).encode()
+    for bad in (b"", b"S", b"PAR1" + data[4:], b"ss" + data[2:]):
+        with pytest.raises(FormatError, match="orders is not a stream file"):
+            Header.decode(bad, path="orders")
+    for length in (2, 3, 4, 127):
+        with pytest.raises(FormatError, match=f"ends within its header \\(bytes={length}, needed=128\\)"):
+            Header.decode(data[:length], path="orders")
+    with pytest.raises(UnsupportedVersionError, match="version=2, known=1"):
+        Header.decode(b"Ss\x02" + data[3:], path="orders")
+    with pytest.raises(FormatError, match="name_bytes=112"):
+        Header.decode(b"Ss\x01\x70" + data[4:], path="orders")
+    with pytest.raises(FormatError, match="beacon_interval=127"):
+        Header.decode(data[:21] + (127).to_bytes(4, "big") + data[25:], path="orders")
+
+
+def test_beacon_splice_of_a_real_file() -> None:
+    """Frame 21 of bea.ss is cut after six bytes of its timestamp, at offset 0x400."""
+    shard = Shard("hi", 2)
+    writer = FrameWriter(beacon_interval=1024, offset=128)
+    for number in range(1, 22):
+        writer.write(shard, number, 1_700_000_000_000 + number, b"message-%d" % number)
+    data = bytes(128) + writer.take()
+    assert data[0x3E7:0x3EA] == b"\x02hi"
+    before = "0015 0000018bcfe5"
+    beacon = "0d 00000013 01 02 6869 0000000000000002 0000000000000015 0000018bcfe56815 53b2 0d"
+    behind = "6815 0000000a" + b"message-21".hex()
+    expected = bytes.fromhex(before + beacon + behind)
+    assert data[0x3F8 : 0x3F8 + len(expected)] == expected
+
+
+def test_running_checksum_of_a_real_file() -> None:
+    running = 0xFFFF
+    for number in range(1, 22):
+        running = running_checksum(running, checksum(b"message-%d" % number))
+    assert running == 0x53B2
+
+
+def test_multi_beacon_splice() -> None:
+    """Payloads of 2500 bytes over beacons 1024 bytes apart, as in a file of the real crate."""
+    shard = Shard("hi")
+    writer = FrameWriter(beacon_interval=1024, offset=128)
+    for number in (1, 2):
+        writer.write(shard, number, 1_700_000_000_000 + number, b"p" * 2500)
+    data = bytes(128) + writer.take()
+    found = [decode_beacon(data, offset) for offset in range(1024, len(data), 1024)]
+    beacons = [beacon for beacon, _ in found if beacon]
+    assert [beacon.remaining for beacon in beacons] == [1638, 650, 2196, 1208, 220]
+    assert [beacon.markers[0].sequence for beacon in beacons] == [1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("interval", "capacity"),
+    [
+        (128, 0),
+        (288, 0),
+        (289, 0),
+        (570, 0),
+        (571, 1),
+        (640, 1),
+        (1024, 1),
+        (1135, 2),
+        (1024 * 1024, 127),
+        (2**32 - 1, 127),
+    ],
+)
+def test_marker_capacity(interval: int, capacity: int) -> None:
+    assert marker_capacity(interval) == capacity
+
+
+def test_markers_take_turns() -> None:
+    shards = [Shard("a", 0), Shard("a", 1), Shard("b", 0)]
+    writer = FrameWriter(beacon_interval=640, offset=128)
+    for index in range(60):
+        writer.write(shards[index % 3], index // 3 + 1, index, b"x" * 30)
+    data = bytes(128) + writer.take()
+    named = [decode_beacon(data, offset)[0].markers[0].shard for offset in range(640, len(data), 640)]
+    assert named[:4] == [shards[0], shards[1], shards[2], shards[0]]
+
+
+def test_beacons_round_trip() -> None:
+    markers = tuple(Marker(Shard("k" * n, n), n, n * 2, n * 3) for n in (0, 1, 249))
+    for beacon in (Beacon(0, ()), Beacon(19, markers[:1]), Beacon(2**32 - 1, markers)):
+        data = beacon.encode()
+        assert decode_beacon(data) == (beacon, len(data))
+        assert decode_beacon(b"xy" + data + b"z", 2) == (beacon, len(data))
+        assert all(decode_beacon(data[:cut]) is None for cut in range(len(data)))
+    assert Beacon(0, ()).encode().hex() == "0d00000000000d"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0e\0\0\0\0\0\r",
+        b"\x0e",
+        b"\r\0\0\0\0\0\x0e",
+        b"\r\0\0\0\0\x01\xfa" + b"k" * 300,
+        b"\r\0\0\0\0\x01\x01?" + b"\0" * 26 + b"\r",
+        b"\r\0\0\0\0\x01\x01\xff" + b"\0" * 26 + b"\r",
+        b"\r\0\0\0\0\x01\x01k" + b"\0" * 26 + b"\x0e",
+    ],
+)
+def test_no_beacon(data: bytes) -> None:
+    with pytest.raises(BeaconError):
+        decode_beacon(data)
+
+
+def test_empty_beacon_behind_the_header_when_the_interval_is_128() -> None:
+    assert FrameWriter(beacon_interval=128, offset=128).take().hex() == "0d00000000000d"
+    assert FrameWriter(beacon_interval=640, offset=128).take() == b""
+
+
+def test_beacon_at_once_when_a_frame_ends_at_the_boundary() -> None:
+    writer = FrameWriter(beacon_interval=1024, offset=128)
+    writer.write(HELLO, 1, 5, b"x" * (1024 - 128 - 37))
+    data = writer.take()
+    assert writer.offset == 128 + len(data)
+    beacon, size = decode_beacon(data, 1024 - 128) or (None, 0)
+    assert beacon is not None
+    assert beacon.remaining == 0
+    assert size == len(data) - 896
+    assert beacon.markers[0][:3] == (HELLO, 1, 5)
+
+
+def test_frames_that_do_not_fit() -> None:
+    with pytest.raises(InvalidOptionError, match="sequence=-1"):
+        encode_frame(HELLO, -1, 0, b"")
+    with pytest.raises(InvalidOptionError, match="timestamp_ms=18446744073709551616"):
+        encode_frame(HELLO, 1, 2**64, b"")
+    with pytest.raises(InvalidOptionError):
+        encode_frame(Shard("hello", 2**64), 1, 0, b"")
+    with pytest.raises(InvalidStreamKeyError):
+        encode_frame(Shard("k" * 256), 1, 0, b"")
+
+
+def test_a_frame_that_does_not_fit_leaves_the_writer_as_it_was() -> None:
+    writer = FrameWriter(beacon_interval=1024, offset=128)
+    with pytest.raises(InvalidOptionError):
+        writer.write(HELLO, -1, 0, b"")
+    assert (writer.take(), writer.offset, writer.shards) == (b"", 128, {})
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(MARKERS, max_size=6), st.binary(max_size=9), st.binary(max_size=9))
+def test_every_beacon_comes_back_and_none_before_its_last_byte(
+    remaining: int, markers: list[Marker], before: bytes, behind: bytes
+) -> None:
+    beacon = Beacon(remaining, tuple(markers))
+    data = beacon.encode()
+    assert decode_beacon(before + data + behind, len(before)) == (beacon, len(data))
+    for length in range(len(data)):
+        assert decode_beacon(before + data[:length], len(before)) is None
+
+
+@given(
+    st.binary(max_size=80) | st.binary(max_size=80).map(lambda data: b"\r\0\0\0\1" + data),
+    st.integers(0, 3),
+)
+def test_any_bytes_are_a_beacon_or_refused(data: bytes, at: int) -> None:
+    try:
+        found = decode_beacon(data, at)
+    except BeaconError:
+        return
+    if found is not None:
+        beacon, size = found
+        assert beacon.encode() == data[at : at + size]
+
+
+@given(KEYS, st.integers(), st.integers(), st.integers(), st.binary(max_size=50))
+def test_a_frame_fits_or_is_refused(key: str, shard_id: int, sequence: int, timestamp_ms: int, payload: bytes) -> None:
+    numbers = (shard_id, sequence, timestamp_ms)
+    try:
+        data, crc = encode_frame(Shard(key, shard_id), sequence, timestamp_ms, payload)
+    except InvalidOptionError:
+        assert not all(0 <= number < 2**64 for number in numbers)
+        return
+    head = 1 + len(key)
+    assert data[:head] == bytes((len(key),)) + key.encode()
+    assert [int.from_bytes(data[head + 8 * place :][:8], "big") for place in range(3)] == list(numbers)
+    assert data[head + 24 :] == len(payload).to_bytes(4, "big") + payload + crc.to_bytes(2, "big") + b"\r"

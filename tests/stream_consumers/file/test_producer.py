@@ -1,0 +1,320 @@
+"""Writing files: creation, numbering, appending, locking, limits."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.errors import (
+    FormatError,
+    InvalidOptionError,
+    ProducerBusyError,
+    ProducerEndedError,
+    SizeLimitError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from stream_consumers.file.format import Header, decode_beacon
+from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.messages import Shard
+from stream_consumers.options import FileCreation, FileProducerOptions
+from tests.support.ss_files import (
+    END_OF_STREAM,
+    ORDERS,
+    damages,
+    file_bytes,
+    flip,
+    items,
+    numbered,
+    payload_offset,
+    sent,
+    write_file,
+)
+
+KIB = FileProducerOptions(beacon_interval=1024)
+KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
+
+
+def produce(url: str, count: int, options: FileProducerOptions = KIB, *, shards: int = 1) -> None:
+    with create_producer(url, file_options=options) as producer:
+        for number in range(count):
+            producer.send(b"message-%d" % number, shard=number % shards)
+
+
+def sequences(path: Path, shard: Shard = ORDERS) -> list[int]:
+    return [frame.sequence for frame in sent(items(path)) if frame.shard == shard]
+
+
+# Creation (F-streamer)
+
+
+def test_a_missing_file_may_have_to_be_there(url: str, path: Path) -> None:
+    with pytest.raises(StreamNotFoundError, match="does not exist"):
+        create_producer(url, file_options=FileProducerOptions(creation=FileCreation.NEVER))
+    assert not path.exists()
+    produce(url, 1)
+    produce(url, 1, FileProducerOptions(creation=FileCreation.NEVER))
+    assert sequences(path) == [1, 2]
+
+
+def test_an_existing_file_may_be_in_the_way(url: str, path: Path) -> None:
+    new = FileProducerOptions(creation=FileCreation.ALWAYS_NEW)
+    produce(url, 1, new)
+    with pytest.raises(StreamExistsError, match="exists already"):
+        create_producer(url, file_options=new)
+    assert sequences(path) == [1]
+
+
+def test_a_file_is_created_if_it_is_missing(url: str, path: Path) -> None:
+    produce(url, 4)
+    produce(url, 5)
+    assert sequences(path) == list(range(1, 10))
+    header = Header.decode(path.read_bytes(), path=path)
+    assert (header.file_name, header.beacon_interval) == ("orders.ss", 1024)
+
+
+def test_places_where_no_file_can_be(tmp_path: Path) -> None:
+    with pytest.raises(StreamNotFoundError, match="nowhere does not exist"):
+        create_producer(f"file://{tmp_path}/nowhere/orders.ss/orders")
+    with pytest.raises(StreamNotFoundError, match="is a directory"):
+        create_producer(f"file://{tmp_path}/orders")
+    (tmp_path / "text").write_text("not a stream " * 20)
+    with pytest.raises(FormatError, match="is not a stream file"):
+        create_producer(f"file://{tmp_path}/text/orders")
+    assert (tmp_path / "text").read_text() == "not a stream " * 20
+
+
+def test_a_name_too_long_for_the_header_leaves_no_file(tmp_path: Path) -> None:
+    for creation in (FileCreation.IF_MISSING, FileCreation.ALWAYS_NEW):
+        with pytest.raises(InvalidOptionError, match="bytes=113"):
+            create_producer(
+                f"file://{tmp_path}/{'n' * 110}.ss/orders", file_options=FileProducerOptions(creation=creation)
+            )
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("interval", [0, -1024, 1000, 1025])
+def test_beacon_intervals_that_cannot_be(interval: int) -> None:
+    with pytest.raises(InvalidOptionError, match=f"beacon_interval={interval}"):
+        FileProducerOptions(beacon_interval=interval)
+
+
+# Numbering and appending (F-producer, F-sink)
+
+
+def test_each_shard_counts_from_one(url: str, path: Path) -> None:
+    with create_producer(url, file_options=KIB) as producer:
+        receipts = [producer.send(b"x", shard=n % 3) for n in range(9)]
+        other = producer.send(b"x", stream="clicks")
+    assert [receipt.sequence for receipt in receipts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert (other.shard, other.sequence) == (Shard("clicks"), 1)
+    assert [(f.shard, f.sequence) for f in sent(items(path))] == [(r.shard, r.sequence) for r in [*receipts, other]]
+
+
+def test_numbering_goes_on_after_appending(url: str, path: Path) -> None:
+    for _ in range(4):
+        produce(url, 30, shards=3)
+    for number in range(3):
+        assert sequences(path, Shard("orders", number)) == list(range(1, 41))
+
+
+@pytest.mark.parametrize("count", [1, 10, 25, 100])
+def test_an_end_of_stream_is_removed_by_appending(url: str, path: Path, count: int) -> None:
+    """Also in a file smaller than a beacon interval, where SeaStreamer leaves it in the middle."""
+    for session in range(3):
+        produce(url, count, KIB_EOS)
+        found = items(path)
+        assert [item.offset for item in found if isinstance(item, Frame) and item.is_control] == [found[-1].offset]
+        assert sequences(path) == list(range(1, (session + 1) * count + 1))
+    with create_consumer(url) as consumer:
+        assert [message.sequence for message in consumer] == list(range(1, 3 * count + 1))
+
+
+def test_appending_without_a_message_takes_the_end_of_stream_away(url: str, path: Path) -> None:
+    produce(url, 10, KIB_EOS)
+    produce(url, 0)
+    assert [frame.is_control for frame in items(path) if isinstance(frame, Frame)] == [False] * 10
+
+
+@pytest.mark.parametrize("interval", [128, 256, 640, 1024])
+def test_the_header_of_the_file_wins(url: str, path: Path, interval: int) -> None:
+    write_file(path, [*numbered(10), END_OF_STREAM], interval=interval)
+    produce(url, 40, KIB_EOS)
+    data = path.read_bytes()
+    assert Header.decode(data, path=path).beacon_interval == interval
+    assert all(decode_beacon(data, offset) for offset in range(max(interval, 128), len(data), interval))
+    assert sequences(path) == list(range(1, 51))
+    assert damages(items(path)) == []
+
+
+def test_appended_bytes_are_those_of_one_session(path: Path, url: str) -> None:
+    """Numbers, timestamps, running checksums and markers go on as if the producer had never ended."""
+    messages = numbered(100)
+    whole = file_bytes(messages)
+    for session in range(4):
+        if not session:
+            path.write_bytes(whole[:128])
+        with create_producer(url) as producer:
+            for message in messages[25 * session : 25 * session + 25]:
+                producer.send(message.payload, timestamp_ms=message.timestamp_ms)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("cut", [1, 30, 57, 58])
+def test_an_unfinished_message_is_kept_aside(path: Path, url: str, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+    write_file(path, numbered(6))
+    last = items(path)[-1]
+    data = path.read_bytes()
+    path.write_bytes(data[:-cut])
+    with caplog.at_level(logging.WARNING, "stream_consumers.file.producer"):
+        produce(url, 2)
+    assert sequences(path) == [1, 2, 3, 4, 5, 6, 7]
+    assert damages(items(path)) == []
+    beside = path.with_name(f"orders.ss.tail-{last.offset}")
+    assert ([beside.read_bytes()] if beside.exists() else []) == ([data[last.offset : -cut]] if cut < 58 else [])
+    assert len(caplog.records) == (cut < 58)
+
+
+def test_every_cut_can_be_appended_to(path: Path, url: str) -> None:
+    data = file_bytes([*numbered(14, size=60), END_OF_STREAM], interval=640)
+    path.write_bytes(data)
+    ends = [item.end for item in items(path)][:-1]
+    for cut in range(128, len(data) + 1):
+        path.write_bytes(data[:cut])
+        produce(url, 12)
+        found = items(path)
+        whole = sum(end <= cut for end in ends)
+        assert damages(found) == []
+        assert sequences(path) == list(range(1, whole + 13)), cut
+        with FrameScanner(path) as scanner:
+            list(scanner)
+            assert scanner.incomplete_bytes == 0
+        for beside in path.parent.glob("*.tail-*"):
+            beside.unlink()
+
+
+def test_an_end_of_stream_before_an_unfinished_message(path: Path, url: str) -> None:
+    """As a SeaStreamer producer leaves it that was killed while it appended to a small file."""
+    data = file_bytes([*numbered(3), END_OF_STREAM, *numbered(1, first=4)])
+    path.write_bytes(data[:-5])
+    produce(url, 1)
+    assert [frame.is_control for frame in items(path) if isinstance(frame, Frame)] == [False] * 4
+
+
+def test_numbering_goes_on_behind_a_damaged_message(path: Path, url: str) -> None:
+    write_file(path, numbered(5))
+    flip(path, payload_offset(items(path)[-1]))
+    with create_producer(url) as producer:
+        assert producer.send(b"next").sequence == 6
+    assert sequences(path) == [1, 2, 3, 4, 6]
+
+
+# One producer at a time
+
+
+def test_a_second_producer_has_to_wait(url: str, path: Path) -> None:
+    with create_producer(url) as producer:
+        producer.send(b"one")
+        with pytest.raises(ProducerBusyError, match=r"has .*orders\.ss open"):
+            create_producer(url)
+        producer.send(b"two")
+    produce(url, 1)
+    assert sequences(path) == [1, 2, 3]
+
+
+def _try_to_produce(url: str, answers: multiprocessing.Queue[str]) -> None:
+    try:
+        create_producer(url).close()
+        answers.put("opened")
+    except ProducerBusyError:
+        answers.put("busy")
+
+
+def test_a_producer_in_another_process_has_to_wait(url: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with create_producer(url):
+        other = context.Process(target=_try_to_produce, args=(url, answers))
+        other.start()
+        assert answers.get(timeout=30) == "busy"
+        other.join(30)
+    _try_to_produce(url, answers)
+    assert answers.get(timeout=30) == "opened"
+
+
+def test_an_ended_producer(url: str, path: Path) -> None:
+    producer = create_producer(url, file_options=KIB_EOS)
+    producer.send(b"one")
+    producer.close()
+    size = path.stat().st_size
+    producer.close()
+    with pytest.raises(ProducerEndedError):
+        producer.send(b"two")
+    assert path.stat().st_size == size
+
+
+# Limits
+
+
+@pytest.mark.parametrize("limit", [1000, 1030, 1062, 1063, 1100, 2000, 4000])
+def test_size_limit(url: str, path: Path, limit: int) -> None:
+    producer = create_producer(url, file_options=FileProducerOptions(beacon_interval=1024, file_size_limit=limit))
+
+    def send_for_ever() -> None:
+        while True:
+            producer.send(b"x" * 20)
+
+    with producer, pytest.raises(SizeLimitError, match=f"limit={limit}") as caught:
+        send_for_ever()
+    whole = sequences(path)
+    assert path.stat().st_size <= limit
+    assert path.stat().st_size == caught.value.facts["size"]
+    produce(url, 1)
+    assert path.stat().st_size > limit - 58
+    assert sequences(path) == [*whole, len(whole) + 1]
+    assert damages(items(path)) == []
+
+
+def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
+    with create_producer(url, file_options=FileProducerOptions(beacon_interval=1024, file_size_limit=400)) as producer:
+        producer.send(b"x" * 100)
+        with pytest.raises(SizeLimitError):
+            producer.send(b"x" * 200)
+        assert producer.send(b"y" * 20).sequence == 2
+    assert sequences(path) == [1, 2]
+
+
+def test_a_message_that_does_not_fit_the_format_changes_nothing(url: str, path: Path) -> None:
+    with create_producer(url) as producer:
+        producer.send(b"one")
+        with pytest.raises(InvalidOptionError):
+            producer.send(b"two", timestamp_ms=-1)
+        producer.send(b"three")
+    assert sequences(path) == [1, 2]
+
+
+def test_large_amounts_reach_the_file_without_a_flush(url: str, path: Path) -> None:
+    with create_producer(url) as producer:
+        for _ in range(3):
+            producer.send(b"x" * 700_000)
+        assert path.stat().st_size > 1_300_000
+
+
+def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "orders.ss"
+    url = f"file://{path}/orders"
+    with create_producer(url) as producer:
+        for index in range(100):
+            producer.send(b"message-%d" % index)
+    with FrameScanner(path) as scanner:
+        frame = [item for item in scanner if isinstance(item, Frame)][50]
+    data = bytearray(path.read_bytes())
+    data[frame.offset] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="whole messages stand behind the damage"):
+        create_producer(url)
+    assert path.read_bytes() == data

@@ -1,0 +1,410 @@
+"""Walking the frames of a file: whole ones, unfinished ones, damaged ones, and arbitrary bytes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.writer import FrameWriter
+from stream_consumers.messages import Shard
+from tests.support.ss_files import (
+    CREATED_MS,
+    END_OF_STREAM,
+    ORDERS,
+    Sent,
+    damages,
+    file_bytes,
+    flip,
+    items,
+    numbered,
+    payload_offset,
+    sent,
+    write_file,
+)
+
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+SHARDS = (ORDERS, Shard("orders", 1), Shard("clicks", 7))
+
+
+@pytest.mark.parametrize("interval", [128, 640, 1024, 4096, 1024 * 1024])
+@pytest.mark.parametrize("size", [0, 1, 83, 1024, 5000])
+def test_every_interval_and_size(tmp_path: Path, interval: int, size: int) -> None:
+    messages = [*numbered(30, shards=SHARDS, size=size), END_OF_STREAM]
+    path = write_file(tmp_path / "orders.ss", messages, interval=interval)
+    found = items(path)
+    assert sent(found) == messages
+    assert damages(found) == []
+
+
+def test_reads_skip_beacons_that_follow_the_header(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(1), interval=128)
+    (frame,) = items(path)
+    assert frame.offset == 128 + 7
+    with FrameScanner(write_file(path, [], interval=128)) as scanner:
+        assert list(scanner) == []
+        assert scanner.incomplete_bytes == 0
+
+
+def test_offsets_are_those_of_the_bytes(tmp_path: Path) -> None:
+    messages = numbered(40, size=90)
+    path = write_file(tmp_path / "orders.ss", messages)
+    data = path.read_bytes()
+    with FrameScanner(path) as scanner:
+        behind = HEADER_SIZE
+        for frame in scanner:
+            assert scanner.offset == frame.end
+            between = data[behind : frame.offset]
+            assert between == b"" or decode_beacon(between) is not None
+            assert scanner.read_bytes(frame) == data[frame.offset : frame.end]
+            assert data[frame.offset : frame.offset + 7] == b"\x06orders" or frame.offset % 1024 > 1000
+            behind = frame.end
+
+
+@pytest.mark.parametrize("interval", [128, 640, 1024])
+def test_prefixes_never_yield_anything_wrong(tmp_path: Path, interval: int) -> None:
+    messages = [*numbered(12, shards=SHARDS, size=150), END_OF_STREAM]
+    path = write_file(tmp_path / "orders.ss", messages, interval=interval)
+    data, whole = path.read_bytes(), items(path)
+    for cut in range(HEADER_SIZE, len(data) + 1):
+        path.write_bytes(data[:cut])
+        with FrameScanner(path) as scanner:
+            assert list(scanner) == [frame for frame in whole if frame.end <= cut]
+            assert scanner.offset + scanner.incomplete_bytes == cut
+    for cut in range(HEADER_SIZE):
+        path.write_bytes(data[:cut])
+        with pytest.raises(FormatError):
+            FrameScanner(path)
+
+
+@pytest.mark.parametrize("step", [1, 7, 300])
+def test_a_growing_file_yields_the_same_as_a_whole_one(tmp_path: Path, step: int) -> None:
+    messages = [*numbered(12, shards=SHARDS, size=150), END_OF_STREAM]
+    data = file_bytes(messages, interval=640)
+    path = tmp_path / "orders.ss"
+    path.write_bytes(data[:HEADER_SIZE])
+    found: list[Frame | Damage] = []
+    with FrameScanner(path) as scanner, path.open("ab") as file:
+        for at in range(HEADER_SIZE, len(data), step):
+            file.write(data[at : at + step])
+            file.flush()
+            found += scanner
+    assert sent(found) == messages
+    assert damages(found) == []
+
+
+def test_stop_and_start(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(40, size=90))
+    whole = items(path)
+    for at in range(1, len(whole)):
+        previous = {ORDERS: whole[at - 1].sequence or 0}
+        assert items(path, start=whole[at - 1].end, previous=previous) == whole[at:]
+        assert items(path, stop=whole[at].end) == whole[: at + 1]
+        assert items(path, stop=whole[at].end - 1) == whole[:at]
+
+
+def test_small_windows_change_nothing(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(60, shards=SHARDS, size=700), interval=640)
+    flip(path, payload_offset(items(path)[0]) + 3)
+    flip(path, 6400)
+    assert items(path, window=512) == items(path)
+
+
+# Upstream's loopback and reader tests
+
+
+def test_rewind_to_beacons(tmp_path: Path) -> None:
+    """F-loopback::rewind: a message over several beacons makes the second slip to the third."""
+    path = write_file(
+        tmp_path / "orders.ss",
+        [*numbered(5, size=150), Sent(ORDERS, 6, 1, b"x" * 768), *numbered(3, first=7)],
+        interval=640,
+    )
+    whole = items(path)
+    with FrameScanner(path) as scanner:
+        for index in (1, 2, 3):
+            assert scanner.skip_spliced(640 * index)
+            first = next(iter(scanner))
+            behind = [frame for frame in whole if frame.offset >= 640 * index]
+            assert first == behind[0]
+    with FrameScanner(path) as scanner:
+        assert not scanner.skip_spliced(640 * 4)
+
+
+def test_skip_to_a_frame_that_is_not_whole(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(1, size=2000))
+    path.write_bytes(path.read_bytes()[:-1])
+    with FrameScanner(path) as scanner:
+        assert not scanner.skip_spliced(1024)
+
+
+@pytest.mark.parametrize("interval", [128, 256, 640, 1024])
+def test_sink_sessions(tmp_path: Path, interval: int) -> None:
+    """F-loopback::sink: a re-opened writer starts with an empty state."""
+    path = tmp_path / "orders.ss"
+    messages = numbered(30)
+    path.write_bytes(Header("orders.ss", CREATED_MS, interval).encode())
+    for session in range(3):
+        writer = FrameWriter(beacon_interval=interval, offset=path.stat().st_size)
+        for message in messages[10 * session : 10 * session + 10]:
+            writer.write(*message)
+        with path.open("ab") as file:
+            file.write(writer.take())
+    assert sent(items(path)) == messages
+
+
+# Damage
+
+
+def test_a_flipped_payload_costs_its_frame_only(tmp_path: Path) -> None:
+    messages = numbered(20)
+    path = write_file(tmp_path / "orders.ss", messages)
+    frame = items(path)[4]
+    flip(path, payload_offset(frame))
+    found = items(path)
+    assert sent(found) == messages[:4] + messages[5:]
+    (damage,) = damages(found)
+    assert damage[:2] == (frame.offset, frame.end)
+    assert damage.shard == ORDERS
+    assert damage.sequence == 5
+    assert damage.timestamp_ms == frame.timestamp_ms
+    with FrameScanner(path) as scanner:
+        raw = scanner.read_bytes(damage)
+    assert raw == path.read_bytes()[frame.offset : frame.end]
+    bad = checksum(raw[35:-3])
+    assert damage.reason == f"checksum error: stored {checksum(frame.payload):04X}, computed {bad:04X}"
+
+
+def test_lost_framing_goes_on_at_the_next_beacon(tmp_path: Path) -> None:
+    messages = numbered(60)
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    flip(path, whole[3].offset, 0xF0)
+    found = items(path)
+    behind = next(frame for frame in whole if frame.offset >= 1024)
+    (damage,) = damages(found)
+    assert (damage.offset, damage.sequence) == (whole[3].offset, None)
+    assert "no message begins here" in damage.reason
+    assert damage.end in (behind.offset, 1024)
+    assert sent(found) == messages[:3] + messages[whole.index(behind) :]
+
+
+def test_lost_framing_without_a_later_beacon_is_unfinished(tmp_path: Path) -> None:
+    messages = numbered(6)
+    path = write_file(tmp_path / "orders.ss", messages)
+    third = items(path)[2]
+    flip(path, third.offset, 0xF0)
+    with FrameScanner(path) as scanner:
+        assert sent(scanner) == messages[:2]
+        assert scanner.incomplete_bytes == path.stat().st_size - third.offset
+
+
+def test_a_sequence_that_does_not_grow(tmp_path: Path) -> None:
+    one, two, three = numbered(3)
+    other = Sent(Shard("orders", 1), 1, 5, b"own numbers")
+    path = write_file(tmp_path / "orders.ss", [one, two, other, two, one, three])
+    found = items(path)
+    assert sent(found) == [one, two, other, three]
+    assert [damage.sequence for damage in damages(found)] == [None, None]
+    assert "sequence 2 comes after 2 in orders/0" in damages(found)[0].reason
+    assert sent(items(path, previous={ORDERS: 2})) == [other, three]
+
+
+def test_numbers_out_of_range(tmp_path: Path) -> None:
+    late = Sent(ORDERS, 1, 2**60, b"late")
+    huge = Sent(ORDERS, 2**63, 5, b"huge")
+    last = Sent(ORDERS, 3, 5, b"last")
+    path = write_file(tmp_path / "orders.ss", [late, huge, last])
+    found = items(path)
+    assert sent(found) == [last]
+    assert [(damage.sequence, damage.timestamp_ms) for damage in damages(found)] == [(1, None), (None, None)]
+
+
+def test_a_broken_beacon_costs_its_interval_only(tmp_path: Path) -> None:
+    messages = numbered(100)
+    path = write_file(tmp_path / "orders.ss", messages)
+    whole = items(path)
+    flip(path, 2048)
+    found = items(path)
+    (damage,) = damages(found)
+    lost = [frame for frame in whole if frame.end > damage.offset and frame.offset < damage.end]
+    assert damage.offset <= 2048
+    assert damage.end <= 3072 + 100
+    assert sent(found) == [message for message, frame in zip(messages, whole) if frame not in lost]
+
+
+def test_a_broken_beacon_between_two_frames_costs_its_interval_only(tmp_path: Path) -> None:
+    """Frames of exactly an interval less its beacon: every beacon stands between two frames."""
+    beacon = 7 + 1 + len("orders") + 26
+    size = 1024 - beacon - 38
+    messages = [Sent(ORDERS, 1, 5, b"x" * (1024 - 128 - 38)), *(Sent(ORDERS, n, 5, b"y" * size) for n in range(2, 7))]
+    path = write_file(tmp_path / "orders.ss", messages)
+    assert sent(items(path)) == messages
+    assert [frame.end % 1024 for frame in items(path)] == [0] * 6
+    flip(path, 2048)
+    found = items(path)
+    assert sent(found) == messages[:2] + messages[3:]
+    (damage,) = damages(found)
+    assert (damage.offset, damage.end) == (2048, 3072)
+
+
+def test_the_last_beacon_broken_is_unfinished_until_the_next(tmp_path: Path) -> None:
+    messages = numbered(100)
+    data = file_bytes(messages)
+    path = tmp_path / "orders.ss"
+    path.write_bytes(data[:2500])
+    flip(path, 2048)
+    with FrameScanner(path) as scanner:
+        first = list(scanner)
+        assert damages(first) == []
+        damaged = bytearray(data)
+        damaged[2048] ^= 1
+        path.write_bytes(damaged)
+        assert first + list(scanner) == items(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StreamNotFoundError, match="there is no file"):
+        FrameScanner(tmp_path / "nothing.ss")
+    with pytest.raises(StreamNotFoundError, match="is a directory"):
+        FrameScanner(tmp_path)
+    (tmp_path / "text").write_text("no stream")
+    with pytest.raises(FormatError):
+        FrameScanner(tmp_path / "text")
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(5))
+    with FrameScanner(path) as scanner:
+        assert len(list(scanner)) == 5
+        path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(StreamRemovedError, match="became shorter"):
+            list(scanner)
+
+
+# Properties
+
+KEYS = st.sampled_from(["", "o", "orders", "k" * 100])
+MESSAGES = st.lists(
+    st.tuples(
+        KEYS,
+        st.integers(0, 2),
+        st.integers(1, 5),
+        st.integers(0, 2**41),
+        st.one_of(st.binary(max_size=40), st.integers(0, 3000).map(lambda size: random.Random(size).randbytes(size))),
+    ),
+    max_size=40,
+)
+
+
+def as_sent(drawn: list[tuple[str, int, int, int, bytes]]) -> list[Sent]:
+    last: dict[Shard, int] = {}
+    messages = []
+    for key, number, step, timestamp_ms, payload in drawn:
+        shard = Shard(key, number)
+        last[shard] = last.get(shard, 0) + step
+        messages.append(Sent(shard, last[shard], timestamp_ms, payload))
+    return messages
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scanner") / "orders.ss"
+
+
+@RELAXED
+@given(drawn=MESSAGES, interval=st.one_of(st.integers(128, 3000), st.just(1024 * 1024)))
+def test_round_trip(scratch: Path, drawn: list[tuple[str, int, int, int, bytes]], interval: int) -> None:
+    messages = as_sent(drawn)
+    write_file(scratch, messages, interval=interval)
+    found = items(scratch)
+    assert sent(found) == messages
+    assert damages(found) == []
+
+
+@RELAXED
+@given(
+    interval=st.integers(128, 600),
+    body=st.one_of(
+        st.binary(max_size=3000),
+        st.lists(
+            st.one_of(st.binary(max_size=30), st.just(b"\r\0\0\0\0\0\r"), st.just(b"\x01k" + b"\0" * 30 + b"\r")),
+            max_size=99,
+        ).map(b"".join),
+    ),
+)
+def test_arbitrary_bytes_neither_crash_nor_hang(scratch: Path, interval: int, body: bytes) -> None:
+    scratch.write_bytes(Header("o", 1, interval).encode() + body)
+    with FrameScanner(scratch) as scanner:
+        behind = HEADER_SIZE
+        for item in scanner:
+            assert behind <= item.offset < item.end
+            behind = item.end
+        assert behind <= scanner.offset <= scratch.stat().st_size
+
+
+def is_header_field(frame: Frame, data: bytes, offset: int, interval: int) -> bool:
+    """Whether ``offset`` is in the fields before the payload of a frame (key, shard, sequence, timestamp, size)."""
+    at, left = frame.offset, 1 + len(frame.shard.stream) + FRAME_FIELDS.size
+    while left:
+        if at % interval == 0:
+            _, size = decode_beacon(data, at) or (None, 0)
+            at += size
+        if at == offset:
+            return True
+        at, left = at + 1, left - 1
+    return False
+
+
+def assert_nothing_is_lost_silently(path: Path, data: bytes, whole: list[Frame], offset: int, mask: int) -> None:
+    damaged = bytearray(data)
+    damaged[offset] ^= mask
+    path.write_bytes(damaged)
+    interval = Header.decode(data, path=path).beacon_interval
+    with FrameScanner(path) as scanner:
+        found = list(scanner)
+        tail = scanner.offset
+    read = {item for item in found if isinstance(item, Frame)}
+    regions = [(damage.offset, damage.end) for damage in damages(found)] + [(tail, len(data))]
+    altered = [
+        frame
+        for frame in whole
+        if frame.offset <= offset < frame.end and is_header_field(frame, data, offset, interval)
+    ]
+    for frame in whole:
+        if frame in read or frame in altered:
+            continue
+        assert any(begin < frame.end and frame.offset < end for begin, end in regions), (offset, mask, frame.sequence)
+    assert len(read - set(whole)) <= len(altered), (offset, mask)
+
+
+@pytest.mark.parametrize("interval", [128, 640, 1024])
+def test_any_byte_flipped_loses_nothing_silently(scratch: Path, interval: int) -> None:
+    data = file_bytes(numbered(14, shards=SHARDS, size=90), interval=interval)
+    scratch.write_bytes(data)
+    whole = [item for item in items(scratch) if isinstance(item, Frame)]
+    masks = random.Random(7)
+    for offset in range(HEADER_SIZE, len(data)):
+        assert_nothing_is_lost_silently(scratch, data, whole, offset, masks.randrange(1, 256))
+
+
+@RELAXED
+@given(
+    drawn=MESSAGES, interval=st.integers(128, 1500), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255)
+)
+def test_damage_loses_nothing_silently(
+    scratch: Path, drawn: list[tuple[str, int, int, int, bytes]], interval: int, place: float, mask: int
+) -> None:
+    data = file_bytes(as_sent(drawn), interval=interval)
+    if len(data) == HEADER_SIZE:
+        return
+    scratch.write_bytes(data)
+    whole = [item for item in items(scratch) if isinstance(item, Frame)]
+    offset = HEADER_SIZE + int(place * (len(data) - HEADER_SIZE))
+    assert_nothing_is_lost_silently(scratch, data, whole, offset, mask)

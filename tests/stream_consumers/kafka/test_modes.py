@@ -1,0 +1,303 @@
+"""The modes of a Kafka consumer and its membership, on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.consumer import Edge
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    DataLossError,
+    GroupActiveError,
+    InvalidOptionError,
+    OutOfBoundsError,
+    StreamNotFoundError,
+)
+from stream_consumers.kafka import consumer as kafka_consumer
+from stream_consumers.kafka.consumer import KafkaConsumer
+from stream_consumers.kafka.membership import KafkaMembership
+from stream_consumers.messages import Message, Shard
+from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.urls import StreamUrl
+from tests.support.polling import until
+from tests.support.settings import ROOT
+from tests.support.topics import admin, committed, create_topic, fill, unique_group
+
+QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
+RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
+
+
+def url(kafka: str, topic: str) -> StreamUrl:
+    return StreamUrl.parse(f"kafka://{kafka}/{topic}")
+
+
+def read_all(kafka: str, topic: str, **options: object) -> list[Message]:
+    with create_consumer(url(kafka, topic), live=False, **options) as consumer:  # type: ignore[arg-type]
+        return list(consumer)
+
+
+def member(kafka: str, topic: str, group: str, **client: str | int) -> KafkaConsumer:
+    return KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client={**QUICK, **client})
+
+
+def settle(members: list[KafkaConsumer]) -> None:
+    """Poll until everybody has shards, and together all four."""
+
+    def is_shared() -> bool:
+        for one in members:
+            one.next(0.05)
+        shares = [one.assigned() for one in members]
+        return all(shares) and sum(map(len, shares)) == 4
+
+    until(is_shared, what="the shards being shared")
+
+
+# resumable
+
+
+def test_a_group_goes_on_at_what_it_committed_and_0_is_not_nothing(kafka: str) -> None:
+    topic, group = create_topic(kafka, 1), unique_group()
+    fill(kafka, topic, 20, partitions=1)
+    options = {"mode": RESUMABLE, "group": group}
+    assert len(read_all(kafka, topic, **options)) == 20
+    with KafkaConsumer(url(kafka, topic), mode=RESUMABLE, group=group) as consumer:
+        consumer.commit({Shard(topic): 0})
+    assert committed(kafka, group, topic) == {0: 0}
+    assert len(read_all(kafka, topic, **options, reset=AutoStreamReset.LATEST)) == 20
+    with KafkaConsumer(url(kafka, topic), mode=RESUMABLE, group=group) as consumer:
+        consumer.commit({Shard(topic): 6})
+    assert [m.sequence for m in read_all(kafka, topic, **options)] == list(range(6, 20))
+    assert read_all(kafka, topic, mode=RESUMABLE, group=unique_group(), reset=AutoStreamReset.LATEST) == []
+
+
+def test_a_live_member_of_somebody_else_is_named(kafka: str) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    with member(kafka, topic, group, **{"client.id": "console-7"}) as other:
+        settle([other])
+        with (
+            KafkaConsumer(url(kafka, topic), mode=RESUMABLE, group=group) as consumer,
+            pytest.raises(GroupActiveError, match="console-7"),
+        ):
+            consumer.commit({Shard(topic): 1})
+
+
+def test_groups_and_modes_that_do_not_go_together(kafka: str) -> None:
+    with pytest.raises(InvalidOptionError, match="resumable"):
+        create_consumer(url(kafka, "x"), group="g")
+    with pytest.raises(InvalidOptionError, match="needs a group"):
+        create_consumer(url(kafka, "x"), mode=SHARED)
+    topic = create_topic(kafka, 1)
+    with (
+        KafkaConsumer(url(kafka, topic)) as consumer,
+        pytest.raises(InvalidOptionError, match="no group to commit for"),
+    ):
+        consumer.commit({Shard(topic): 1})
+
+
+# load_balanced
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        QUICK,
+        {**QUICK, "partition.assignment.strategy": "cooperative-sticky"},
+        {"group.protocol": "consumer"},
+    ],
+    ids=["eager", "cooperative", "kip-848"],
+)
+def test_members_share_the_shards_and_one_that_leaves_gives_its_own_back(
+    kafka: str, client: dict[str, str | int]
+) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    fill(kafka, topic, 40, partitions=4)
+    found: set[tuple[int, int]] = set()
+    one = KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client=client)
+    with one, KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client=client) as other:
+
+        def is_shared() -> bool:
+            for consumer in (one, other):
+                while (message := consumer.next(0.05)) is not None:
+                    found.add((message.shard.id, message.sequence))
+            return len(one.assigned()) == len(other.assigned()) == 2 and len(found) == 40
+
+        until(is_shared, what="every message being read by one of the two")
+        one.close()
+        until(lambda: (other.next(0.05), len(other.assigned()) == 4)[1], what="the other having all shards")
+
+
+MEMBER = """
+import sys
+from stream_consumers.kafka.consumer import KafkaConsumer
+from stream_consumers.options import ConsumerMode
+from stream_consumers.urls import StreamUrl
+url, mode = StreamUrl.parse(sys.argv[1]), ConsumerMode.LOAD_BALANCED
+client = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
+consumer = KafkaConsumer(url, mode=mode, group=sys.argv[2], client=client)
+while True:
+    consumer.next(0.1)
+    print(len(consumer.assigned()), flush=True)
+"""
+
+
+@contextmanager
+def member_process(kafka: str, topic: str, group: str) -> Iterator[subprocess.Popen[str]]:
+    """A member in a process of its own, once it has shards."""
+    command = [sys.executable, "-c", MEMBER, f"kafka://{kafka}/{topic}", group]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        until(lambda: int((process.stdout and process.stdout.readline()) or 0) > 0, what="its assignment")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_hot_failover_from_a_member_that_was_killed(kafka: str) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    fill(kafka, topic, 40, partitions=4)
+    with member(kafka, topic, group) as survivor, member_process(kafka, topic, group) as other:
+        until(lambda: (survivor.next(0.05), 0 < len(survivor.assigned()) < 4)[1], what="both having shards")
+        survivor.commit({shard: 10 for shard in survivor.assigned()})
+        kept = survivor.assigned()
+        os.kill(other.pid, signal.SIGKILL)
+        found: set[tuple[int, int]] = set()
+
+        def has_all() -> bool:
+            message = survivor.next(0.05)
+            if message is not None:
+                found.add((message.shard.id, message.sequence))
+            taken = {shard.id for shard in survivor.assigned() - kept}
+            return len(survivor.assigned()) == 4 and {(s, n) for s in taken for n in range(10)} <= found
+
+        until(has_all, what="the survivor reading the shards of the dead one")
+
+
+def test_seek_and_rewind_are_about_the_shards_that_are_assigned(kafka: str) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    fill(kafka, topic, 40, partitions=4)
+    with member(kafka, topic, group) as consumer:
+        settle([consumer])
+        consumer.rewind(7)
+        found = {(m.shard.id, m.sequence) for m in iter(lambda: consumer.next(1), None)}
+        assert found == {(shard, n) for shard in range(4) for n in (7, 8, 9)}
+        with pytest.raises(OutOfBoundsError):
+            consumer.rewind(10)
+        consumer.rewind(Edge.END)
+        assert consumer.next(0.2) is None
+        with pytest.raises(InvalidOptionError, match="assigns the shards"):
+            consumer.assign(Shard(topic, 0))
+
+
+# membership without reading
+
+
+def test_members_commit_from_any_thread_and_stay_without_reading(kafka: str) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    client = {**QUICK, "max.poll.interval.ms": 1000}
+    with KafkaMembership(url(kafka, topic), group, client) as one:
+        assert one.wait(20)
+        answers: list[bool] = []
+        threads = [
+            threading.Thread(target=lambda n=n: answers.append(one.commit({Shard(topic, n): n}))) for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert answers == [True] * 4
+        assert committed(kafka, group, topic) == {0: 0, 1: 1, 2: 2, 3: 3}
+        with KafkaMembership(url(kafka, topic), group, client) as other:
+            until(lambda: len(one.shards()) == len(other.shards()) == 2, what="the two sharing")
+            assert not one.shards() & other.shards()
+        until(lambda: len(one.shards()) == 4, what="one having all shards again")
+    assert not one.commit({Shard(topic, 0): 1}), "refused after it left, and no error"
+
+
+# what is in the log
+
+
+def test_aborted_messages_are_not_delivered_and_a_tail_of_markers_is_an_end(kafka: str) -> None:
+    topic = create_topic(kafka, 1)
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": topic, "log_level": 2})
+    producer.init_transactions(10)
+    for value, is_kept in ((b"kept", True), (b"aborted", False)):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush()
+        (producer.commit_transaction if is_kept else producer.abort_transaction)(10)
+    assert [m.payload for m in read_all(kafka, topic)] == [b"kept"]
+    both = read_all(kafka, topic, client={"isolation.level": "read_uncommitted"})
+    assert [m.payload for m in both] == [b"kept", b"aborted"]
+
+
+def test_keys_headers_and_tombstones(kafka: str) -> None:
+    topic = create_topic(kafka, 1)
+    producer = Producer({"bootstrap.servers": kafka, "log_level": 2})
+    headers: list[tuple[str, str | bytes | None]] = [("a", b"1"), ("a", None), ("b", b"")]
+    producer.produce(topic, None, key=b"k", headers=headers)
+    producer.produce(topic, b"x")
+    producer.flush()
+    tombstone, plain = read_all(kafka, topic)
+    assert (tombstone.payload, tombstone.key, tombstone.headers) == (None, b"k", tuple(headers))
+    assert (plain.payload, plain.key, plain.headers) == (b"x", None, ())
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_a_partition_that_is_added_is_read_from_its_first_message(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, assigns: bool
+) -> None:
+    monkeypatch.setattr(kafka_consumer, "METADATA_SECONDS", 0.2)
+    from confluent_kafka.admin import NewPartitions
+
+    topic = create_topic(kafka, 1)
+    with create_consumer(url(kafka, topic), reset=AutoStreamReset.LATEST) as consumer:
+        assert consumer.next(0) is None
+        if assigns:
+            # It counts from the next seek or rewind on.
+            consumer.assign(Shard(topic, 0))
+        client = admin(kafka)
+        client.create_partitions([NewPartitions(topic, 2)])[topic].result(10)
+        with create_producer(url(kafka, topic)) as producer:
+            producer.send(b"first", shard=1)
+        found = until(lambda: consumer.next(0.2), what="the message of the new partition")
+        assert (found.shard, found.sequence) == (Shard(topic, 1), 0)
+        consumer.rewind(Edge.BEGINNING)
+        if assigns:
+            assert consumer.next(0.3) is None
+        else:
+            assert until(lambda: consumer.next(0.2)) == found
+
+
+def test_messages_that_are_gone_are_an_error_with_the_numbers(kafka: str) -> None:
+    from confluent_kafka import TopicPartition
+
+    topic, group = create_topic(kafka, 1), unique_group()
+    fill(kafka, topic, 20, partitions=1)
+    client = admin(kafka)
+    for future in client.delete_records([TopicPartition(topic, 0, 12)]).values():
+        future.result(10)
+    with KafkaConsumer(url(kafka, topic), mode=RESUMABLE, group=group) as consumer:
+        consumer.commit({Shard(topic): 3})
+    with pytest.raises(DataLossError, match="earliest=12, end=20"):
+        read_all(kafka, topic, mode=RESUMABLE, group=group)
+
+
+def test_brokers_and_topics_that_are_not_there(kafka: str, tmp_path: Path) -> None:
+    with pytest.raises(StreamNotFoundError, match="Create the topic"):
+        create_consumer(f"kafka://{kafka}/nothing-here")
+    with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
+        create_consumer("kafka://127.0.0.1:1/orders")

@@ -1,0 +1,146 @@
+"""Redis behind a password, TLS, another database, or as a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import redis
+
+from stream_consumers.batches import Range
+from stream_consumers.client_config import EnvironmentVariable, Scalar
+from stream_consumers.connect import StreamSource, create_consumer, create_producer
+from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
+from stream_consumers.redis.claim_name import ClaimName
+from stream_consumers.redis.claimed_entries import Held
+from stream_consumers.urls import StreamUrl
+from tests.support.redis_server import redis_cluster, redis_server, tls_server
+
+BID = "b" * 32
+Place = tuple[str, int, int]
+
+
+def produce(url: str, client: Mapping[str, Scalar | EnvironmentVariable], *, shards: int = 3) -> set[Place]:
+    with create_producer(url, client=client, shards=shards) as producer:
+        receipts = [producer.send(b"%d" % number, shard=number % shards) for number in range(60)]
+    return {(r.shard.stream, r.shard.id, r.sequence) for r in receipts}
+
+
+def consume(url: str, client: Mapping[str, Scalar | EnvironmentVariable]) -> set[Place]:
+    with create_consumer(url, client=client, live=False) as consumer:
+        return {(m.shard.stream, m.shard.id, m.sequence) for m in consumer}
+
+
+def read_by_position(url: str, client: Mapping[str, Scalar | EnvironmentVariable]) -> set[Place]:
+    found = set()
+    with StreamSource(StreamUrl.parse(url), client=client).open() as source:
+        gaps = {shard: (extent.start, extent.end) for shard, extent in source.extents().items()}
+        plan = source.plan({s: Range(*gap) for s, gap in gaps.items()}, limits=Limits(), parallelism=2)
+        assert plan is not None
+        for split in plan.splits:
+            for batch in split.read():
+                rows = batch.to_pydict()
+                found |= set(zip(rows["stream"], rows["shard"], rows["sequence"]))
+        source.commit("g", {shard: end for shard, (_, end) in gaps.items()})
+        committed = source.committed("g")
+    assert committed == {shard: end for shard, (_, end) in gaps.items()}
+    return found
+
+
+def claim_everything(url: str, client: Mapping[str, Scalar | EnvironmentVariable]) -> set[Place]:
+    found = set()
+    with StreamSource(StreamUrl.parse(url), ConsumerMode.LOAD_BALANCED, client).claims("members") as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+        held = Held(ClaimName("main", 1, BID), 1000, 1_000_000)
+        for shard in claims.shards:
+            claims.claim_new(held, shard, 1000)
+        assert sum(backlog.pending for backlog in claims.backlog().values()) == held.count
+        for split in claims.plan(held, parallelism=2).splits:
+            for batch in split.read():
+                rows = batch.to_pydict()
+                found |= set(zip(rows["stream"], rows["shard"], rows["sequence"]))
+        claims.touch(held.name, list(held.ids))
+        claims.acknowledge(held.ids)
+        assert all(claims.forget(shard, held.name) for shard in held.ids)
+        assert claims.is_drained()
+    return found
+
+
+def assert_everything_works(url: str, client: Mapping[str, Scalar | EnvironmentVariable]) -> None:
+    sent = produce(url, client)
+    assert len(sent) == 60
+    assert consume(url, client) == sent
+    assert read_by_position(url, client) == sent
+    assert claim_everything(url, client) == sent
+
+
+def test_username_and_password_come_from_the_environment_and_are_shown_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_server(tmp_path, "--requirepass", "root-pw") as address:
+        host, _, port = address.partition(":")
+        with redis.Redis(host, int(port), password="root-pw") as admin:
+            admin.execute_command("ACL SETUSER ingest on >hunter2 ~orders* +@all")
+        url = f"redis://{address}/orders"
+        monkeypatch.setenv("REDIS_PASSWORD", "hunter2")
+        client = {"username": "ingest", "password": EnvironmentVariable("REDIS_PASSWORD")}
+        assert_everything_works(url, client)
+        with pytest.raises(AccessDeniedError) as refused:
+            produce(url, {"username": "ingest", "password": "wrong-one"})
+        assert "wrong-one" not in str(refused.value)
+        with pytest.raises(AccessDeniedError, match="clicks"):
+            produce(f"redis://{address}/clicks", client)
+
+
+def test_tls(tmp_path: Path) -> None:
+    with tls_server(tmp_path) as (address, authority):
+        assert_everything_works(f"rediss://{address}/orders", {"ssl_ca_certs": str(authority)})
+        with pytest.raises(BrokerUnavailableError, match="certificate"):
+            consume(f"rediss://{address}/orders", {})
+        with pytest.raises(BrokerUnavailableError):
+            consume(f"redis://{address}/orders", {})
+
+
+def test_another_database(redis_address: str) -> None:
+    url = f"redis://{redis_address}/orders-in-7"
+    sent = produce(url, {"db": 7})
+    assert consume(url, {"db": 7}) == sent
+    assert consume(url, {}) == set()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as addresses:
+        yield addresses
+
+
+def test_a_cluster_with_a_key_a_shard(cluster: list[str]) -> None:
+    assert_everything_works(f"redis://{','.join(cluster)}/orders", {"cluster": True})
+
+
+def test_one_node_of_a_cluster_is_enough_to_find_the_others(cluster: list[str]) -> None:
+    url = f"redis://{cluster[1]}/clicks"
+    sent = produce(url, {"cluster": True}, shards=5)
+    assert {shard for _, shard, _ in sent} == {0, 1, 2, 3, 4}
+    assert consume(url, {"cluster": True}) == sent
+
+
+def test_several_servers_that_are_no_cluster_are_refused() -> None:
+    with pytest.raises(InvalidUrlError, match="cluster"):
+        create_consumer("redis://one:6379,other:6379/orders")
+
+
+@pytest.mark.parametrize(
+    "client", [{"ssl": True}, {"decode_responses": True}, {"min_idle_seconds": "soon"}, {"max_deliveries": 1}]
+)
+def test_options_that_make_no_sense_are_refused_at_once(client: Mapping[str, Scalar]) -> None:
+    with pytest.raises(InvalidOptionError):
+        StreamSource(StreamUrl.parse("redis://server/orders"), ConsumerMode.LOAD_BALANCED, client)
+
+
+def test_credentials_in_the_url_are_refused_without_repeating_them() -> None:
+    with pytest.raises(InvalidUrlError) as refused:
+        StreamSource(StreamUrl.parse("redis://me:hunter2@server/orders"))
+    assert "hunter2" not in str(refused.value)

@@ -1,0 +1,448 @@
+"""SeaStreamer's own tests of its Redis backend, by its names, with our meaning where that differs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stream_consumers.connect import create_consumer
+from stream_consumers.consumer import Edge
+from stream_consumers.errors import FormatError, InvalidOptionError, StreamNotFoundError
+from stream_consumers.messages import Receipt, Shard, from_milliseconds
+from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
+from stream_consumers.redis.group_consumer import RedisGroupConsumer
+from stream_consumers.redis.ids import MAX_MS, to_id, to_sequence
+from stream_consumers.urls import StreamUrl
+from tests.support.polling import until
+from tests.support.redis_server import redis_cluster
+from tests.support.redis_streams import Place, numbers, poll, take, take_until_silent, unique_name
+
+RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
+EARLIEST, LATEST = AutoStreamReset.EARLIEST, AutoStreamReset.LATEST
+REAL_TIME = ConsumerMode.REAL_TIME
+SHORT = 0.02
+
+
+@pytest.fixture
+def place(redis_address: str) -> Iterator[Place]:
+    found = Place(redis_address)
+    yield found
+    found.client.close()
+
+
+def member(place: Place, mode: ConsumerMode, group: str | None = None, **rest: Any) -> RedisGroupConsumer:
+    options = {name: rest.pop(name) for name in ("reset", "live", "on_dead_letter") if name in rest}
+    settings = RedisGroupOptions(**rest)
+    return RedisGroupConsumer(StreamUrl.parse(place.url), mode=mode, group=group, options=settings, **options)
+
+
+def increase(receipts: list[Receipt]) -> bool:
+    found = [receipt.sequence for receipt in receipts]
+    return all(one < other for one, other in itertools.pairwise(found))
+
+
+# R-consumer-group
+
+
+def test_consumer_group_does_not_make_a_stream_unless_told(place: Place) -> None:
+    with member(place, SHARED, "g", create_stream=False) as consumer:
+        with pytest.raises(StreamNotFoundError, match=place.stream):
+            consumer.next(0)
+        assert not place.client.exists(place.stream)
+        place.send(range(2))
+        assert numbers(take(consumer, 2)) == [0, 1]
+
+
+def test_consumer_group_makes_the_stream(place: Place) -> None:
+    with member(place, SHARED, "g", create_stream=True) as consumer:
+        assert consumer.next(0) is None
+        assert place.client.type(place.stream) == b"stream"
+        receipts = place.send(range(5))
+        assert increase(receipts)
+        assert [message.sequence for message in take(consumer, 5)] == [receipt.sequence for receipt in receipts]
+
+
+# R-load-balance
+
+
+def test_load_balance(place: Place) -> None:
+    with (
+        member(place, SHARED, auto_commit=AutoCommit.DISABLED, batch_size=1) as one,
+        member(place, SHARED, auto_commit=AutoCommit.DISABLED, batch_size=1) as other,
+    ):
+        assert one.group == other.group
+        assert one.group.endswith(":s")
+        assert one.consumer != other.consumer
+        place.send(range(10))
+        found: dict[str, list[int]] = {one.consumer: [], other.consumer: []}
+
+        def is_complete() -> bool:
+            for consumer in (one, other):
+                message = consumer.next(0)
+                if message is not None:
+                    found[consumer.consumer] += numbers([message])
+            return sum(map(len, found.values())) == 10
+
+        until(is_complete, seconds=10)
+        assert sorted(itertools.chain(*found.values())) == list(range(10))
+        assert all(found.values())
+
+
+# R-failover
+
+
+def test_failover(place: Place) -> None:
+    options: dict[str, Any] = {
+        "auto_commit": AutoCommit.DISABLED,
+        "batch_size": 1,
+        "auto_claim_interval_seconds": SHORT,
+        "auto_claim_idle_seconds": 0.3,
+    }
+    group = unique_name("group")
+    place.send(range(10))
+    alpha = member(place, SHARED, group, consumer="alpha", **options)
+    assert numbers(take(alpha, 5)) == [0, 1, 2, 3, 4]
+    alpha.close()
+    with member(place, SHARED, group, consumer="beta", **options) as beta:
+        for message in (mine := take(beta, 5)):
+            beta.ack(message)
+        assert numbers(mine) == [5, 6, 7, 8, 9]
+        assert beta.commit() == 5
+        claimed = take(beta, 5)
+        assert numbers(claimed) == [0, 1, 2, 3, 4]
+        # The entries are beta's now, not alpha's for ever (SeaStreamer claims them for who is gone).
+        assert set(place.pending(group).values()) == {"beta"}
+        for message in claimed:
+            beta.ack(message)
+        assert beta.commit() == 5
+        place.send(range(10, 15))
+        with member(place, SHARED, group, consumer="alpha", **options) as revived:
+            assert numbers(take(revived, 2)) == [10, 11]
+            assert numbers(take(beta, 3)) == [12, 13, 14]
+
+
+# R-realtime
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as addresses:
+        yield addresses[0]
+
+
+@pytest.fixture(params=[False, True], ids=["single", "cluster"])
+def any_server(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    name = "cluster" if request.param else "redis_address"
+    return request.getfixturevalue(name), {"cluster": True} if request.param else {}
+
+
+def fill(place: Place, payloads: range) -> list[int]:
+    """Send with the plain client; returns the sequences."""
+    return [to_sequence(place.client.xadd(place.stream, {"msg": str(number)})) for number in payloads]
+
+
+def test_realtime(any_server: tuple[str, dict[str, Any]]) -> None:
+    address, client = any_server
+    one, other = Place(address, **client), Place(address, **client)
+    sequences = fill(one, range(5))
+    assert sequences == sorted(set(sequences))
+    with create_consumer(one.url, reset=LATEST, client=client) as consumer:
+        fill(one, range(5, 10))
+        found = take(consumer, 5)
+        assert numbers(found) == list(range(5, 10))
+        assert {message.shard.id for message in found} == {0}
+    fill(other, range(10))
+    with create_consumer(f"{one.url},{other.stream}", reset=EARLIEST, client=client) as both:
+        expected = range(10)
+        for later in (range(10, 15), range(15, 20)):
+            found = take(both, 2 * len(expected))
+            for place in (one, other):
+                mine = [message for message in found if message.shard.stream == place.stream]
+                assert numbers(mine) == list(expected)
+                fill(place, later)
+            expected = later
+    one.client.close()
+    other.client.close()
+
+
+@pytest.mark.parametrize("mode", [RESUMABLE, SHARED])
+def test_a_group_of_two_streams(any_server: tuple[str, dict[str, Any]], mode: ConsumerMode) -> None:
+    address, client = any_server
+    one, other = Place(address, **client), Place(address, **client)
+    options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
+    fill(one, range(5))
+    fill(other, range(5, 10))
+    both = f"{one.url},{other.stream}"
+    for is_again in (False, True):
+        with create_consumer(both, mode=mode, group="g", client=client, group_options=options) as consumer:
+            assert isinstance(consumer, RedisGroupConsumer)
+            if mode is SHARED and is_again:
+                assert consumer.next(0) is None
+                continue
+            found = take(consumer, 10)
+            assert sorted(numbers(found)) == list(range(10))
+            if is_again:
+                for message in found:
+                    consumer.ack(message)
+                assert consumer.commit() == 10
+    one.client.close()
+    other.client.close()
+
+
+# R-realtime-multi
+
+
+@pytest.fixture
+def streams(redis_address: str) -> Iterator[list[Place]]:
+    found = [Place(redis_address) for _ in range(4)]
+    yield found
+    for place in found:
+        place.client.close()
+
+
+def url_of(streams: list[Place]) -> str:
+    return f"redis://{streams[0].address}/{','.join(place.stream for place in streams)}"
+
+
+def by_stream(place: Place, messages: list[Any]) -> list[int]:
+    return numbers(message for message in messages if message.shard.stream == place.stream)
+
+
+@pytest.mark.parametrize("quiet", [1, 3], ids=["a", "b"])
+def test_realtime_multi_a_b_quiet_streams_are_not_starved(streams: list[Place], quiet: int) -> None:
+    busy, *others = streams[: 1 + quiet]
+    fill(busy, range(500))
+    with create_consumer(url_of([busy, *others]), reset=EARLIEST) as consumer:
+        take(consumer, 10)
+        for place in others:
+            fill(place, range(1))
+        # They come before the busy one is through.
+        found = take(consumer, 300)
+        assert [by_stream(place, found) for place in others] == [[0]] * quiet
+
+
+def test_realtime_multi_c_latest_skips_the_history_of_each(streams: list[Place]) -> None:
+    for place in streams:
+        fill(place, range(5))
+    with create_consumer(url_of(streams), reset=LATEST) as consumer:
+        for place in streams:
+            fill(place, range(5, 7))
+        found = take(consumer, 8)
+        assert [by_stream(place, found) for place in streams] == [[5, 6]] * 4
+        assert consumer.next(0) is None
+
+
+def test_realtime_multi_d_f_a_quiet_stream_with_history_neither_replays_nor_loses(streams: list[Place]) -> None:
+    busy, quiet = streams[:2]
+    fill(busy, range(3))
+    fill(quiet, range(3))
+    with create_consumer(url_of([busy, quiet]), reset=LATEST) as consumer:
+        for round_number in range(5):
+            fill(busy, range(10 * round_number, 10 * round_number + 10))
+            assert by_stream(busy, take(consumer, 10)) == list(range(10 * round_number, 10 * round_number + 10))
+            fill(quiet, range(round_number, round_number + 1))
+            assert by_stream(quiet, take(consumer, 1)) == [round_number]
+        assert consumer.next(0) is None
+
+
+def test_realtime_multi_e_the_first_entries_of_streams_that_were_not_there(streams: list[Place]) -> None:
+    with create_consumer(url_of(streams), reset=LATEST) as consumer:
+        assert consumer.next(0) is None
+        for place in streams:
+            fill(place, range(2))
+        found = take(consumer, 8)
+        assert [by_stream(place, found) for place in streams] == [[0, 1]] * 4
+
+
+def test_realtime_multi_g_earliest_gets_history_and_new(streams: list[Place]) -> None:
+    for place in streams:
+        fill(place, range(3))
+    with create_consumer(url_of(streams), reset=EARLIEST) as consumer:
+        found = take(consumer, 12)
+        for place in streams:
+            fill(place, range(3, 5))
+        found += take(consumer, 8)
+        assert [by_stream(place, found) for place in streams] == [list(range(5))] * 4
+
+
+@pytest.mark.parametrize("mode", [REAL_TIME, RESUMABLE, SHARED])
+def test_realtime_multi_h_a_key_of_the_wrong_type(place: Place, mode: ConsumerMode) -> None:
+    place.client.set(place.stream, "something else")
+    with create_consumer(place.url, mode=mode) as consumer, pytest.raises(FormatError, match="WRONGTYPE"):
+        consumer.next(0)
+
+
+# R-resumable-1
+
+
+@pytest.mark.parametrize("mode", [RESUMABLE, SHARED])
+@pytest.mark.parametrize("auto_commit", [AutoCommit.IMMEDIATE, AutoCommit.DELAYED])
+def test_resumable_1(place: Place, mode: ConsumerMode, auto_commit: AutoCommit) -> None:
+    options: dict[str, Any] = {"auto_commit": auto_commit, "auto_commit_delay_seconds": 0.0}
+    place.send(range(5))
+    late, early = unique_name("group"), unique_name("group")
+    with member(place, mode, late, reset=LATEST, **options) as half:
+        assert half.next(0) is None
+        with member(place, mode, early, reset=EARLIEST, **options) as full:
+            assert numbers(take(full, 5)) == [0, 1, 2, 3, 4]
+            place.send(range(5, 10))
+        assert numbers(take(half, 5)) == [5, 6, 7, 8, 9]
+    assert place.pending(early) == {}
+    # LATEST does not matter where the group is there already.
+    with member(place, mode, early, reset=LATEST, **options) as again:
+        assert numbers(take(again, 5)) == [5, 6, 7, 8, 9]
+
+
+# R-resumable-2
+
+
+@pytest.mark.parametrize("mode", [RESUMABLE, SHARED])
+@pytest.mark.parametrize("auto_commit", [AutoCommit.ROLLING, AutoCommit.DISABLED])
+def test_resumable_2(place: Place, mode: ConsumerMode, auto_commit: AutoCommit) -> None:
+    group = unique_name("group")
+    options: dict[str, Any] = {
+        "auto_commit": auto_commit,
+        "auto_commit_interval_seconds": SHORT,
+        "consumer": "me",
+        "auto_claim_interval_seconds": None,
+    }
+    place.send(range(5))
+    forgetful = member(place, mode, group, **{**options, "auto_commit_interval_seconds": 60.0})
+    for message in take(forgetful, 5):
+        forgetful.ack(message)
+    # It is dropped without an end: what it acknowledged was never committed.
+    del forgetful
+    with member(place, mode, group, **options) as consumer:
+        found = take(consumer, 5)
+        assert numbers(found) == [0, 1, 2, 3, 4]
+        for message in found[:3]:
+            consumer.ack(message)
+        consumer.ack((found[3].shard, found[3].sequence))
+        if auto_commit is AutoCommit.ROLLING:
+            with pytest.raises(InvalidOptionError, match="commits by itself"):
+                consumer.commit()
+            until(lambda: (consumer.next(0), len(place.pending(group)) == 1)[1], seconds=10, what="the commit")
+        else:
+            assert consumer.commit() == 4
+    place.send(range(5, 10))
+    with member(place, mode, group, **options) as again:
+        assert numbers(take(again, 6)) == [4, 5, 6, 7, 8, 9]
+
+
+# R-seek-rewind
+
+
+@pytest.mark.parametrize("mode", [REAL_TIME, RESUMABLE])
+@pytest.mark.parametrize("batch", [1, 5, 25])
+def test_seek_rewind(place: Place, mode: ConsumerMode, batch: int) -> None:
+    receipts = place.send(range(100))
+    options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED, batch_size=batch)
+    with create_consumer(place.url, mode=mode, group_options=None if mode is REAL_TIME else options) as consumer:
+        assert numbers(take(consumer, 10)) == list(range(10))
+        consumer.rewind(Edge.BEGINNING)
+        assert numbers(take(consumer, 10)) == list(range(10))
+        # Ours is inclusive: SeaStreamer goes on with 30 here.
+        consumer.rewind(receipts[29].sequence)
+        assert numbers(take(consumer, 10)) == list(range(29, 39))
+        # Ours is at or after: SeaStreamer goes on with 30 here, too.
+        consumer.seek(from_milliseconds(receipts[29].timestamp_ms))
+        assert numbers(take(consumer, 10)) == list(range(29, 39))
+        consumer.seek(from_milliseconds(receipts[29].timestamp_ms + 1))
+        assert numbers(take(consumer, 10)) == list(range(30, 40))
+        consumer.rewind(Edge.END)
+        place.send(range(100, 110))
+        assert numbers(take(consumer, 10)) == list(range(100, 110))
+
+
+def test_rewind_to_the_end_of_several_streams_loses_nothing(streams: list[Place]) -> None:
+    for place in streams:
+        fill(place, range(5))
+    with create_consumer(url_of(streams), mode=RESUMABLE) as consumer:
+        take(consumer, 3)
+        consumer.rewind(Edge.END)
+        for round_number in range(5, 8):
+            for place in streams:
+                fill(place, range(round_number, round_number + 1))
+                found = take(consumer, 1)
+                assert by_stream(place, found) == [round_number]
+
+
+# R-sharding
+
+
+@pytest.mark.parametrize("mode", [REAL_TIME, RESUMABLE, SHARED])
+def test_sharding(place: Place, mode: ConsumerMode) -> None:
+    receipts = place.send(range(10), shards=3, is_sharded=True)
+    assert [receipt.shard.id for receipt in receipts] == [number % 3 for number in range(10)]
+    with create_consumer(place.url, mode=mode) as consumer:
+        for expected in (range(10), range(10, 20)):
+            found = take(consumer, 10)
+            assert sorted(numbers(found)) == list(expected)
+            assert {n: m.shard.id for n, m in zip(numbers(found), found)} == {n: n % 3 for n in expected}
+            place.send(range(10, 20), shards=3, is_sharded=True)
+
+
+def test_sharding_by_a_producer_that_comes_after_the_consumer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_consumers.redis.group_reader.SHARDS_SECONDS", SHORT)
+    with member(place, RESUMABLE, "g") as consumer:
+        assert consumer.next(0) is None
+        # The stream that the consumer has made is there without numbers.
+        assert place.client.exists(place.stream)
+        found: list[Any] = []
+        place.send(range(6), shards=3, is_sharded=True)
+        poll(consumer, 6, found)
+        assert sorted(numbers(found)) == list(range(6))
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_a_shard_that_comes_later_is_read(place: Place, monkeypatch: pytest.MonkeyPatch, assigns: bool) -> None:
+    monkeypatch.setattr("stream_consumers.redis.consumer.SHARDS_SECONDS", SHORT)
+    place.send(range(2), shards=2, is_sharded=True)
+    with create_consumer(place.url) as consumer:
+        assert sorted(numbers(take(consumer, 2))) == [0, 1]
+        if assigns:
+            # It counts from the next seek or rewind on.
+            consumer.assign(Shard(place.stream, 0))
+        place.send(range(2, 5), shards=3, is_sharded=True)
+        assert sorted(numbers(take(consumer, 3))) == [2, 3, 4]
+        consumer.rewind(Edge.BEGINNING)
+        assert sorted(take_until_silent(consumer)) == ([0, 3] if assigns else [0, 1, 2, 3, 4])
+
+
+# R-units
+
+
+@pytest.mark.parametrize("text", ["0-0", "1-1", f"{MAX_MS}-65535"])
+def test_units_ids(text: str) -> None:
+    assert to_id(to_sequence(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "123", "-", "1-", "-1", "a-1", "1-b", "1-2-3", "1.5-0", " 1-0", "-1-0", "1-65536", f"{2**64}-0", f"{2**63}-0"],
+)
+def test_units_not_ids(text: str) -> None:
+    # SeaStreamer takes ids up to 2^64-1; a sequence of ours is a signed number, so that 2^63 is refused, too.
+    with pytest.raises(FormatError):
+        to_sequence(text)
+
+
+def test_the_default_names(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST_ID", "thishost")
+    before = time.time_ns()
+    with (
+        member(place, RESUMABLE) as one,
+        member(place, SHARED) as other,
+        member(place, SHARED, "g", consumer="c") as own,
+    ):
+        assert (one.group, one.consumer) == ("thishost:r", "thishost:r")
+        host, pid, thread, moment = other.consumer.split(":")
+        assert (other.group, host) == ("thishost:s", "thishost")
+        assert int(pid) > 0
+        assert int(thread) > 0
+        assert before <= int(moment) <= time.time_ns()
+        assert (own.group, own.consumer) == ("g", "c")

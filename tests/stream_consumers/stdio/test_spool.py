@@ -1,0 +1,238 @@
+"""A pipe that is spooled into a file: each line once, whatever is killed, and nothing that cannot be read."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stream_assets.cli.main import main
+from stream_consumers.connect import StreamSource, create_producer
+from stream_consumers.errors import (
+    InvalidOptionError,
+    InvalidUrlError,
+    ProducerBusyError,
+    StreamNotFoundError,
+    StreamRemovedError,
+)
+from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.options import FileProducerOptions
+from stream_consumers.stdio.broker import StdioBroker
+from stream_consumers.stdio.spool import Spooled, default_spool_path, spool_stdin, spool_url
+from stream_consumers.urls import StreamUrl
+from tests.support.polling import until
+from tests.support.settings import ROOT
+from tests.support.stdio_pipes import broker_of, open_pipe
+
+ORDERS = StreamUrl.parse("stdio:///orders")
+SPOOL = """
+import sys
+from pathlib import Path
+from stream_consumers.options import FileProducerOptions
+from stream_consumers.stdio.spool import spool_stdin
+from stream_consumers.urls import StreamUrl
+options = FileProducerOptions(beacon_interval=1024)
+print(spool_stdin(StreamUrl.parse("stdio:///orders"), Path(sys.argv[1]), options=options))
+"""
+
+
+def frames(path: Path) -> list[Frame]:
+    """Every frame of the file, none of which is damaged or unfinished."""
+    with FrameScanner(path) as scanner:
+        items = list(scanner)
+        assert scanner.incomplete_bytes == 0
+    found = [item for item in items if isinstance(item, Frame)]
+    assert found == items
+    return found
+
+
+def payloads_so_far(path: Path) -> list[bytes]:
+    """Of the whole frames that are in a file that is being written."""
+    if not path.exists() or path.stat().st_size < 128:
+        return []
+    with FrameScanner(path) as scanner:
+        return [item.payload for item in scanner if isinstance(item, Frame)]
+
+
+@contextmanager
+def spooling(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", SPOOL, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_each_line_is_a_message_of_the_file(path: Path) -> None:
+    data = b"[orders | 7] a\nall\n[clicks] no\n[2022-01-02T03:04:05.6 | orders | 7 | 3] \xff\n"
+    data += b"[1969-01-01T00:00:00 | orders] old"
+    seen: list[bytes | None] = []
+    done = spool_stdin(ORDERS, path, broker=broker_of(data), on_message=lambda message: seen.append(message.payload))
+    assert done == Spooled(messages=4, unclaimed=1)
+    # The sequences are the file's own: two lines with one number are two messages.
+    assert [(f.shard.id, f.sequence, f.payload) for f in frames(path)] == [
+        (0, 1, b"a"),
+        (0, 2, b"all"),
+        (3, 1, b"\xff"),
+        (0, 3, b"old"),
+    ]
+    assert [f.timestamp_ms for f in frames(path)][2:] == [1_641_092_645_600, 0]
+    assert seen == [b"a", b"all", b"\xff", b"old"]
+
+
+def test_a_second_pipe_goes_behind_the_first(path: Path) -> None:
+    for data in (b"1\n2\n", b"", b"2\n3\n"):
+        spool_stdin(ORDERS, path, broker=broker_of(data))
+    assert [(f.sequence, f.payload) for f in frames(path)] == [(1, b"1"), (2, b"2"), (3, b"2"), (4, b"3")]
+
+
+def test_lines_are_in_the_file_while_the_pipe_is_open_and_survive_a_kill(path: Path) -> None:
+    lines = [b"line %d" % n for n in range(300)]
+    with spooling(path) as process:
+        assert process.stdin
+        for part in (lines[:200], lines[200:]):
+            process.stdin.write(b"".join(line + b"\n" for line in part))
+            process.stdin.flush()
+            until(lambda: payloads_so_far(path)[-1:] == part[-1:], what="lines in the file")  # noqa: B023
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+    assert [f.payload for f in frames(path)] == lines
+    with spooling(path) as process:
+        out, _ = process.communicate(b"again\n", timeout=60)
+        assert out == b"Spooled(messages=1, unclaimed=0)\n"
+    assert [f.payload for f in frames(path)] == [*lines, b"again"]
+    assert [f.sequence for f in frames(path)] == list(range(1, 302))
+
+
+def test_a_kill_at_full_speed_leaves_whole_lines_at_most_once(path: Path) -> None:
+    """The pipe never pauses, so that the kill falls into the middle of something."""
+    lines = [b"%d %s" % (n, b"x" * (n * 37 % 5000)) for n in range(20_000)]
+    with spooling(path) as process:
+        assert process.stdin
+        os.set_blocking(process.stdin.fileno(), False)
+        data, sent = b"".join(line + b"\n" for line in lines), 0
+
+        def feed() -> bool:
+            nonlocal sent
+            with suppress(BlockingIOError):
+                sent += os.write(process.stdin.fileno() if process.stdin else -1, data[sent : sent + 65536])
+            return path.exists() and path.stat().st_size > 3_000_000
+
+        while not feed():
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+    before = payloads_so_far(path)
+    assert before == lines[: len(before)]
+    assert 100 < len(before) < len(lines)
+    with spooling(path) as process:
+        process.communicate(data, timeout=60)
+    assert [f.payload for f in frames(path)] == before + lines
+
+
+@pytest.mark.parametrize("cut", [1, 20, 40, 1000])
+def test_an_unfinished_message_is_moved_aside(path: Path, cut: int) -> None:
+    options = FileProducerOptions(beacon_interval=1024)
+    spool_stdin(ORDERS, path, broker=broker_of(b"one\ntwo\n" + b"x" * 3000), options=options)
+    os.truncate(path, path.stat().st_size - cut)
+    spool_stdin(ORDERS, path, broker=broker_of(b"three\n"))
+    assert [f.payload for f in frames(path)] == [b"one", b"two", b"three"]
+    assert len(list(path.parent.glob("*.tail-*"))) == 1
+
+
+def test_what_came_before_a_failure_is_in_the_file(path: Path) -> None:
+    class Failing(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size or -1)
+            if not line:
+                raise OSError("the disk is gone")
+            return line
+
+    with pytest.raises(StreamRemovedError, match="the disk is gone"):
+        spool_stdin(ORDERS, path, broker=StdioBroker(Failing(b"one\n"), None))
+    assert [f.payload for f in frames(path)] == [b"one"]
+
+
+def test_nothing_is_read_that_cannot_be_written(path: Path) -> None:
+    with open_pipe() as pipe, create_producer(f"file://{path}/orders"):
+        pipe.write(b"precious")
+        with pytest.raises(ProducerBusyError):
+            spool_stdin(ORDERS, path, broker=pipe.broker)
+        with pytest.raises(StreamNotFoundError, match="nowhere does not exist"):
+            spool_stdin(ORDERS, path.parent / "nowhere" / "x.ss", broker=pipe.broker)
+        pipe.end()
+        assert spool_stdin(ORDERS, path.with_name("other.ss"), broker=pipe.broker).messages == 1
+
+
+def test_the_spool_is_beside_the_table(tmp_path: Path) -> None:
+    assert default_spool_path(f"{tmp_path}/t") == tmp_path / "t.spool.ss"
+    assert default_spool_path(f"file://{tmp_path}/t/") == tmp_path / "t.spool.ss"
+    for table in ("s3://bucket/t", "abfss://a@b/t", "/", "file://host/t"):
+        with pytest.raises(InvalidOptionError, match="no place beside the table"):
+            default_spool_path(table)
+    assert StreamSource(spool_url(ORDERS, tmp_path / "t.spool.ss")).url.path == f"{tmp_path}/t.spool.ss"
+    with pytest.raises(InvalidUrlError, match="a pipe has no host"):
+        spool_url(StreamUrl.parse("stdio://here/orders"), tmp_path)
+
+
+@pytest.fixture
+def drained(monkeypatch: pytest.MonkeyPatch) -> list[StreamUrl]:
+    """What ``ingest`` would have given to Spark."""
+    found: list[StreamUrl] = []
+
+    def drain(spark: object, source: StreamSource, *more: object, **options: object) -> Iterator[object]:
+        found.append(source.url)
+        return iter(())
+
+    monkeypatch.setattr("spark_jobs.run_ingestion.drain", drain)
+    monkeypatch.setattr("spark_jobs.session.create_session", lambda options: None)
+    return found
+
+
+def ingest(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["ingest", *words], input=b"[orders] 1\nall\n[clicks] 2\n")
+    return done.exit_code, done.output
+
+
+def test_ingest_spools_a_pipe_and_reads_the_file(tmp_path: Path, drained: list[StreamUrl]) -> None:
+    table, other = f"{tmp_path}/lake/t", tmp_path / "other.ss"
+    code, output = ingest("--source", "stdio:///orders", "--table", table)
+    assert code == 0, output
+    assert "2 messages of stdin are in" in output
+    assert "1 lines of other streams are not" in output
+    assert ingest("--source", "stdio:///orders", "--table", table, "--spool", str(other))[0] == 0
+    beside = tmp_path / "lake" / "t.spool.ss"
+    assert [str(url) for url in drained] == [f"file://{beside}/orders", f"file://{other}/orders"]
+    assert [f.payload for f in frames(beside)] == [f.payload for f in frames(other)] == [b"1", b"all"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--source", "stdio:///orders", "--table", "s3://bucket/t"), "--spool PATH"),
+        (("--source", "stdio:///orders", "--table", "t", "--mode", "load_balanced"), "Use mode 'resumable'"),
+        (("--source", "stdio:///orders", "--table", "t", "--decode", "json"), "belong together"),
+        (("--source", "stdio://x/orders", "--table", "t"), "a pipe has no host"),
+        (("--source", "stdio:///orders", "--table", "t", "-X", "a=b"), "no client to configure"),
+        (("--source", "file://x.ss/orders", "--table", "t", "--spool", "y.ss"), "--spool is for stdio"),
+        (("--source", "stdio:///orders", "--table", "file.txt"), "is a file, not a table"),
+    ],
+)
+def test_ingest_reads_nothing_when_its_words_are_wrong(
+    words: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drained: list[StreamUrl]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("")
+    code, output = ingest(*words)
+    assert code == 1
+    assert text in output
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]

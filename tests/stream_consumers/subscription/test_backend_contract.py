@@ -1,0 +1,557 @@
+"""What every stream backend must do: the same tests over memory and a real Redis server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from stream_consumers.errors import FormatError, GroupRemovedError, InvalidOptionError, SizeLimitError
+from stream_consumers.subscription.backend import StreamBackend
+from stream_consumers.subscription.codec import Envelope, JsonCodec
+from stream_consumers.subscription.memory_backend import MemoryBackend
+from stream_consumers.subscription.messages import Decoded, Entry, EventMessage, Malformed
+from stream_consumers.subscription.redis_backend import RedisBackend, _times
+from stream_consumers.urls import StreamUrl
+from tests.support.polling import until
+from tests.support.stream_backends import KINDS, behind, unique_name
+
+GROUP, ME, PEER = "billing", "me", "peer"
+LIMIT = 1000
+
+
+@pytest.fixture(params=KINDS)
+def other(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What somebody else can do, with the backend under test."""
+    address = request.getfixturevalue("redis_address") if request.param == "redis" else ""
+    with behind(request.param, address, max_payload_bytes=LIMIT) as found:
+        yield found
+
+
+@pytest.fixture
+def backend(other: Any) -> StreamBackend:
+    found: StreamBackend = other.backend
+    return found
+
+
+@pytest.fixture
+def stream() -> str:
+    return unique_name()
+
+
+def filled(backend: StreamBackend, stream: str, count: int) -> list[str]:
+    """A group of a stream with so many messages, all of them new to it."""
+    ids = [backend.publish(stream, EventMessage(b"%d" % number)) for number in range(count)]
+    backend.create_group(stream, GROUP, "0")
+    return ids
+
+
+def payloads(entries: list[Entry]) -> list[bytes]:
+    assert all(isinstance(entry, Decoded) for entry in entries), entries
+    return [entry.message.payload for entry in entries if isinstance(entry, Decoded)]
+
+
+def attempts(entries: list[Entry]) -> list[int]:
+    return [entry.delivery.attempt for entry in entries]
+
+
+# groups
+
+
+def test_s12_a_group_that_starts_at_0_gets_what_was_published_before(backend: StreamBackend, stream: str) -> None:
+    filled(backend, stream, 3)
+    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"0", b"1", b"2"]
+
+
+def test_a_group_that_starts_at_the_end_gets_only_what_comes(backend: StreamBackend, stream: str) -> None:
+    backend.publish(stream, EventMessage(b"old"))
+    backend.create_group(stream, GROUP, "$")
+    backend.publish(stream, EventMessage(b"new"))
+    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"new"]
+
+
+def test_a_group_may_start_behind_an_id(backend: StreamBackend, stream: str) -> None:
+    ids = [backend.publish(stream, EventMessage(b"%d" % number)) for number in range(3)]
+    backend.create_group(stream, GROUP, ids[0])
+    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"1", b"2"]
+
+
+def test_create_group_makes_the_stream_and_is_idempotent(backend: StreamBackend, stream: str) -> None:
+    first = backend.create_group(stream, GROUP, "0")
+    again = backend.create_group(stream, GROUP, "0")
+    assert (first.is_new, first.difference) == (True, None)
+    assert (again.is_new, again.difference) == (False, None)
+
+
+def test_r10_a_group_that_stands_elsewhere_is_told_and_left_alone(backend: StreamBackend, stream: str) -> None:
+    ids = [backend.publish(stream, EventMessage(b"%d" % number)) for number in range(3)]
+    assert backend.create_group(stream, GROUP, "$").difference is None
+    found = backend.create_group(stream, GROUP, "0")
+    assert (found.is_new, found.start, found.position) == (False, "0-0", ids[-1])
+    assert f"stands at {ids[-1]}, not at 0-0" in (found.difference or "")
+    assert backend.read_new(stream, GROUP, ME, 10, 0) == []
+
+
+def test_s26_two_groups_each_get_every_message(backend: StreamBackend, stream: str) -> None:
+    filled(backend, stream, 3)
+    backend.create_group(stream, "second", "0")
+    for group in (GROUP, "second"):
+        assert payloads(backend.read_new(stream, group, ME, 10, 0)) == [b"0", b"1", b"2"]
+
+
+def test_members_of_a_group_share_its_messages(backend: StreamBackend, stream: str) -> None:
+    filled(backend, stream, 4)
+    mine, theirs = (backend.read_new(stream, GROUP, name, 2, 0) for name in (ME, PEER))
+    assert payloads(mine) + payloads(theirs) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("call", ["read", "reclaim", "redeliver", "touch", "ack"])
+def test_r8_a_group_that_is_gone_is_an_error_and_not_made_again(other: Any, stream: str, call: str) -> None:
+    backend: StreamBackend = other.backend
+    (entry_id,) = filled(backend, stream, 1)
+    backend.read_new(stream, GROUP, ME, 1, 0)
+    other.remove_group(stream, GROUP)
+    calls = {
+        "read": lambda: backend.read_new(stream, GROUP, ME, 1, 0),
+        "reclaim": lambda: backend.reclaim_idle(stream, GROUP, ME, 0, 1),
+        "redeliver": lambda: backend.redeliver(stream, GROUP, ME, entry_id),
+        "touch": lambda: backend.touch(stream, GROUP, ME, [entry_id]),
+        "ack": lambda: backend.ack(stream, GROUP, entry_id),
+    }
+    for _ in range(2):
+        with pytest.raises(GroupRemovedError, match=GROUP):
+            calls[call]()
+    # Forgetting somebody of a group that is gone is no failure.
+    assert backend.forget_consumer(stream, GROUP, ME) is False
+
+
+# publishing
+
+
+def test_a_message_arrives_with_all_its_fields(backend: StreamBackend, stream: str) -> None:
+    sent = EventMessage(bytes(range(256)), "uid-7", "key", "order.created", "once", {"trace": "ä", "": "empty name"})
+    entry_id = backend.publish(stream, sent)
+    backend.create_group(stream, GROUP, "0")
+    (entry,) = backend.read_new(stream, GROUP, ME, 10, 0)
+    assert isinstance(entry, Decoded)
+    assert (entry.id, entry.message) == (entry_id, sent)
+
+
+def test_s14_an_empty_uid_is_allowed(backend: StreamBackend, stream: str) -> None:
+    backend.publish(stream, EventMessage(b"", uid=""))
+    backend.create_group(stream, GROUP, "0")
+    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b""]
+
+
+def test_s18_an_oversize_message_is_refused(other: Any, stream: str) -> None:
+    with pytest.raises(SizeLimitError, match=rf"bytes={LIMIT + 1}, max_payload_bytes={LIMIT}"):
+        other.backend.publish(stream, EventMessage(b"x" * (LIMIT + 1)))
+    assert other.entries(stream) == []
+    with pytest.raises(SizeLimitError, match="too much beside its payload"):
+        other.backend.publish(stream, EventMessage(b"", headers={"a": "x" * (2 * LIMIT + 64 * 1024)}))
+    assert other.entries(stream) == []
+    # The limit is about the payload, not about what the codec makes of it.
+    other.backend.publish(stream, EventMessage(b"\xff" * LIMIT))
+    other.backend.create_group(stream, GROUP, "0")
+    assert payloads(other.backend.read_new(stream, GROUP, ME, 1, 0)) == [b"\xff" * LIMIT]
+
+
+def test_s13_publish_batch_has_one_result_per_input_and_a_bad_one_fails_alone(other: Any, stream: str) -> None:
+    unencodable = EventMessage(b"x", uid=b"bytes")  # type: ignore[arg-type]
+    messages = [
+        EventMessage(b"0"),
+        EventMessage(b"x" * (LIMIT + 1)),
+        EventMessage(b"2"),
+        unencodable,
+        EventMessage(b"4"),
+    ]
+    results = other.backend.publish_batch(stream, messages)
+    assert [type(result) for result in results] == [str, SizeLimitError, str, FormatError, str]
+    assert [entry_id for entry_id, _ in other.entries(stream)] == [results[0], results[2], results[4]]
+    assert other.backend.publish_batch(stream, []) == []
+
+
+def test_publish_batch_keeps_the_order_over_more_than_a_page(other: Any, stream: str) -> None:
+    results = other.backend.publish_batch(stream, [EventMessage(b"%d" % number) for number in range(1100)])
+    assert [entry_id for entry_id, _ in other.entries(stream)] == results
+    other.backend.create_group(stream, GROUP, "0")
+    assert payloads(other.backend.read_new(stream, GROUP, ME, 2000, 0)) == [b"%d" % number for number in range(1100)]
+
+
+# reading
+
+
+def test_r16_a_timeout_of_0_does_not_wait(backend: StreamBackend, stream: str) -> None:
+    backend.create_group(stream, GROUP, "0")
+    begin = time.monotonic()
+    assert backend.read_new(stream, GROUP, ME, 10, 0) == []
+    assert time.monotonic() - begin < 1
+
+
+def test_a_read_waits_for_a_message_and_not_longer(backend: StreamBackend, stream: str) -> None:
+    backend.create_group(stream, GROUP, "0")
+    begin = time.monotonic()
+    assert backend.read_new(stream, GROUP, ME, 10, 0.05) == []
+    assert 0.05 <= time.monotonic() - begin < 2
+    found: list[Entry] = []
+    waiting = threading.Thread(target=lambda: found.extend(backend.read_new(stream, GROUP, ME, 10, 20)))
+    waiting.start()
+    backend.publish(stream, EventMessage(b"late"))
+    waiting.join(5)
+    assert payloads(found) == [b"late"]
+
+
+def test_r15_a_read_that_waits_holds_nothing_else_back(backend: StreamBackend, stream: str) -> None:
+    (entry_id,) = filled(backend, stream, 1)
+    backend.read_new(stream, GROUP, ME, 1, 0)
+    waiting = threading.Thread(target=lambda: backend.read_new(stream, GROUP, ME, 1, 20))
+    waiting.start()
+    begin = time.monotonic()
+    assert backend.ack(stream, GROUP, entry_id) == 1
+    backend.publish(stream, EventMessage(b"wake"))
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert time.monotonic() - begin < 3
+
+
+def test_no_more_is_read_than_asked_for(other: Any, stream: str) -> None:
+    filled(other.backend, stream, 5)
+    assert payloads(other.backend.read_new(stream, GROUP, ME, 2, 0)) == [b"0", b"1"]
+    assert len(other.pending(stream, GROUP)) == 2
+
+
+def test_the_first_delivery_is_the_first(backend: StreamBackend, stream: str) -> None:
+    filled(backend, stream, 1)
+    (entry,) = backend.read_new(stream, GROUP, ME, 1, 0)
+    assert (entry.delivery.attempt, entry.delivery.redelivered) == (1, False)
+    assert entry.delivery.first_received == entry.delivery.last_received
+    assert entry.delivery.first_received.tzinfo is not None
+
+
+# malformed entries
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"uid": "1"}',
+        b'{"payload": 1}',
+        b'{"payload_base64": "="}',
+        b'{"payload": "\\ud800"}',
+        b'{"payload": "", "uid": "\\ud800"}',
+        b'{"payload": "", "uid": 99999999999999999999}',
+        b'{"payload": "", "headers": {"retry": 1}}',
+        b'{"payload": "", "headers": {"a": "\\ud800"}}',
+        b'{"payload": "", "headers": {"\\ud800": "a"}}',
+    ],
+    ids=repr,
+)
+def test_s30_an_entry_that_cannot_be_decoded_poisons_neither_read_nor_reclaim(
+    other: Any, stream: str, raw: bytes
+) -> None:
+    backend: StreamBackend = other.backend
+    filled(backend, stream, 1)
+    bad_id = other.append(stream, raw)
+    backend.publish(stream, EventMessage(b"good"))
+    for entries in (backend.read_new(stream, GROUP, ME, 10, 0), backend.reclaim_idle(stream, GROUP, PEER, 0, 10)):
+        first, bad, last = entries
+        assert payloads([first, last]) == [b"0", b"good"]
+        assert isinstance(bad, Malformed)
+        assert (bad.id, bad.original, bad.size) == (bad_id, raw, len(raw))
+        assert "cannot be decoded" in bad.error
+    assert attempts(entries) == [2, 2, 2]
+
+
+def test_an_oversize_entry_is_told_with_size_and_place_and_not_kept(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    backend.create_group(stream, GROUP, "0")
+    payload = JsonCodec().encode(EventMessage(b"x" * (LIMIT + 1)))
+    huge = b"x" * (2 * LIMIT + 64 * 1024 + 1)
+    for raw in (payload, huge):
+        bad_id = other.append(stream, raw)
+        (entry,) = backend.read_new(stream, GROUP, ME, 10, 0)
+        assert isinstance(entry, Malformed)
+        assert (entry.original, entry.size) == (b"", len(raw))
+        assert f"{len(raw)} bytes, more than max_payload_bytes={LIMIT}" in entry.error
+        assert bad_id in entry.error
+
+
+def test_a_malformed_entry_that_is_too_large_for_a_dead_letter_leaves_its_place(other: Any, stream: str) -> None:
+    other.backend.create_group(stream, GROUP, "0")
+    bad_id = other.append(stream, b"\xff" * (LIMIT + 1))
+    (entry,) = other.backend.read_new(stream, GROUP, ME, 10, 0)
+    assert isinstance(entry, Malformed)
+    assert (entry.id, entry.original, entry.size) == (bad_id, b"", LIMIT + 1)
+
+
+def test_a_codec_that_raises_anything_makes_an_entry_malformed(redis_address: str, stream: str) -> None:
+    class Broken(JsonCodec):
+        def decode(self, raw: bytes) -> EventMessage:
+            raise KeyError("retry-attempt overflow")
+
+    for kind in KINDS:
+        with behind(kind, redis_address, codec=Broken()) as other:
+            filled(other.backend, stream, 1)
+            (entry,) = other.backend.read_new(stream, GROUP, ME, 1, 0)
+            assert isinstance(entry, Malformed)
+            assert "retry-attempt overflow" in entry.error
+
+
+def test_r1_r4_an_entry_that_was_removed_while_it_was_pending_is_told(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 3)
+    backend.read_new(stream, GROUP, PEER, 3, 0)
+    other.remove(stream, ids[1])
+    # Told until somebody acknowledges it: who found it may be killed.
+    for _ in range(2):
+        found = {entry.id: entry for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 10)}
+        gone = found[ids[1]]
+        assert isinstance(gone, Malformed)
+        assert (gone.original, gone.size) == (b"", 0)
+        assert "removed while it was pending" in gone.error
+        assert isinstance(found[ids[0]], Decoded)
+        assert isinstance(found[ids[2]], Decoded)
+    assert backend.ack(stream, GROUP, ids[1]) == 1
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 10)] == [ids[0], ids[2]]
+
+
+# taking over
+
+
+def seconds_now() -> float:
+    return time.time_ns() // 1_000_000 / 1000
+
+
+def test_idle_entries_of_a_peer_are_taken_over_and_counted(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    filled(backend, stream, 2)
+    backend.read_new(stream, GROUP, PEER, 2, 0)
+    entries = backend.reclaim_idle(stream, GROUP, ME, 0, 10)
+    assert attempts(entries) == [2, 2]
+    assert set(other.pending(stream, GROUP).values()) == {ME}
+    assert all(entry.delivery.redelivered for entry in entries)
+
+
+@pytest.mark.parametrize("touches", [0, 2])
+def test_the_time_of_the_first_delivery_stays_that(backend: StreamBackend, stream: str, touches: int) -> None:
+    (entry_id,) = filled(backend, stream, 1)
+    earliest = seconds_now()
+    backend.read_new(stream, GROUP, PEER, 1, 0)
+    latest = seconds_now()
+    pause()
+    for _ in range(touches):
+        backend.touch(stream, GROUP, PEER, [entry_id])
+        pause()
+    (second,) = backend.reclaim_idle(stream, GROUP, ME, 0, 1)
+    pause()
+    third = backend.redeliver(stream, GROUP, ME, entry_id)
+    assert third is not None
+    for entry in (second, third):
+        # Idle times are whole milliseconds.
+        assert earliest - 0.002 <= entry.delivery.first_received.timestamp() <= latest + 0.002
+        assert entry.delivery.last_received.timestamp() > latest + 0.02
+    assert third.delivery.last_received > second.delivery.last_received
+
+
+def pause(seconds: float = 0.03) -> None:
+    """Let entries become idle: time is what this is about, not somebody who might be late."""
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > seconds)
+
+
+def test_own_abandoned_entries_are_recovered(backend: StreamBackend, stream: str) -> None:
+    filled(backend, stream, 2)
+    backend.read_new(stream, GROUP, ME, 2, 0)
+    assert payloads(backend.reclaim_idle(stream, GROUP, ME, 0, 10)) == [b"0", b"1"]
+
+
+def test_entries_that_are_not_idle_stay_with_their_owner(other: Any, stream: str) -> None:
+    filled(other.backend, stream, 2)
+    other.backend.read_new(stream, GROUP, PEER, 2, 0)
+    assert other.backend.reclaim_idle(stream, GROUP, ME, 60, 10) == []
+    assert set(other.pending(stream, GROUP).values()) == {PEER}
+    waited = until(lambda: other.backend.reclaim_idle(stream, GROUP, ME, 0.05, 10), seconds=5)
+    assert payloads(waited) == [b"0", b"1"]
+
+
+def test_no_more_is_claimed_than_asked_for_and_the_next_search_goes_on(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 5)
+    backend.read_new(stream, GROUP, PEER, 5, 0)
+    first = backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    assert [entry.id for entry in first] == ids[:2]
+    assert list(other.pending(stream, GROUP).values()) == [ME, ME, PEER, PEER, PEER]
+    second = backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    assert [entry.id for entry in second] == ids[2:4]
+    assert attempts(first + second) == [1 + 1] * 4
+
+
+def test_a_search_that_finds_nothing_to_the_end_begins_again(backend: StreamBackend, stream: str) -> None:
+    ids = filled(backend, stream, 4)
+    backend.read_new(stream, GROUP, PEER, 4, 0)
+    backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    backend.ack_many(stream, GROUP, ids[2:])
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 2)] == ids[:2]
+
+
+def test_r3_idle_entries_behind_many_that_are_not_are_found(backend: StreamBackend, stream: str) -> None:
+    ids = filled(backend, stream, 2500)
+    backend.read_new(stream, GROUP, PEER, 2500, 0)
+    pause(0.7)
+    backend.touch(stream, GROUP, PEER, ids[:-1])
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0.7, 5)] == ids[-1:]
+
+
+def test_a_heartbeat_keeps_what_the_consumer_holds_and_nothing_else(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 3)
+    backend.read_new(stream, GROUP, ME, 1, 0)
+    backend.read_new(stream, GROUP, PEER, 2, 0)
+    pause(0.5)
+    backend.touch(stream, GROUP, ME, ids[:2])
+    entries = backend.reclaim_idle(stream, GROUP, "third", 0.5, 10)
+    assert [entry.id for entry in entries] == ids[1:]
+    # A heartbeat is no delivery.
+    assert attempts(backend.reclaim_idle(stream, GROUP, "third", 0, 10)) == [2, 3, 3]
+
+
+def test_an_entry_is_redelivered_to_who_holds_it_only(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    (entry_id,) = filled(backend, stream, 1)
+    backend.read_new(stream, GROUP, ME, 1, 0)
+    again = backend.redeliver(stream, GROUP, ME, entry_id)
+    assert again is not None
+    assert (again.id, again.delivery.attempt) == (entry_id, 2)
+    assert backend.redeliver(stream, GROUP, PEER, entry_id) is None
+    assert other.pending(stream, GROUP) == {entry_id: ME}
+    backend.ack(stream, GROUP, entry_id)
+    assert backend.redeliver(stream, GROUP, ME, entry_id) is None
+
+
+# acknowledging
+
+
+def test_ack_counts_what_was_pending(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 3)
+    backend.read_new(stream, GROUP, ME, 3, 0)
+    assert backend.ack(stream, GROUP, ids[0]) == 1
+    # R7: fewer than given is no error.
+    assert backend.ack_many(stream, GROUP, ids) == 2
+    assert backend.ack_many(stream, GROUP, []) == 0
+    assert other.pending(stream, GROUP) == {}
+
+
+def test_more_than_1000_entries_are_acknowledged(other: Any, stream: str) -> None:
+    ids = filled(other.backend, stream, 2300)
+    other.backend.read_new(stream, GROUP, ME, 2300, 0)
+    assert other.backend.ack_many(stream, GROUP, ids) == 2300
+    assert other.pending(stream, GROUP) == {}
+
+
+# leaving
+
+
+def test_r12_a_consumer_is_removed_only_when_nothing_is_pending(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 1)
+    backend.read_new(stream, GROUP, ME, 1, 0)
+    assert backend.forget_consumer(stream, GROUP, ME) is False
+    assert other.pending(stream, GROUP) == {ids[0]: ME}
+    backend.ack(stream, GROUP, ids[0])
+    assert backend.forget_consumer(stream, GROUP, ME) is True
+    assert other.consumers(stream, GROUP) == set()
+
+
+def test_forgetting_a_consumer_drops_its_place_in_the_search(backend: StreamBackend, stream: str) -> None:
+    ids = filled(backend, stream, 4)
+    backend.read_new(stream, GROUP, PEER, 4, 0)
+    backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    backend.forget_consumer(stream, GROUP, ME)
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 2)] == ids[:2]
+
+
+def test_a_group_that_was_made_again_is_searched_from_the_beginning(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 4)
+    backend.read_new(stream, GROUP, PEER, 4, 0)
+    backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    other.remove_group(stream, GROUP)
+    with pytest.raises(GroupRemovedError):
+        backend.reclaim_idle(stream, GROUP, ME, 0, 2)
+    backend.create_group(stream, GROUP, "0")
+    backend.read_new(stream, GROUP, PEER, 4, 0)
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 2)] == ids[:2]
+
+
+# Redis only
+
+
+def test_acknowledging_takes_one_command_per_1000_entries(redis_address: str, stream: str) -> None:
+    with behind("redis", redis_address) as other:
+        ids = filled(other.backend, stream, 2300)
+        other.backend.read_new(stream, GROUP, ME, 2300, 0)
+
+        def commands() -> int:
+            return int(other.client.info("stats")["total_commands_processed"])
+
+        asking = commands()
+        cost = commands() - asking
+        before = commands()
+        assert other.backend.ack_many(stream, GROUP, ids) == 2300
+        assert commands() - before - cost == 3
+
+
+def test_r17_an_entry_without_the_message_field_is_malformed_with_its_bytes(redis_address: str, stream: str) -> None:
+    with behind("redis", redis_address) as other:
+        other.backend.create_group(stream, GROUP, "0")
+        other.client.xadd(stream, {"a": b"\xff"})
+        other.client.execute_command("XADD", stream, "*", "msg", "1", "msg", "2")
+        none, two = other.backend.read_new(stream, GROUP, ME, 10, 0)
+        assert isinstance(none, Malformed)
+        assert isinstance(two, Malformed)
+        assert (none.original, none.error) == (
+            b'[["a", "\\u00ff"]]',
+            "the field 'msg' occurs 0 times, not once",
+        )
+        assert "occurs 2 times" in two.error
+
+
+def test_streams_whose_names_look_like_shards_are_apart(redis_address: str, stream: str) -> None:
+    with behind("redis", redis_address) as other:
+        for name in (stream, f"{stream}:0"):
+            other.backend.publish(name, EventMessage(name.encode()))
+            other.backend.create_group(name, GROUP, "0")
+        for name in (stream, f"{stream}:0"):
+            assert payloads(other.backend.read_new(name, GROUP, ME, 10, 0)) == [name.encode()]
+
+
+def test_nothing_is_left_beside_a_stream_when_all_is_acknowledged(redis_address: str, stream: str) -> None:
+    with behind("redis", redis_address) as other:
+        ids = filled(other.backend, stream, 2)
+        other.backend.read_new(stream, GROUP, PEER, 2, 0)
+        other.backend.reclaim_idle(stream, GROUP, ME, 0, 10)
+        times = f"{{{stream}}}:first-received:{GROUP}"
+        assert set(other.client.hkeys(times)) == {entry_id.encode() for entry_id in ids}
+        assert other.client.pttl(times) > 0
+        other.backend.ack_many(stream, GROUP, ids)
+        assert not other.client.exists(times)
+
+
+@pytest.mark.parametrize("name", ["orders", "orders:0", "{shop}orders", "shop{orders}", "{a}{b}"])
+def test_what_is_kept_beside_a_stream_is_in_its_slot(name: str) -> None:
+    assert key_slot(_times(name, GROUP).encode()) == key_slot(name.encode())
+
+
+def test_both_are_stream_backends() -> None:
+    backends: list[StreamBackend] = [MemoryBackend(), RedisBackend(StreamUrl.parse("redis://127.0.0.1:1/any"))]
+    assert len(backends) == 2
+    with pytest.raises(InvalidOptionError, match="max_payload_bytes=-1"):
+        Envelope(JsonCodec(), -1)

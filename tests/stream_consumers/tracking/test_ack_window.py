@@ -1,0 +1,318 @@
+"""How far a shard may be committed: Faust's statements, the cases in which it loses messages, and any order at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stream_consumers.tracking.ack_window import AckWindow
+from tests.support.profiles import examples
+
+
+def window(committed: int | None, delivered: Iterable[int], finished: Iterable[int]) -> AckWindow:
+    made = AckWindow(committed=committed)
+    for sequence in delivered:
+        made.deliver(sequence)
+    for sequence in finished:
+        assert made.acknowledge(sequence)
+    return made
+
+
+# the cases of Faust's _new_offset
+
+
+def test_case_a_the_first_message_of_the_window_is_still_running() -> None:
+    assert window(10, [10, 11, 12], [11, 12]).committable is None
+
+
+def test_case_b_two_are_running_at_the_head() -> None:
+    assert window(10, range(10, 14), [12, 13]).committable is None
+
+
+def test_case_c_a_new_group_whose_first_messages_are_running() -> None:
+    assert window(None, range(7), [5, 6]).position is None
+
+
+def test_case_d_committed_0_is_a_position() -> None:
+    made = window(0, range(7), [5, 6])
+    assert (made.position, made.committable, made.last_committed) == (0, None, 0)
+    assert window(None, [0], [0]).committable == 1
+
+
+def test_case_e_the_message_behind_markers_is_running() -> None:
+    assert window(5, [5, 9, 10], [5, 10]).committable == 6
+
+
+def test_case_f_the_message_behind_markers_is_finished_and_nothing_is_left_over() -> None:
+    made = window(5, [5, 9, 10], [5, 9])
+    assert made.committable == 10
+    assert made.acknowledge(10)
+    assert (made.committable, made.unacknowledged) == (11, ())
+
+
+def test_case_g_a_failed_commit_is_still_to_be_done() -> None:
+    made = window(4, [4, 5], [4, 5])
+    assert [made.committable, made.committable] == [6, 6]
+    made.committed(6)
+    assert (made.committable, made.last_committed) == (None, 6)
+
+
+def test_case_h_markers_at_the_end_are_passed() -> None:
+    made = window(0, [0, 1, 2], [0, 1])
+    made.skip_to(7)
+    assert made.committable == 2
+    made.acknowledge(2)
+    assert made.committable == 7
+    made.deliver(7)
+    assert made.position == 7
+
+
+# its statements
+
+
+@pytest.mark.parametrize(
+    ("committed", "position", "is_due"), [(0, 0, False), (0, 1, True), (8, 6, False), (8, 100, True)]
+)
+def test_should_commit(committed: int, position: int, is_due: bool) -> None:
+    made = AckWindow(committed=committed)
+    made.seek(position)
+    made.skip_to(position)
+    assert (made.committable is not None) == is_due
+
+
+@pytest.mark.parametrize(
+    ("delivered", "finished", "position", "rest"),
+    [
+        (range(1, 11), [], None, range(1, 11)),
+        (range(1, 11), range(1, 11), 11, []),
+        (range(1, 11), [*range(1, 9), 10], 9, [9]),
+        (range(1, 11), [*range(1, 5), 6, 7, 8, 10], 5, [5, 9]),
+        (range(1, 11), [1, *range(3, 11)], 2, [2]),
+    ],
+)
+def test_new_offset(delivered: Iterable[int], finished: Iterable[int], position: int | None, rest: list[int]) -> None:
+    made = window(None, delivered, finished)
+    assert (made.position, made.unacknowledged) == (position, tuple(rest))
+
+
+@pytest.mark.parametrize(
+    ("delivered", "finished", "position"),
+    [
+        ([*range(1, 9), 10], [*range(1, 9), 10], 11),
+        ([*range(1, 5), *range(6, 11)], [*range(1, 5), 6, 7, 8, 10], 9),
+        ([1, 3, 4, 6, 7, 8, 10], [1, 3, 4, 6, 7, 8, 10], 11),
+        (range(1, 5), [3, 4], None),
+        ([3, 4], [3, 4], 5),
+    ],
+)
+def test_new_offset_with_gaps(delivered: Iterable[int], finished: Iterable[int], position: int | None) -> None:
+    assert window(1, delivered, finished).committable == position
+
+
+def test_add_gap_below_what_is_committed_changes_nothing() -> None:
+    made = AckWindow(committed=299)
+    made.skip_to(200)
+    assert (made.position, made.committable) == (299, None)
+    made.skip_to(344)
+    assert made.committable == 344
+
+
+def test_ack_twice_below_committed_or_of_what_was_never_delivered_counts_once() -> None:
+    made = window(3, [3, 4], [3])
+    assert not made.acknowledge(3)
+    assert not made.acknowledge(2)
+    assert not made.acknowledge(99)
+    assert (made.position, made.unacknowledged) == (4, (4,))
+
+
+# beyond them
+
+
+def test_a_message_that_is_delivered_again_is_unfinished_again() -> None:
+    made = window(None, [1, 2, 3], [1, 2])
+    assert made.position == 3
+    made.deliver(1)
+    assert made.position == 1
+    made.acknowledge(1)
+    assert made.position == 3
+
+
+def test_a_rewind_replays_and_never_commits_backwards() -> None:
+    made = window(0, range(10), range(10))
+    made.committed(10)
+    made.seek(3)
+    made.deliver(3)
+    assert (made.position, made.committable) == (3, None)
+    made.acknowledge(3)
+    assert made.committable is None
+    for sequence in range(4, 12):
+        made.deliver(sequence)
+        made.acknowledge(sequence)
+    assert made.committable == 12
+
+
+def test_a_seek_forward_waits_for_what_runs_and_not_for_what_was_jumped() -> None:
+    made = window(5, [5, 6], [5])
+    made.seek(100)
+    made.deliver(100)
+    made.acknowledge(100)
+    assert made.position == 6
+    made.acknowledge(6)
+    assert made.position == 101
+
+
+def test_a_gap_before_a_message_that_was_delivered_is_not_finished_by_skipping() -> None:
+    made = window(0, [0, 6], [0])
+    made.skip_to(7)
+    assert made.position == 1
+    made.acknowledge(6)
+    assert made.position == 7
+
+
+def test_where_nothing_is_committed_position_0_is_nothing_to_commit() -> None:
+    made = window(None, [0], [0])
+    assert made.committable == 1
+    made.seek(0)
+    assert (made.position, made.committable) == (None, None)
+    made.deliver(0)
+    made.acknowledge(0)
+    assert made.committable == 1
+    empty = AckWindow()
+    empty.skip_to(0)
+    assert (empty.position, empty.committable) == (None, None)
+
+
+class Naive:
+    """The same with plain sets: what runs, what is finished, and up to where everything is."""
+
+    def __init__(self, committed: int | None) -> None:
+        self.committed = self.done = committed
+        self.running: set[int] = set()
+        self.finished: set[int] = set()
+
+    def deliver(self, sequence: int) -> None:
+        self.finished.discard(sequence)
+        self.running.add(sequence)
+
+    def acknowledge(self, sequence: int) -> bool:
+        if sequence not in self.running:
+            return False
+        self.running.remove(sequence)
+        self.finished.add(sequence)
+        self.pass_finished()
+        return True
+
+    def skip_to(self, sequence: int) -> None:
+        if not self.running:
+            self.done = sequence if self.done is None else max(self.done, sequence)
+        elif sequence - 1 > max(self.running | self.finished):
+            self.finished.add(sequence - 1)
+
+    def seek(self, sequence: int) -> None:
+        self.running = {s for s in self.running if s < sequence}
+        self.finished = {s for s in self.finished if s < sequence}
+        self.done = None if self.done is None else min(self.done, sequence)
+        self.pass_finished()
+
+    def pass_finished(self) -> None:
+        passed = {s for s in self.finished if not self.running or s < min(self.running)}
+        self.finished -= passed
+        ends = [s + 1 for s in passed] + ([] if self.done is None else [self.done])
+        self.done = max(ends, default=None)
+
+    def position(self) -> int | None:
+        if self.done is None:
+            return None
+        position = min([self.done, *self.running])
+        return None if position == 0 and self.committed is None else position
+
+
+SEQUENCES = st.integers(0, 12)
+KINDS = ["deliver", "deliver", "next", "next", "ack", "ack", "ack", "skip", "seek", "commit", "fail"]
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), SEQUENCES), max_size=60)
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(committed=st.none() | SEQUENCES, steps=STEPS)
+@example(committed=None, steps=[("deliver", 0), ("ack", 0), ("seek", 0)])
+@example(committed=None, steps=[("skip", 0)])
+@example(committed=0, steps=[("deliver", 0), ("ack", 0), ("seek", 0)])
+@example(committed=None, steps=[("deliver", 5), ("ack", 5), ("deliver", 9), ("ack", 9), ("seek", 7)])
+def test_any_order_of_deliveries_acks_duplicates_seeks_and_failed_commits(
+    committed: int | None, steps: list[tuple[str, int]]
+) -> None:
+    made, naive = AckWindow(committed=committed), Naive(committed)
+    reading = 0
+    for step, number in steps:
+        if step in {"deliver", "next"}:
+            sequence = number if step == "deliver" else reading
+            reading = sequence + 1 + number % 3
+            made.deliver(sequence)
+            naive.deliver(sequence)
+        elif step == "ack":
+            assert made.acknowledge(number) == naive.acknowledge(number)
+        elif step == "skip":
+            made.skip_to(number)
+            naive.skip_to(number)
+        elif step == "seek":
+            made.seek(number)
+            naive.seek(number)
+            reading = number
+        elif step == "commit" and made.committable is not None:
+            assert made.last_committed is None or made.committable > made.last_committed, "backwards"
+            naive.committed = made.committable
+            made.committed(made.committable)
+        running = sorted(naive.running)
+        assert made.unacknowledged == tuple(running)
+        assert made.oldest == (running[0] if running else None)
+        assert made.position == naive.position()
+        if made.position is not None and running:
+            assert made.position <= running[0], "past an unfinished message"
+        if made.committable is not None:
+            assert made.committable == made.position
+    # Nothing blocks for ever.
+    for sequence in made.unacknowledged:
+        made.acknowledge(sequence)
+        naive.acknowledge(sequence)
+    assert made.position == naive.position()
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    sequences=st.lists(st.integers(0, 1_000), unique=True, min_size=1, max_size=40).map(sorted),
+    order=st.randoms(use_true_random=False),
+    committed=st.none() | st.just(0),
+)
+def test_delivered_in_order_the_position_is_that_of_the_naive_model_at_every_step(
+    sequences: list[int], order: Random, committed: int | None
+) -> None:
+    made, naive = AckWindow(committed=committed), Naive(committed)
+    waiting = list(sequences)
+    running: list[int] = []
+    while waiting or running:
+        if waiting and (not running or order.random() < 0.5):
+            sequence = waiting.pop(0)
+            running.append(sequence)
+            made.deliver(sequence)
+            naive.deliver(sequence)
+        else:
+            sequence = running.pop(order.randrange(len(running)))
+            made.acknowledge(sequence)
+            naive.acknowledge(sequence)
+        assert made.position == naive.position()
+
+
+def test_a_long_window_takes_no_longer_per_message() -> None:
+    begin = time.monotonic()
+    made = AckWindow()
+    for sequence in range(200_000):
+        made.deliver(sequence)
+    for sequence in reversed(range(200_000)):
+        made.acknowledge(sequence)
+        assert made.position == (200_000 if sequence == 0 else None)
+    assert time.monotonic() - begin < 10

@@ -1,0 +1,65 @@
+"""One replay, or one rewind and the ingestion behind it, in a process of its own, to be killed.
+
+``python -m tests.support.one_replay URL TABLE RECORDS FAULT GROUP REMOTE ID START [STOP]``: with a stop it is a replay.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from spark_jobs.batches import rewind as rewinding
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Batch, Ingestion, Step
+from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
+from spark_jobs.session import SparkOptions, create_session
+from stream_assets.testing import Kill, KillSwitch
+from stream_consumers.connect import StreamSource
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.old_and_new import new
+from tests.support.settings import SHORT_LIVED
+
+MOVED = "moved"
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(
+    url: str, table: str, records: str, fault: str, group: str, remote: str, run_id: str, start: str, stop: str = ""
+) -> None:
+    kills = [Kill.parse(fault)] if fault not in ("", MOVED) else []
+    observer = KillSwitch(kills, table=table, memory=Path(table).with_name(f"faults-{fault.replace(' ', '-')}"))
+    if fault == MOVED:
+        # Behind the commit of the rewind, before the broker is told.
+        rewinding._tell_broker = die
+
+    def watch(step: Step, batch: Batch | None) -> None:
+        print(step.value, batch.number if batch else "", flush=True)
+        observer(step, batch)
+
+    source = StreamSource(StreamUrl.parse(url))
+    what = Ingestion(group, table, Json("id BIGINT, user STRING"), new, limits=Limits(max_records=int(records)))
+    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
+    with source.open() as opened:
+        if stop:
+            wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)
+            for report, _ in drain_replay(ReplayJob(spark, opened, what, wanted, observer=watch)):
+                print("report", dict(report.batch.entry.ranges), flush=True)
+        else:
+            rewind(spark, opened, what, Bound.parse(start), replay_id=run_id)
+    if not stop:
+        for report, _ in drain(spark, source, what, observer=watch):
+            print("report", dict(report.batch.entry.ranges), flush=True)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,94 @@
+"""One run in a process of its own, to be killed.
+
+``python -m tests.support.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE [MEMBER [TRANSFORM]]]]]``
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from spark_jobs.batches.ingestion import Batch, Ingestion, Step
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
+from spark_jobs.session import SparkOptions, create_session
+from stream_assets.testing import Kill, KillSwitch
+from stream_consumers.connect import StreamSource
+from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.old_and_new import old
+from tests.support.settings import SHORT_LIVED
+
+# A member that stops is missed after a second.
+QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
+QUICK_CLAIMS = {"min_idle_seconds": 1.0, "max_deliveries": 3}
+
+
+class GroupKillSwitch(KillSwitch):
+    """Sends the signal to the whole process group, the JVM included."""
+
+    def send(self, kill: Kill) -> None:
+        os.killpg(os.getpgid(0), kill.signal)
+
+
+def poisonous(rows: DataFrame) -> DataFrame:
+    """Ends the process where a row is poison."""
+    if not rows.where("user = 'poison'").isEmpty():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows
+
+
+TRANSFORMS = {"poison": poisonous, "old": old}
+
+
+def main(
+    url: str,
+    table: str,
+    records: str,
+    fault: str,
+    group: str = "lakehouse",
+    mode: str = "resumable",
+    remote: str = "",
+    member: str = "main",
+    transform: str = "",
+) -> None:
+    name, _, wanted = fault.partition("!")
+    is_for_all = wanted.startswith("group-")
+    kill = Kill.parse(name) if name not in ("", "poison") else None
+    observer = None
+    if kill is not None:
+        kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
+        switch = GroupKillSwitch if is_for_all else KillSwitch
+        memory = Path(table).with_name(f"faults-{fault.replace(' ', '-')}")
+        observer = switch([kill], table=table, memory=memory)
+
+    def watch(step: Step, batch: Batch | None) -> None:
+        print(step.value, batch.number if batch else "", flush=True)
+        if observer is not None:
+            observer(step, batch)
+
+    client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
+    source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), client)
+    ingestion = Ingestion(
+        group=group,
+        table=table,
+        decoder=Json("id BIGINT, user STRING"),
+        limits=Limits(max_records=int(records)),
+        sharing=source.mode,
+        claims=source.is_claimed,
+        member=member,
+        transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
+    )
+    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
+    for report, _ in drain(spark, source, ingestion, observer=watch):
+        print("report", dict(report.batch.entry.ranges), flush=True)
+    print("drained", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

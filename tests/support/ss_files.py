@@ -1,0 +1,83 @@
+"""Stream files for the tests: built from what is to be in them, read back as sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, INTERNAL_KEY, Header
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.writer import FrameWriter
+from stream_consumers.messages import Shard
+
+CREATED_MS = 1_700_000_000_123
+START_MS = 1_700_000_000_000
+ORDERS = Shard("orders")
+
+
+class Sent(NamedTuple):
+    """A message as it was given to the writer."""
+
+    shard: Shard
+    sequence: int
+    timestamp_ms: int
+    payload: bytes
+
+
+END_OF_STREAM = Sent(Shard(INTERNAL_KEY), 0, 1_700_009_999_999, EOS_PAYLOAD)
+
+
+def numbered(count: int, *, shards: Sequence[Shard] = (ORDERS,), size: int = 20, first: int = 1) -> list[Sent]:
+    """``count`` messages, the shards in turn, a millisecond apart."""
+    return [
+        Sent(
+            shards[index % len(shards)],
+            index // len(shards) + first,
+            START_MS + index,
+            (b"message-%d " % index).ljust(size, b".")[: max(size, 0)],
+        )
+        for index in range(count)
+    ]
+
+
+def file_bytes(messages: Iterable[Sent], *, interval: int = 1024) -> bytes:
+    """A whole file."""
+    writer = FrameWriter(beacon_interval=interval, offset=HEADER_SIZE)
+    for message in messages:
+        writer.write(*message)
+    return Header("orders.ss", CREATED_MS, interval).encode() + writer.take()
+
+
+def write_file(path: Path, messages: Iterable[Sent], *, interval: int = 1024) -> Path:
+    """Write a whole file."""
+    path.write_bytes(file_bytes(messages, interval=interval))
+    return path
+
+
+def items(path: Path, **options: object) -> list[Frame | Damage]:
+    """Everything a scanner yields."""
+    with FrameScanner(path, **options) as scanner:
+        return list(scanner)
+
+
+def sent(frames: Iterable[Frame | Damage]) -> list[Sent]:
+    """The frames among the items, as what was sent."""
+    return [Sent(i.shard, i.sequence, i.timestamp_ms, i.payload) for i in frames if isinstance(i, Frame)]
+
+
+def damages(found: Iterable[Frame | Damage]) -> list[Damage]:
+    """The damages among the items."""
+    return [item for item in found if isinstance(item, Damage)]
+
+
+def flip(path: Path, offset: int, mask: int = 0x01) -> None:
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= mask
+    path.write_bytes(data)
+
+
+def payload_offset(frame: Frame) -> int:
+    """Where the payload of a frame without a beacon in it begins."""
+    return frame.offset + 1 + len(frame.shard.stream) + 28

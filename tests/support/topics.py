@@ -1,0 +1,109 @@
+"""Topics for tests, made, filled and read without the code under test."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Sequence
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.polling import until
+
+Identity = tuple[str, int, int]
+
+
+def create_topic(address: str, partitions: int, *, name: str | None = None, **config: str) -> str:
+    """A new topic; returns its name. Keyword ``a_b`` is the topic's setting ``a.b``."""
+    name = name or f"orders-{uuid.uuid4().hex[:8]}"
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    client = admin(address)
+    client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(10)
+    # The broker says so before it knows the topic itself.
+    until(lambda: _leaders(client, name) == partitions, what="the topic being known")
+    return name
+
+
+def _leaders(client: AdminClient, name: str) -> int:
+    """How many partitions of a topic have one."""
+    topics = client.list_topics(timeout=10).topics
+    return sum(p.leader >= 0 for p in topics[name].partitions.values()) if name in topics else 0
+
+
+def delete_topics(address: str, names: Sequence[str]) -> None:
+    """Delete topics, and wait until they are gone."""
+    client = admin(address)
+    for future in client.delete_topics(list(names)).values():
+        future.result(10)
+    until(lambda: not set(names) & set(client.list_topics(timeout=10).topics), what="the topics being gone")
+
+
+def admin(address: str) -> AdminClient:
+    """An admin client of its own."""
+    return AdminClient({"bootstrap.servers": address, "log_level": 2})
+
+
+def fill(address: str, topic: str, count: int, *, partitions: int, malformed: frozenset[int] = frozenset()) -> None:
+    """``count`` JSON messages in turn to the partitions."""
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, "log_level": 2})
+    for index in range(count):
+        value = b'{"id": ' if index in malformed else b'{"id": %d, "user": "u%d"}' % (index, index % 7)
+        producer.produce(topic, value, key=b"k%d" % index, partition=index % partitions)
+        if index % 50_000 == 0:
+            producer.flush()
+    producer.flush()
+
+
+def sequences_in_topic(address: str, topic: str) -> set[Identity]:
+    """Every committed message of a topic."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 2,
+        }
+    )
+    partitions = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found: set[Identity] = set()
+    open_partitions = set(partitions)
+    while open_partitions:
+        for message in consumer.consume(1000, 0.5):
+            error = message.error()
+            if error is None:
+                found.add((topic, message.partition(), message.offset()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                open_partitions.discard(message.partition())
+            else:
+                raise AssertionError(error)
+    consumer.close()
+    return found
+
+
+def committed(address: str, group: str, topic: str) -> dict[int, int]:
+    """What Kafka's own admin API says that a group has committed, per partition."""
+    request = [ConsumerGroupTopicPartitions(group)]
+    client = admin(address)
+    places = client.list_consumer_group_offsets(request)[group].result(10).topic_partitions
+    return {place.partition: place.offset for place in places if place.topic == topic}
+
+
+def ends(address: str, topic: str) -> dict[int, int]:
+    """The high watermark of each partition."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "unused", "log_level": 2})
+    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
+    found = {n: consumer.get_watermark_offsets(TopicPartition(topic, n), 10)[1] for n in numbers}
+    consumer.close()
+    return found
+
+
+_unique = itertools.count()
+
+
+def unique_group() -> str:
+    """A group name that no other test uses."""
+    return f"group-{uuid.uuid4().hex[:6]}-{next(_unique)}"

@@ -1,0 +1,83 @@
+"""Writes Delta logs by hand: only what a reader of versions, transactions and metadata needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.entries import Entry
+
+FIRST_MS = 1_700_000_000_000
+STEP_MS = 60_000
+_FIELD = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+
+
+class WrittenLog:
+    """A table at ``path`` whose commits are written one after the other, a minute apart."""
+
+    def __init__(self, path: Path, *, table_id: str = "table", properties: Mapping[str, str] | None = None) -> None:
+        self.path = path
+        self.next = 0
+        self._table_id = table_id
+        self._properties = dict(properties or {})
+
+    def log(self) -> DeltaLog:
+        return DeltaLog(str(self.path))
+
+    def file(self, version: int) -> Path:
+        return self.path / "_delta_log" / f"{version:020d}.json"
+
+    def ours(self, entry: Entry) -> int:
+        return self.commit(metadata=entry.to_json(), transactions={entry.app: entry.number})
+
+    def restore(self, **target: object) -> int:
+        return self.commit("RESTORE", parameters=target)
+
+    def commit(
+        self,
+        operation: str = "WRITE",
+        *,
+        parameters: Mapping[str, object] | None = None,
+        metadata: str | None = None,
+        transactions: Mapping[str, int] | None = None,
+        timestamp_ms: int | None = None,
+        in_commit_timestamp_ms: int | None = None,
+    ) -> int:
+        version, self.next = self.next, self.next + 1
+        info: dict[str, Any] = {
+            "timestamp": FIRST_MS + STEP_MS * version if timestamp_ms is None else timestamp_ms,
+            "operation": operation,
+            "operationParameters": dict(parameters or {}),
+        }
+        if metadata is not None:
+            info["userMetadata"] = metadata
+        if in_commit_timestamp_ms is not None:
+            info["inCommitTimestamp"] = in_commit_timestamp_ms
+        actions: list[dict[str, Any]] = [{"commitInfo": info}]
+        actions += [{"txn": {"appId": app, "version": number}} for app, number in (transactions or {}).items()]
+        if version == 0:
+            actions += [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": self._metadata()}]
+        self.write(version, "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in actions))
+        return version
+
+    def write(self, version: int, text: str) -> None:
+        self.file(version).parent.mkdir(parents=True, exist_ok=True)
+        self.file(version).write_text(text, encoding="utf-8")
+
+    def clean_before(self, version: int) -> None:
+        """Remove the commit files below ``version``, as log cleanup does behind a checkpoint."""
+        for cleaned in range(version):
+            self.file(cleaned).unlink(missing_ok=True)
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "id": self._table_id,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps({"type": "struct", "fields": [_FIELD]}),
+            "partitionColumns": [],
+            "configuration": self._properties,
+            "createdTime": FIRST_MS,
+        }
