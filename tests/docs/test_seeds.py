@@ -1,4 +1,4 @@
-"""DESIGN.md says where each seed's functions are: every row is true, and no function is missing."""
+"""docs/coming-from.md says where each seed's functions are: every row is true, and no function is missing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from tests.docs.seed_statements import EVERY_STATEMENT, STATEMENTS
 from tests.support.settings import ROOT
 
-SECTION = "## Where each seed's functions are"
-LEFT_OUT = "### Statements left out"
+LEFT_OUT = "Statements left out"
 COLUMNS = ["Seed function", "Here", "Proved by", "Note"]
 NOTHING = "–"
 
@@ -195,7 +194,7 @@ Row = list[str]
 
 
 class Table(NamedTuple):
-    """A table of DESIGN.md."""
+    """A table of docs/coming-from.md."""
 
     columns: Row
     rows: list[Row]
@@ -206,9 +205,8 @@ def cells(line: str) -> Row:
 
 
 def read_tables(text: str) -> dict[str, Table]:
-    """The tables of the section, by their headings."""
-    section = text.partition(f"\n{SECTION}\n")[2].partition("\n## ")[0]
-    parts = re.split(r"^### (.*)$", section, flags=re.MULTILINE)[1:]
+    """The tables, by their headings."""
+    parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)[1:]
     found = {}
     for heading, body in zip(parts[::2], parts[1::2]):
         lines = [line for line in body.splitlines() if line.startswith("|")]
@@ -276,12 +274,12 @@ def check_row(row: Row) -> None:
         check_test(name)
 
 
-TABLES = read_tables((ROOT / "DESIGN.md").read_text())
+TABLES = read_tables((ROOT / "docs" / "coming-from.md").read_text())
 ROWS = [(heading, row) for heading, table in TABLES.items() if heading in FUNCTIONS for row in table.rows]
 
 
 def test_there_is_a_table_for_each_seed() -> None:
-    assert [*FUNCTIONS, LEFT_OUT.removeprefix("### ")] == list(TABLES)
+    assert [*FUNCTIONS, LEFT_OUT] == list(TABLES)
     assert all(TABLES[heading].columns == COLUMNS for heading in FUNCTIONS)
 
 
@@ -305,7 +303,7 @@ def test_a_statement_has_tests(name: str) -> None:
 
 
 def test_every_statement_has_tests_or_a_reason() -> None:
-    table = TABLES[LEFT_OUT.removeprefix("### ")]
+    table = TABLES[LEFT_OUT]
     assert table.columns == ["Statement", "Reason"]
     assert all(reason for _, reason in table.rows)
     wholly = {name for name, _ in table.rows if name in EVERY_STATEMENT}
