@@ -1,6 +1,7 @@
 """The statements that the seeds' own tests make, and the tests here that are about them.
 
-What makes no sense here is in docs/coming-from.md, under "Statements left out". ``test_seeds`` checks that both together are all.
+What makes no sense here is in docs/coming-from.md, under "Statements left out". ``test_seeds`` checks that both
+together are all.
 """
 
 from __future__ import annotations
