@@ -38,9 +38,10 @@ test: check ## Lint, types and all tests; sets up what it needs
 
 check: lint types tests ## The same
 
-lint: setup ## Ruff, formatting included
+lint: setup ## Ruff, formatting included, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: setup ## mypy, strict
 	$(BIN)/mypy
