@@ -16,9 +16,10 @@ import pyarrow as pa
 from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches, widths
 from stream_consumers.consumer import Edge
 from stream_consumers.consumer_base import Assignment, MessageIterator, check_read
-from stream_consumers.errors import OutOfBoundsError, ProducerEndedError, StreamEndedError
-from stream_consumers.messages import Message, Receipt, Shard, to_milliseconds
+from stream_consumers.errors import OutOfBoundsError, StreamEndedError
+from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
 from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
 
@@ -48,7 +49,7 @@ class MemoryBroker:
         """Add a message behind the last one; sequences count from 0."""
         with self.changed:
             log = self.messages.setdefault(shard, [])
-            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+            moment = now_milliseconds() if timestamp_ms is None else timestamp_ms
             message = Message(shard, log[-1].sequence + 1 if log else 0, moment, payload)
             log.append(message)
             self.changed.notify_all()
@@ -349,7 +350,7 @@ def _any(message: Message) -> bool:
     return True
 
 
-class MemoryProducer:
+class MemoryProducer(ProducerBase):
     """A producer of a memory broker; see :class:`stream_consumers.consumer.Producer`.
 
     Args:
@@ -362,27 +363,11 @@ class MemoryProducer:
     """
 
     def __init__(self, url: StreamUrl) -> None:
+        super().__init__(url)
         self._broker = memory_broker(url)
-        self._stream = url.required_streams()[0]
-        self._ended = False
 
-    def __enter__(self) -> MemoryProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def send(
-        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
-    ) -> Receipt:
-        """See :meth:`stream_consumers.consumer.Producer.send`."""
-        if self._ended:
-            raise ProducerEndedError("the producer has ended", remedy="Create a new one.")
-        return self._broker.append(Shard(stream or self._stream, shard), payload, timestamp_ms)
+    def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
+        return self._broker.append(shard, payload, timestamp_ms)
 
     def flush(self) -> None:
-        """Nothing is ever on its way."""
-
-    def close(self) -> None:
-        """End; a later send fails."""
-        self._ended = True
+        """A message is in memory as soon as it was sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -218,6 +219,16 @@ def from_milliseconds(milliseconds: int) -> datetime:
         '1970-01-01T00:00:01+00:00'
     """
     return _EPOCH + milliseconds * _MILLISECOND
+
+
+def now_milliseconds() -> int:
+    """The current time in unix milliseconds.
+
+    Example:
+        >>> from_milliseconds(now_milliseconds()) <= datetime.now(timezone.utc)
+        True
+    """
+    return time.time_ns() // 1_000_000
 
 
 def format_timestamp(milliseconds: int) -> str:

@@ -5,35 +5,29 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import threading
 import time
 from pathlib import Path
 
 from stream_consumers.errors import (
     FormatError,
     ProducerBusyError,
-    ProducerEndedError,
     SizeLimitError,
     StreamExistsError,
     StreamNotFoundError,
 )
-from stream_consumers.file.format import (
-    EOS_PAYLOAD,
-    HEADER_SIZE,
-    Header,
-    checksum,
-)
+from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header, checksum
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardState
-from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard
+from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
+from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
 COALESCE_BYTES = 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class FileProducer:
+class FileProducer(ProducerBase):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.consumer.Producer`.
 
     Sequences start at 1 for each shard and grow by one. Appending numbers on, removes an end-of-stream message, and
@@ -48,6 +42,7 @@ class FileProducer:
         StreamNotFoundError, StreamExistsError: as ``options.creation`` asks.
         ProducerBusyError: another producer has it open.
         FormatError: there is a file, but no stream file.
+        SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
 
     Example:
         >>> with FileProducer(StreamUrl.parse("file://orders.ss/orders")) as producer:
@@ -56,11 +51,9 @@ class FileProducer:
     """
 
     def __init__(self, url: StreamUrl, options: FileProducerOptions | None = None) -> None:
+        super().__init__(url)
         self._options = options or FileProducerOptions()
         self._path = Path(url.path)
-        self._stream = url.required_streams()[0]
-        self._lock = threading.Lock()
-        self._ended = False
         self._file = self._open()
         try:
             self._claim()
@@ -70,56 +63,37 @@ class FileProducer:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> FileProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def send(
-        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
-    ) -> Receipt:
-        """See :meth:`stream_consumers.consumer.Producer.send`.
-
-        Raises:
-            SizeLimitError: the file would pass its limit; nothing of the message is written.
-        """
-        target = Shard(stream or self._stream, shard)
+    def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         with self._lock:
-            if self._ended:
-                raise ProducerEndedError(f"the producer of {self._path} has ended", remedy="Create a new one.")
-            sequence = self._writer.shards.get(target, NEW_SHARD).sequence + 1
-            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-            mark = self._writer.mark(target)
-            self._writer.write(target, sequence, moment, payload)
+            self._check_not_ended()
+            sequence = self._writer.shards.get(shard, NEW_SHARD).sequence + 1
+            mark = self._writer.mark(shard)
+            self._writer.write(shard, sequence, timestamp_ms, payload)
             if self._writer.offset > self._options.file_size_limit:
                 length = self._writer.offset - mark.offset
                 self._writer.undo(mark)
                 raise SizeLimitError(
                     f"{self._path} would grow beyond its limit",
-                    remedy="Raise file_size_limit, or go on in a new file.",
+                    remedy="Raise file_size_limit, or continue in a new file.",
                     size=mark.offset,
                     message=length,
                     limit=self._options.file_size_limit,
                 )
             if self._writer.pending_bytes >= COALESCE_BYTES:
                 self._write()
-        return Receipt(target, sequence, moment)
+        return Receipt(shard, sequence, timestamp_ms)
 
     def flush(self) -> None:
         """Hand everything sent to the operating system, so that readers see it."""
         with self._lock:
             self._write()
 
-    def close(self) -> None:
+    def _end(self) -> None:
         """Flush, write the end-of-stream message if asked to, and sync the file to the disk."""
         with self._lock:
-            if self._ended:
-                return
-            self._ended = True
             try:
                 if self._options.end_with_eos:
-                    self._writer.write(Shard(INTERNAL_KEY), 0, time.time_ns() // 1_000_000, EOS_PAYLOAD)
+                    self._writer.write(Shard(INTERNAL_KEY), 0, now_milliseconds(), EOS_PAYLOAD)
                 self._write()
                 os.fsync(self._file)
             finally:
@@ -165,7 +139,7 @@ class FileProducer:
         return FrameWriter(beacon_interval=header.beacon_interval, offset=HEADER_SIZE)
 
     def _new_header(self) -> Header:
-        return Header(self._path.name, time.time_ns() // 1_000_000, self._options.beacon_interval)
+        return Header(self._path.name, now_milliseconds(), self._options.beacon_interval)
 
     def _continue(self) -> FrameWriter:
         """Find the end of what is there, by walking the whole file once."""

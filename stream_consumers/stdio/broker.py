@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from stream_consumers.errors import InvalidUrlError, StreamAssetsError, StreamEndedError, StreamRemovedError
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import Message, Shard, now_milliseconds
 from stream_consumers.stdio.lines import BROADCAST, SEQUENCES, Line, parse_line
 from stream_consumers.stdio.pipes import InputPipe, OutputPipe
 from stream_consumers.urls import StreamUrl
@@ -169,7 +169,7 @@ class StdioBroker:
         )
         try:
             for lines in self._input.lines():
-                moment = time.time_ns() // 1_000_000
+                moment = now_milliseconds()
                 with self._changed:
                     self._undelivered = len(lines)
                 for line in lines:

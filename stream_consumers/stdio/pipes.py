@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import BinaryIO
@@ -121,23 +120,20 @@ class OutputPipe:
         self._pending = bytearray()
         self._next: dict[Shard, int] = {}
 
-    def send(
-        self, shard: Shard, timestamp_ms: int | None, payload: bytes, form: Callable[[Message], bytes]
-    ) -> tuple[Receipt, Message]:
+    def send(self, shard: Shard, timestamp_ms: int, payload: bytes, form: Callable[[Message], bytes]) -> Receipt:
         """Put one message behind those that wait to be written; writes when there are enough.
 
         Raises:
             BrokenPipeError, BrokerError: see :meth:`flush`.
             StreamAssetsError: as ``form`` says; nothing of the message is written.
         """
-        moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         with self._lock:
-            message = Message(shard, self._next.get(shard, 0), moment, payload)
+            message = Message(shard, self._next.get(shard, 0), timestamp_ms, payload)
             self._pending += form(message)
             self._next[shard] = message.sequence + 1
             if len(self._pending) >= self.COALESCE_BYTES:
                 self._write()
-        return Receipt(shard, message.sequence, moment), message
+        return Receipt(shard, message.sequence, timestamp_ms)
 
     def flush(self) -> None:
         """Write what waits.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
-from stream_consumers.errors import ProducerEndedError
-from stream_consumers.messages import Receipt, Shard
+from stream_consumers.messages import Message, Receipt, Shard
+from stream_consumers.producer_base import ProducerBase
 from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import format_bare_line, format_line
 from stream_consumers.urls import StreamUrl
@@ -34,7 +33,7 @@ class StdioProducerOptions:
     loopback: bool = False
 
 
-class StdioProducer:
+class StdioProducer(ProducerBase):
     r"""A producer of lines on stdout; see :class:`stream_consumers.consumer.Producer`.
 
     A line is ``[timestamp | stream | sequence] payload``, with the shard behind the sequence unless it is 0, as
@@ -48,6 +47,10 @@ class StdioProducer:
 
     Raises:
         InvalidUrlError: it names a host, or no stream.
+        InvalidStreamKeyError, InvalidOptionError, FormatError: from ``send``, if a line cannot hold the message; then
+            nothing of it is written.
+        BrokenPipeError: from ``send`` and ``flush``, if nobody reads stdout any more.
+        BrokerError: from ``send`` and ``flush``, if stdout cannot be written.
 
     Example:
         >>> import io
@@ -62,40 +65,19 @@ class StdioProducer:
     def __init__(
         self, url: StreamUrl, options: StdioProducerOptions | None = None, *, broker: StdioBroker | None = None
     ) -> None:
-        self._stream = check_stdio_url(url)[0]
+        check_stdio_url(url)
+        super().__init__(url)
         self._options = options or StdioProducerOptions()
         self._form = format_bare_line if self._options.bare else format_line
         self._broker = broker or process_broker()
-        self._lock = threading.Lock()
-        self._ended = False
         if self._options.loopback:
             self._broker.open_loopback()
 
-    def __enter__(self) -> StdioProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def send(
-        self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
-    ) -> Receipt:
-        """See :meth:`stream_consumers.consumer.Producer.send`.
-
-        With loopback it waits while a consumer's buffer is full.
-
-        Raises:
-            ProducerEndedError: the producer was ended.
-            InvalidStreamKeyError, InvalidOptionError, FormatError: no line can say this; nothing of it is written.
-            BrokenPipeError: nobody reads stdout any more.
-            BrokerError: stdout cannot be written.
-        """
-        if self._ended:
-            raise ProducerEndedError("the producer of stdout has ended", remedy="Create a new one.")
-        target = Shard(stream or self._stream, shard)
-        receipt, message = self._broker.output.send(target, timestamp_ms, payload, self._form)
+    def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
+        receipt = self._broker.output.send(shard, timestamp_ms, payload, self._form)
         if self._options.loopback:
-            self._broker.loop_back(message)
+            # It waits while a consumer's buffer is full.
+            self._broker.loop_back(Message(shard, receipt.sequence, timestamp_ms, payload))
         return receipt
 
     def flush(self) -> None:
@@ -107,12 +89,8 @@ class StdioProducer:
         """
         self._broker.output.flush()
 
-    def close(self) -> None:
-        """Flush and end; stdout stays open."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
+    def _end(self) -> None:
+        """Flush; stdout stays open."""
         try:
             self.flush()
         finally:

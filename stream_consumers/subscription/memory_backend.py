@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
-from stream_consumers.messages import from_milliseconds
+from stream_consumers.messages import from_milliseconds, now_milliseconds
 from stream_consumers.subscription.backend import Published
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
 from stream_consumers.subscription.messages import Delivery, Entry, EventMessage, GroupPosition
@@ -189,7 +189,7 @@ class MemoryBackend:
 
     def _deliver(self, stream: str, group: _Group, consumer: str, number: int) -> Entry:
         raw, entry_id = self._streams.get(stream, {}).get(number), f"{number}-0"
-        now = from_milliseconds(time.time_ns() // 1_000_000)
+        now = from_milliseconds(now_milliseconds())
         held = group.pending.setdefault(number, _Pending(consumer, 0, now, 0.0))
         if raw is None:
             # As on Redis: not claimed, so that whoever finds it tells that it is lost.
