@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 
 
 @pytest.fixture(autouse=True)

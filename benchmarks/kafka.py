@@ -22,7 +22,7 @@ from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify import verify
 from stream_consumers.batches import Range, Split
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import kafka_broker

@@ -21,7 +21,7 @@ from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
-from stream_consumers.connect import StreamSource, create_producer
+from stream_consumers.create import StreamSource, create_producer
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_server import redis_server

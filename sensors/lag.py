@@ -15,7 +15,7 @@ from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source,
 from spark_jobs.batches.ledger_recovery import read_or_recover
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import Extent, Resume
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 

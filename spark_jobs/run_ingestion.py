@@ -17,15 +17,14 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from spark_jobs.claims.job import ClaimJob
-from stream_consumers.batches import BatchSource
-from stream_consumers.connect import StreamSource
+from stream_consumers.batches import BatchSource, Membership
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
     StreamAssetsError,
     UnsupportedError,
 )
-from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
 

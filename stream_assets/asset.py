@@ -20,7 +20,7 @@ from spark_jobs.run_ingestion import drain
 from stream_assets.config import LimitsConfig, StreamConfig
 from stream_assets.metadata import batch_metadata
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice

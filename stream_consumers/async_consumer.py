@@ -42,7 +42,7 @@ class AsyncConsumer:
             group, may be called directly.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer
+        >>> from stream_consumers.create import create_consumer
         >>> async def read() -> list[str]:
         ...     async with AsyncConsumer(create_consumer("file://orders.ss/orders", live=False)) as orders:
         ...         return [message.text() async for message in orders]

@@ -15,7 +15,7 @@ class Edge(enum.Enum):
     """The two places of a stream that need no number.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer
+        >>> from stream_consumers.create import create_consumer
         >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
         ...     orders.rewind(Edge.END)
         ...     list(orders)
@@ -34,7 +34,7 @@ def log_dead_letter(letter: DeadLetter) -> None:
     """The default observer: one warning a dead letter, without its bytes.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer
+        >>> from stream_consumers.create import create_consumer
         >>> with create_consumer("file://orders.ss/orders", live=False, on_dead_letter=log_dead_letter) as orders:
         ...     len(list(orders))
         3
@@ -49,7 +49,7 @@ class Consumer(Protocol):
     first message with a timestamp at or after t.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer
+        >>> from stream_consumers.create import create_consumer
         >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
         ...     first = orders.next(timeout=1)
         ...     print(first.shard, first.sequence, first.text())
@@ -120,7 +120,7 @@ class Producer(Protocol):
     """Sends messages. Close it when done; it is a context manager, and leaving it flushes.
 
     Example:
-        >>> from stream_consumers.connect import create_producer
+        >>> from stream_consumers.create import create_producer
         >>> with create_producer("memory://example-producer/orders") as producer:
         ...     receipt = producer.send(b"{}", shard=2, timestamp_ms=1_700_000_000_000)
         ...     receipt.shard, receipt.sequence

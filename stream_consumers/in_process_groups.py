@@ -159,7 +159,7 @@ class SharedGroupConsumer(MessageIterator):
         InvalidOptionError: no name, or members that would read differently.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer, create_producer
+        >>> from stream_consumers.create import create_consumer, create_producer
         >>> from stream_consumers.options import ConsumerMode
         >>> def join():
         ...     return create_consumer("memory://pets/cats", mode=ConsumerMode.LOAD_BALANCED, group="walkers")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import math
+import os
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from stream_consumers.errors import InvalidOptionError
@@ -213,3 +216,29 @@ class RedisGroupOptions:
                 raise InvalidOptionError(f"{name}={value} leaves nothing to read", remedy="Use 1 or more, or None.")
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
+
+
+HOST_VARIABLE = "HOST_ID"
+_CONTAINER_ID_DIGITS = 12
+
+
+def host_id() -> str:
+    """``$HOST_ID``, else the container's id, else the MAC address; letters and digits.
+
+    A default group name made of it stays the same over restarts on one host only: give groups a name where hosts come
+    and go.
+
+    Example:
+        >>> host_id().isalnum()
+        True
+    """
+    given = os.environ.get(HOST_VARIABLE)
+    if given:
+        return given
+    cgroup = Path("/proc/self/cgroup")
+    if cgroup.exists():
+        last = cgroup.read_text().strip().rpartition("\n")[2]
+        container = last.partition("0::/docker/")[2]
+        if container:
+            return container[:_CONTAINER_ID_DIGITS]
+    return f"{uuid.getnode():012X}"

@@ -59,11 +59,6 @@ class StreamUrl:
             raise InvalidUrlError(f"{self} names several files", remedy="Use one URL a file.", files=len(self.nodes))
         return self.nodes[0].rstrip("/") or "/"
 
-    @property
-    def node_urls(self) -> tuple[str, ...]:
-        """Each node with its protocol, as SeaStreamer's ``StreamerUri`` lists them."""
-        return tuple(f"{self.protocol}://{node}" for node in self.nodes)
-
     def required_streams(self) -> tuple[str, ...]:
         """The streams, at least one, each by its name.
 

@@ -7,9 +7,7 @@ python examples/consumers/coredis.py [URL]          # redis://localhost:6379/
 import sys
 from uuid import uuid4
 
-from stream_consumers.connect import create_producer
-from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
-from stream_consumers.urls import StreamUrl
+from stream_consumers import EntryConsumer, GroupEntryConsumer, StreamUrl, create_producer
 
 
 def main(server: str) -> None:

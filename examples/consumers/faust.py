@@ -3,14 +3,18 @@
 python examples/consumers/faust.py
 """
 
-from stream_consumers.connect import create_consumer, create_producer
-from stream_consumers.memory import MemoryBatchSource
-from stream_consumers.messages import Message
-from stream_consumers.tracking.committers import MemoryCommitter
-from stream_consumers.tracking.consumer import TrackedConsumer
-from stream_consumers.tracking.livelock import LivelockWatch, ShardEnd
-from stream_consumers.tracking.options import TrackingOptions
-from stream_consumers.urls import StreamUrl
+from stream_consumers import (
+    LivelockWatch,
+    MemoryBatchSource,
+    MemoryCommitter,
+    Message,
+    ShardEnd,
+    StreamUrl,
+    TrackedConsumer,
+    TrackingOptions,
+    create_consumer,
+    create_producer,
+)
 
 URL = StreamUrl.parse("memory://shop/orders")
 OPTIONS = TrackingOptions(commit_interval_seconds=0.05, commit_every=1000, buffer_size=100, close_seconds=0)

@@ -7,10 +7,7 @@ import asyncio
 import sys
 from datetime import datetime, timezone
 
-from stream_consumers.async_consumer import AsyncConsumer
-from stream_consumers.consumer import Edge
-from stream_consumers.options import FileCreation, FileProducerOptions
-from stream_consumers.streamer.streamer import Streamer, connect
+from stream_consumers import AsyncConsumer, Edge, FileCreation, FileProducerOptions, Streamer, connect
 
 
 def produce(streamer: Streamer) -> None:

@@ -7,15 +7,18 @@ import sys
 import threading
 from uuid import uuid4
 
-from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.config import SubscriptionConfig
-from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.messages import Decoded, EventMessage
-from stream_consumers.subscription.received_message import ReceivedMessage
-from stream_consumers.subscription.redis_backend import RedisBackend
-from stream_consumers.subscription.retry_policy import RetryPolicy
-from stream_consumers.subscription.subscription import Subscription
-from stream_consumers.urls import StreamUrl
+from stream_consumers import (
+    Decoded,
+    EventMessage,
+    MemoryBackend,
+    ReceivedMessage,
+    RedisBackend,
+    RetryPolicy,
+    StreamBackend,
+    StreamUrl,
+    Subscription,
+    SubscriptionConfig,
+)
 
 seen: list[str] = []
 is_last = threading.Event()

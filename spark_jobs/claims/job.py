@@ -27,8 +27,8 @@ from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
 from spark_jobs.claims.status import NameStatus, Status
 from spark_jobs.ledger.entries import Claimed
 from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
-from stream_consumers.fair_share import fair_shares
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claim_name import ClaimName, PendingEntry
 from stream_consumers.redis.claimed_entries import Held

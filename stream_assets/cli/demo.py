@@ -27,7 +27,7 @@ from spark_jobs.jars import delta_jars
 from spark_jobs.ledger.dataset import open_dataset
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.testing import KILLS_VARIABLE
-from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import LedgerUnreadableError, WriteError
 
 MESSAGES = 100_000

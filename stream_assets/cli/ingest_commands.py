@@ -29,7 +29,7 @@ from stream_assets.cli.transform_options import (
 )
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url

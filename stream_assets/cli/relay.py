@@ -10,8 +10,8 @@ import click
 from stream_assets.cli.options import err, named_client_option, progress_bar, reports_errors
 from stream_assets.cli.streams import print_letter
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import check_protocol, create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.create import check_protocol, create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.messages import Message, Receipt, Shard

@@ -20,7 +20,7 @@ from stream_assets.cli.transform_options import (
 )
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, DataLoss, choice

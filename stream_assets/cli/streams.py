@@ -12,8 +12,8 @@ import click
 
 from stream_assets.cli.options import MODES, client_option, err, print_rows, progress_bar, reports_errors
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import StreamSource, create_consumer, create_producer
 from stream_consumers.consumer import Consumer
+from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, choice

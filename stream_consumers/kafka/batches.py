@@ -24,18 +24,18 @@ from stream_consumers.batches import (
     BatchPlan,
     Extent,
     Headers,
+    Membership,
     Range,
     Resume,
+    fair_shares,
     headers_array,
     widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
-from stream_consumers.fair_share import fair_shares
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import NOT_UTF8, UNREADABLE, ask_headers
-from stream_consumers.membership import Membership
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl

@@ -20,7 +20,9 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka import admin as kafka_admin
+from confluent_kafka import (
+    admin as kafka_admin,
+)
 from confluent_kafka.admin import AdminClient
 
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve

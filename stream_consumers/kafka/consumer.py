@@ -21,13 +21,12 @@ from stream_consumers.errors import (
     OutOfBoundsError,
     StreamEndedError,
 )
-from stream_consumers.hosts import host_id
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain, is_lost
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.kafka.shard_control import KafkaShardControl
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.options import AutoStreamReset, ConsumerMode, host_id
 from stream_consumers.urls import StreamUrl
 
 POLL_SECONDS = 0.1

@@ -32,7 +32,7 @@ _ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, Kafk
 
 
 class KafkaMembership:
-    """A member of a consumer group; see :class:`stream_consumers.membership.Membership`.
+    """A member of a consumer group; see :class:`stream_consumers.batches.Membership`.
 
     Args:
         url: the topics to share.
@@ -69,14 +69,14 @@ class KafkaMembership:
         self.close()
 
     def shards(self) -> frozenset[Shard]:
-        """See :meth:`stream_consumers.membership.Membership.shards`."""
+        """See :meth:`stream_consumers.batches.Membership.shards`."""
         with self._changed:
             if self._error is not None:
                 raise self._error
             return self._shards
 
     def wait(self, seconds: float) -> bool:
-        """See :meth:`stream_consumers.membership.Membership.wait`."""
+        """See :meth:`stream_consumers.batches.Membership.wait`."""
         with self._changed:
             self._changed.wait_for(lambda: self._assignments or self._error, seconds)
             if self._error is not None:
@@ -84,7 +84,7 @@ class KafkaMembership:
             return self._assignments > 0
 
     def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
-        """See :meth:`stream_consumers.membership.Membership.commit`."""
+        """See :meth:`stream_consumers.batches.Membership.commit`."""
         places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
         if not places:
             return True
@@ -108,7 +108,7 @@ class KafkaMembership:
         return not refused
 
     def close(self) -> None:
-        """See :meth:`stream_consumers.membership.Membership.close`."""
+        """See :meth:`stream_consumers.batches.Membership.close`."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join(LEAVE_SECONDS)

@@ -19,12 +19,12 @@ from stream_consumers.batches import (
     Range,
     Resume,
     dead_letter_row,
+    fair_shares,
     message_row,
     record_batches,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
-from stream_consumers.fair_share import fair_shares
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis.entries import read_entry

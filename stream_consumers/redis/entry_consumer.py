@@ -1,7 +1,7 @@
 """Consumers of the entries of many Redis streams, with and without a group (coredis' two kinds).
 
 They give entries as they are, stream by stream in turn, and never wait longer than asked. Where a consumer is to be
-like those of the other backends, use :func:`stream_consumers.connect.create_consumer`.
+like those of the other backends, use :func:`stream_consumers.create.create_consumer`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class GroupEntryConsumer(EntryReader):
     What was returned stays pending until :meth:`acknowledge`. Entering the context again goes on where the group is;
     what was buffered and not returned is pending then, and comes with ``start_from_backlog``. Only what is pending for
     this member's name does, not what others left behind (mode ``load_balanced`` of
-    :func:`stream_consumers.connect.create_consumer` takes that over).
+    :func:`stream_consumers.create.create_consumer` takes that over).
 
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.

@@ -13,9 +13,8 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.consumer_base import MessageIterator
 from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
-from stream_consumers.hosts import host_id
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
+from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions, host_id
 from stream_consumers.redis.acknowledgements import Acknowledgements, Place
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.group import NOW, START, RedisGroup

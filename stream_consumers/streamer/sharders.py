@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
+import random
 from typing import Protocol
 
 from stream_consumers.errors import InvalidOptionError
-
-# Knuth's MMIX: the upper bits of a state are as good as random.
-_FACTOR, _STEP, _BITS, _UPPER = 6364136223846793005, 1442695040888963407, 64, 33
 
 
 class Sharder(Protocol):
@@ -78,40 +74,12 @@ class PseudoRandom:
 
     def __init__(self, shards: int, *, seed: int | None = None) -> None:
         self.shards = _checked(shards)
-        self._state = time.time_ns() if seed is None else seed
-        self._lock = threading.Lock()
+        # Nobody must be unable to guess a shard.
+        self._random = random.Random(seed)  # noqa: S311
 
     def choose(self, stream: str, payload: bytes) -> int:
         """See :meth:`Sharder.choose`."""
-        with self._lock:
-            self._state = (self._state * _FACTOR + _STEP) % (1 << _BITS)
-            return (self._state >> _UPPER) % self.shards
-
-
-def round_robin(shards: int) -> Sharder:
-    """One shard after the other.
-
-    Example:
-        >>> sharder = round_robin(3)
-        >>> [sharder.choose("orders", b"") for _ in range(4)]
-        [0, 1, 2, 0]
-    """
-    return RoundRobin(shards)
-
-
-def pseudo_random(shards: int, *, seed: int | None = None) -> Sharder:
-    """Any shard.
-
-    Args:
-        shards: how many to choose from.
-        seed: for the same choices again; by default the time.
-
-    Example:
-        >>> sharder = pseudo_random(3, seed=7)
-        >>> {sharder.choose("orders", b"") for _ in range(100)}
-        {0, 1, 2}
-    """
-    return PseudoRandom(shards, seed=seed)
+        return self._random.randrange(self.shards)
 
 
 def _checked(shards: int) -> int:

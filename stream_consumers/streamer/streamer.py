@@ -11,8 +11,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.connect import check_client, check_protocol, create_consumer, create_producer
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.create import check_client, check_protocol, create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import FrameScanner
@@ -87,7 +87,7 @@ class Streamer:
         group_options: RedisGroupOptions | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> Consumer:
-        """A consumer, see :func:`stream_consumers.connect.create_consumer`; closed when the streamer disconnects.
+        """A consumer, see :func:`stream_consumers.create.create_consumer`; closed when the streamer disconnects.
 
         Args:
             streams: which to read; by default those of the URL. ``*`` stands for all.

@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.hosts import host_id
-from stream_consumers.options import MIN_CLAIM_SECONDS
+from stream_consumers.options import MIN_CLAIM_SECONDS, host_id
 from stream_consumers.subscription.retry_policy import RetryPolicy
 
 MAX_STREAM_BYTES = 1024

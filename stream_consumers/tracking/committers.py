@@ -277,7 +277,7 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
         InvalidOptionError: naming what fits it.
 
     Example:
-        >>> from stream_consumers.connect import create_consumer
+        >>> from stream_consumers.create import create_consumer
         >>> check_committer(create_consumer("file://orders.ss/orders"), ProcessCommitter())
     """
     if isinstance(consumer, SharedGroupConsumer):

@@ -13,7 +13,7 @@ MODULES = (
     "tracking.ack_window",
     "async_consumer",
     "tracking.committers",
-    "connect",
+    "create",
     "consumer",
     "subscription.error_observer",
     "errors",
@@ -75,8 +75,8 @@ INTERNAL = {
     "MemorySplit of memory",
     "ObserverThread of subscription.error_observer",
     "SharedGroup of in_process_groups",
-    "check_client of connect",
-    "check_protocol of connect",
+    "check_client of create",
+    "check_protocol of create",
     "removed of subscription.codec",
 }
 

@@ -333,7 +333,7 @@ GOOD = [
         (1, "`stream_consumers.consumer.Consumer.first`", "first"),
         (1, "`stream_consumers.consumers.Consumer`", "consumers"),
         (1, "`stream_consumers.options.RedisGroupOptions.batch`", "batch"),
-        (1, "`stream_consumers.connect.create_consumer(grouping)`", "no option grouping"),
+        (1, "`stream_consumers.create.create_consumer(grouping)`", "no option grouping"),
         (2, "`tests/docs/test_seeds.py`", "no such test"),
         (2, "`tests/docs/test_seeds.py::test_nothing`", "no such test"),
         (2, "`tests/docs/test_seeds.py::cells`", "no such test"),
@@ -350,6 +350,6 @@ def test_a_row_that_is_wrong_is_found(column: int, cell: str, said: str) -> None
 
 def test_names_that_are_fields_options_and_methods_of_classes_are_found() -> None:
     assert resolve("stream_consumers.options.AutoCommit.ROLLING").value == "rolling"  # type: ignore[attr-defined]
-    resolve("stream_consumers.connect.StreamSource.client")
-    resolve("stream_consumers.connect.create_consumer(group)")
+    resolve("stream_consumers.create.StreamSource.client")
+    resolve("stream_consumers.create.create_consumer(group)")
     check_test("tests/spark_jobs/ledger/test_ledger.py::TestWritten::test_with_our_bid")

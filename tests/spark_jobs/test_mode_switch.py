@@ -12,7 +12,7 @@ from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import SWITCHING, Ingestion
 from spark_jobs.mode_switch import _fence, switch_sharing
 from spark_jobs.run_ingestion import drain
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits

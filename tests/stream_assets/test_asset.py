@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sensors.lag import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
 from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, write_stream

@@ -20,7 +20,7 @@ from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from stream_assets import stream_asset, stream_definitions
-from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.stream_assets.test_asset import instance

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from tests.stream_assets.test_asset import execute, instance, materializations, tick
 from tests.support.streams import shard, write_stream
 

@@ -18,7 +18,7 @@ from sensors.lag import LAG_TAG
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
 from stream_assets import Json, StreamAsset, stream_asset
-from stream_consumers.connect import open_batch_source
+from stream_consumers.create import open_batch_source
 from stream_consumers.options import ConsumerMode
 from tests.stream_assets.test_asset import execute, instance, skip_message, tick
 from tests.support.feeds import KINDS, SHARDS, Feed, make_feed

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stream_consumers.async_consumer import AsyncConsumer
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from stream_consumers.client_config import EnvironmentVariable, parse_client_option, resolve
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.urls import StreamUrl
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     InvalidOptionError,
     NotSubscribedError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import ConsumerMode, FileProducerOptions

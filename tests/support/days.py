@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 
 FOLDER_VARIABLE = "STREAM_ASSETS_TEST_FOLDER"
 PER_DAY = 60

@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 from confluent_kafka import Producer
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.messages import Shard
 from tests.support.redis_streams import unique_name
 from tests.support.topics import committed, create_topic, unique_group

@@ -28,7 +28,9 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka import admin as kafka_admin
+from confluent_kafka import (
+    admin as kafka_admin,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
@@ -37,7 +39,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl

@@ -18,7 +18,7 @@ from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.old_and_new import old

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.messages import Message, Receipt
 from tests.support.polling import until
 

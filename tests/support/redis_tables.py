@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from spark_jobs.run_ingestion import drain
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl

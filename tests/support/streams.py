@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.messages import Shard
 

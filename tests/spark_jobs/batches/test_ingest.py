@@ -14,7 +14,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.ledger.entries import Entry
 from spark_jobs.reading.decode import Decoder, Json, Raw, Text
 from spark_jobs.verify import verify
-from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,

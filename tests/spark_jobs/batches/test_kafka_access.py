@@ -21,7 +21,7 @@ from spark_jobs.reading.decode import Json, Raw
 from spark_jobs.reading.source import SplitPartition, decoded_schema, read_splits
 from stream_assets import SparkResource, StreamAsset, stream_asset, stream_definitions
 from stream_consumers.batches import BatchPlan, Range
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError
 from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import KafkaSplit

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.reading.decode import Raw
 from spark_jobs.verify import verify
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
 from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl

@@ -18,7 +18,7 @@ from spark_jobs.batches.rewind import plan_moves, rewind
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from stream_consumers.connect import StreamSource, create_producer, open_batch_source
+from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard

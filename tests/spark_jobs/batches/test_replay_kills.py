@@ -14,7 +14,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
-from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.spark_jobs.batches.test_kills import kill_in_turn, logs, running

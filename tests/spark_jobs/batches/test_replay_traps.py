@@ -24,7 +24,7 @@ from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from spark_jobs.writing.sink import DeltaSink, is_conflict
-from stream_consumers.connect import StreamSource, open_batch_source
+from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.spark_jobs.writing.test_delta_traps import APP, VERSION, Writes

@@ -19,7 +19,7 @@ from spark_jobs.claims.status import claim_state
 from spark_jobs.reading.decode import Raw
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import (
     BrokerError,
     BrokerUnavailableError,

@@ -14,7 +14,7 @@ from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.job import ClaimJob
 from spark_jobs.mode_switch import switch_sharing
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError
 from stream_consumers.options import ConsumerMode, DataLoss
 from stream_consumers.redis.server import CLAIMED_MARK

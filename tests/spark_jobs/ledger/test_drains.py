@@ -14,7 +14,7 @@ from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import LOWEST, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.run_ingestion import SharedDrain
-from stream_consumers.connect import StreamSource
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl

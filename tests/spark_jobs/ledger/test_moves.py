@@ -12,7 +12,7 @@ from spark_jobs.batches.rewind import Move, plan_moves
 from spark_jobs.ledger.entries import Entry, ShardState
 from spark_jobs.ledger.intervals import LOWEST, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.memory import forget_memory_broker
 from stream_consumers.messages import Shard

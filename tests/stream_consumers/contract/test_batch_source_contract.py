@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from stream_consumers.batches import MESSAGE_SCHEMA, BatchPlan, BatchSource, Extent, Range, Resume
-from stream_consumers.connect import create_producer, open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
 from tests.support.contract_backends import STREAMS, Stream, in_turn

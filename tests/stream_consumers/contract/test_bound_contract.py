@@ -16,7 +16,7 @@ from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import LOWEST, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import Range
-from stream_consumers.connect import open_batch_source
+from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from stream_consumers.capabilities import PositionedConsumer
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
 from stream_consumers.messages import Message, Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode

@@ -7,8 +7,8 @@ import redis
 from click.testing import CliRunner
 
 from stream_assets.cli.main import main
-from stream_consumers.connect import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError, UnsupportedError
 from stream_consumers.kafka import consumer as kafka_consumer
 from stream_consumers.messages import WILDCARD, Message, Shard, from_milliseconds

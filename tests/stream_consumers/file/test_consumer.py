@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     InvalidOptionError,
     OutOfBoundsError,
@@ -217,7 +217,7 @@ def test_a_message_written_in_pieces(path: Path, url: str) -> None:
 
 PRODUCE = """
 import sys
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.options import FileProducerOptions
 with create_producer(sys.argv[1], file_options=FileProducerOptions(beacon_interval=1024)) as producer:
     while True:

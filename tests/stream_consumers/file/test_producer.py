@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     FormatError,
     InvalidOptionError,

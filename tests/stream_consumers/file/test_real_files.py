@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_consumer
+from stream_consumers.create import create_consumer
 from stream_consumers.file.format import HEADER_SIZE, Header, decode_beacon
 from stream_consumers.file.writer import FrameWriter
 from tests.support.ss_files import damages, items, sent

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
     BrokerUnavailableError,
     DataLossError,

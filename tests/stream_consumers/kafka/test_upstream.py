@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from stream_consumers.connect import create_consumer
 from stream_consumers.consumer import Edge
+from stream_consumers.create import create_consumer
 from stream_consumers.errors import (
     BrokerUnavailableError,
     GroupRemovedError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Message
 from tests.support.redis_streams import Place

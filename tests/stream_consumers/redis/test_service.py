@@ -10,7 +10,7 @@ import redis
 
 from stream_consumers.batches import Range
 from stream_consumers.client_config import EnvironmentVariable, Scalar
-from stream_consumers.connect import StreamSource, create_consumer, create_producer
+from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
 from stream_consumers.redis.claim_name import ClaimName

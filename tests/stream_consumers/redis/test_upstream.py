@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.connect import create_consumer
 from stream_consumers.consumer import Edge
+from stream_consumers.create import create_consumer
 from stream_consumers.errors import FormatError, InvalidOptionError, StreamNotFoundError
 from stream_consumers.messages import Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import StreamSource, create_consumer, open_batch_source
 from stream_consumers.consumer import Edge
+from stream_consumers.create import StreamSource, create_consumer, open_batch_source
 from stream_consumers.errors import (
     FormatError,
     InvalidOptionError,
@@ -353,7 +353,7 @@ def test_lines_are_put_together_from_pieces() -> None:
 def test_a_process_ends_while_stdin_is_open() -> None:
     """A thread that waits inside Python's buffer of stdin would abort the interpreter."""
     code = (
-        "from stream_consumers.connect import create_consumer as c\n"
+        "from stream_consumers.create import create_consumer as c\n"
         "a, b = c('stdio:///orders'), c('stdio:///clicks')\n"
         "print(a.next().text(), b.next().text(), a.next(timeout=0.1))\n"
     )

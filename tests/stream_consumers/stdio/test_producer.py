@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.connect import create_producer
+from stream_consumers.create import create_producer
 from stream_consumers.errors import (
     BrokerError,
     FormatError,

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from stream_assets.cli.main import main
-from stream_consumers.connect import StreamSource, create_producer
+from stream_consumers.create import StreamSource, create_producer
 from stream_consumers.errors import (
     InvalidOptionError,
     InvalidUrlError,

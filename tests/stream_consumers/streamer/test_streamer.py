@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_consumers.connect import create_producer
 from stream_consumers.consumer import Consumer
+from stream_consumers.create import create_producer
 from stream_consumers.errors import (
     BrokerUnavailableError,
     FormatError,
@@ -35,7 +35,7 @@ from stream_consumers.options import (
     RedisGroupOptions,
 )
 from stream_consumers.stdio.producer import StdioProducerOptions
-from stream_consumers.streamer.sharders import PseudoRandom, RoundRobin, pseudo_random, round_robin
+from stream_consumers.streamer.sharders import PseudoRandom, RoundRobin
 from stream_consumers.streamer.streamer import connect
 from tests.support.kafka_broker import free_port
 from tests.support.redis_streams import unique_name
@@ -178,7 +178,7 @@ def test_a_sharder_spreads_the_messages(sharded: str) -> None:
     name = unique_name()
     options = FileProducerOptions() if sharded.startswith("file") else None
     with connect(sharded, file_options=options) as streamer:
-        with streamer.create_producer(name, sharder=round_robin(3)) as producer:
+        with streamer.create_producer(name, sharder=RoundRobin(3)) as producer:
             receipts = [producer.send(b"%d" % number) for number in range(10)]
             assert [receipt.shard.id for receipt in receipts] == [number % 3 for number in range(10)]
             assert producer.send(b"10", shard=2).shard.id == 2
@@ -343,12 +343,12 @@ def test_an_anchor_is_set_once(memory: str) -> None:
 
 
 def test_sharders_use_every_shard() -> None:
-    for sharder in (round_robin(4), pseudo_random(4), pseudo_random(4, seed=1)):
+    for sharder in (RoundRobin(4), PseudoRandom(4), PseudoRandom(4, seed=1)):
         counts = Counter(sharder.choose("orders", b"") for _ in range(4000))
         assert set(counts) == {0, 1, 2, 3}
         assert min(counts.values()) > 800
     same = [
-        [sharder.choose("", b"") for _ in range(50)] for sharder in (pseudo_random(9, seed=5), pseudo_random(9, seed=5))
+        [sharder.choose("", b"") for _ in range(50)] for sharder in (PseudoRandom(9, seed=5), PseudoRandom(9, seed=5))
     ]
     assert same[0] == same[1]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.connect import create_consumer, create_producer
 from stream_consumers.consumer import Edge
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoCommit, ConsumerMode, RedisGroupOptions

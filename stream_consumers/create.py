@@ -5,23 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from stream_consumers.batches import BatchSource
+from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, UnsupportedError
 from stream_consumers.file.batches import FileBatchSource
 from stream_consumers.file.consumer import FileConsumer
 from stream_consumers.file.producer import FileProducer
-from stream_consumers.hosts import host_id
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.kafka.batches import KafkaBatchSource
 from stream_consumers.kafka.cluster import check_client_options
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.membership import KafkaMembership
 from stream_consumers.kafka.producer import KafkaProducer
-from stream_consumers.membership import Membership
 from stream_consumers.memory import MemoryBatchSource, MemoryConsumer, MemoryProducer
-from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions
+from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, RedisGroupOptions, host_id
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.redis.client import check_redis_options, check_redis_url

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_consumers.fair_share import fair_shares
+from stream_consumers.batches import fair_shares
 from stream_consumers.messages import Shard
 
 SHARDS = st.dictionaries(st.integers(0, 30), st.integers(0, 1000), max_size=12)
