@@ -5,11 +5,14 @@ Executors get the messages inside their splits, so that it works with any Spark 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -22,6 +25,47 @@ from stream_consumers.options import AutoStreamReset, Limits
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
+_sequence = attrgetter("sequence")
+
+
+@dataclass
+class PendingEntry:
+    """A message that a group has delivered to a consumer, and that was not acknowledged.
+
+    Args:
+        consumer: the consumer that holds it.
+        attempt: how often it was delivered.
+        first_delivered_ms: the time of its first delivery, unix milliseconds.
+        touched: when it was last delivered or kept by a heartbeat, in seconds of the monotonic clock.
+    """
+
+    consumer: str
+    attempt: int
+    first_delivered_ms: int
+    touched: float
+
+
+@dataclass
+class MemoryGroup:
+    """A group that shares a stream message by message, as Redis has them.
+
+    Args:
+        position: the next sequence that it delivers for the first time.
+        pending: what was delivered and not acknowledged, by sequence.
+        consumers: the names of its members.
+        cursors: where the next search of each member for idle entries begins.
+    """
+
+    position: int
+    pending: dict[int, PendingEntry] = field(default_factory=dict)
+    consumers: set[str] = field(default_factory=set)
+    cursors: dict[str, int] = field(default_factory=dict)
+
+    def held_by(self, consumer: str, sequences: Iterable[int]) -> list[PendingEntry]:
+        """Those of the pending entries that this consumer holds."""
+        found = (self.pending.get(sequence) for sequence in sequences)
+        return [held for held in found if held is not None and held.consumer == consumer]
+
 
 @dataclass
 class MemoryBroker:
@@ -29,9 +73,11 @@ class MemoryBroker:
 
     Args:
         created_ns: when it was made, unix nanoseconds.
-        messages: per shard, in order.
+        messages: per shard, in order of their sequences.
+        ends: per shard, the next sequence; messages may have been removed before it.
         committed: positions, by group and shard.
         marks: what the last commit of each was marked with, by group and shard.
+        groups: the groups that deliver message by message, by shard and group.
         changed: held to look at the others, and notified of each message.
 
     Example:
@@ -41,19 +87,26 @@ class MemoryBroker:
 
     created_ns: int = field(default_factory=time.time_ns)
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
+    ends: dict[Shard, int] = field(default_factory=dict)
     committed: dict[tuple[str, Shard], int] = field(default_factory=dict)
     marks: dict[tuple[str, Shard], str] = field(default_factory=dict)
+    groups: dict[tuple[Shard, str], MemoryGroup] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def append(self, shard: Shard, payload: bytes | None, timestamp_ms: int | None = None) -> Receipt:
         """Add a message behind the last one; sequences count from 0."""
         with self.changed:
-            log = self.messages.setdefault(shard, [])
             moment = now_milliseconds() if timestamp_ms is None else timestamp_ms
-            message = Message(shard, log[-1].sequence + 1 if log else 0, moment, payload)
-            log.append(message)
+            sequence = self.ends.get(shard, 0)
+            self.ends[shard] = sequence + 1
+            self.messages.setdefault(shard, []).append(Message(shard, sequence, moment, payload))
             self.changed.notify_all()
-            return Receipt(shard, message.sequence, moment)
+            return Receipt(shard, sequence, moment)
+
+    def between(self, shard: Shard, start: int = 0, end: int = sys.maxsize) -> Iterator[Message]:
+        """The messages of the shard with sequences from ``start`` on and below ``end``; hold :attr:`changed`."""
+        log = self.messages.get(shard, [])
+        return map(log.__getitem__, range(*(bisect_left(log, edge, key=_sequence) for edge in (start, end))))
 
 
 _brokers: dict[str, MemoryBroker] = {}
@@ -130,7 +183,7 @@ class MemoryBatchSource:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
         with self._broker.changed:
             self._extents = {
-                shard: Extent(log[0].sequence, log[-1].sequence + 1)
+                shard: Extent(log[0].sequence, self._broker.ends[shard])
                 for shard, log in sorted(self._broker.messages.items())
                 if shard.stream in self._streams and log
             }
@@ -148,23 +201,22 @@ class MemoryBatchSource:
         size = 0
         for shard, gap in sorted(gaps.items()):
             extent = self._extents.get(shard)
-            if extent is None or gap.clamp(Range(0, extent.end)).start == gap.clamp(Range(0, extent.end)).end:
+            start, end = gap.clamp(Range(0, extent.end if extent else 0))
+            if start == end:
                 continue
-            end = min(gap.end, extent.end)
             with self._broker.changed:
-                messages = [m for m in self._broker.messages[shard] if gap.start <= m.sequence < end]
-            taken = 0
+                messages = list(self._broker.between(shard, start, end))
+            before = len(chosen)
             for message in messages:
                 size += len(message.payload or b"")
                 if chosen and (len(chosen) >= limits.max_records or size > limits.max_bytes):
                     break
                 chosen.append(message)
-                taken += 1
-            if taken == len(messages):
-                ranges[shard] = Range(gap.start, end)
+            else:
+                ranges[shard] = Range(start, end)
                 continue
-            if taken:
-                ranges[shard] = Range(gap.start, chosen[-1].sequence + 1)
+            if len(chosen) > before:
+                ranges[shard] = Range(start, chosen[-1].sequence + 1)
             break
         if not ranges:
             return None
@@ -174,13 +226,14 @@ class MemoryBatchSource:
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`."""
-        found = {}
-        for shard, extent in self._extents.items():
-            with self._broker.changed:
-                log = list(self._broker.messages[shard])
-            reached = (m.sequence for m in log if m.sequence < extent.end and m.timestamp_ms >= timestamp_ms)
-            found[shard] = next(reached, extent.end)
-        return found
+        with self._broker.changed:
+            return {
+                shard: next(
+                    (m.sequence for m in self._broker.between(shard, 0, extent.end) if m.timestamp_ms >= timestamp_ms),
+                    extent.end,
+                )
+                for shard, extent in self._extents.items()
+            }
 
     def first(self, shard: Shard) -> int:
         """What is there first; nothing is known of what may have been before."""
@@ -290,8 +343,7 @@ class MemoryConsumer(MessageIterator):
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         if isinstance(to, Edge):
             with self._broker.changed:
-                is_end = to is Edge.END
-                self._go_to({s: len(self._broker.messages[s]) for s in self._chosen()} if is_end else {}, _any)
+                self._go_to(dict(self._broker.ends) if to is Edge.END else {}, _any)
         else:
             sequence = to
             self._move(lambda message: message.sequence >= sequence, f"from sequence {sequence} on")
@@ -324,15 +376,16 @@ class MemoryConsumer(MessageIterator):
 
     def _take(self) -> Message | None:
         for shard in sorted(sorted(self.assigned()), key=lambda s: self._turn.index(s) if s in self._turn else -1):
-            log, at = self._broker.messages[shard], self._next.get(shard, 0)
-            while at < len(log) and shard not in self._begun and not self._is_wanted(log[at]):
-                at += 1
-            self._next[shard] = at
-            if at < len(log):
-                self._next[shard] = at + 1
+            position = self._next.get(shard, 0)
+            is_wanted = _any if shard in self._begun else self._is_wanted
+            message = next(filter(is_wanted, self._broker.between(shard, position)), None)
+            if message is not None:
+                self._next[shard] = message.sequence + 1
                 self._begun.add(shard)
                 self._turn = [s for s in self._turn if s != shard] + [shard]
-                return log[at]
+                return message
+            # What is not wanted need not be looked at again.
+            self._next[shard] = max(position, self._broker.ends[shard])
         return None
 
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from itertools import islice
 
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
-from stream_consumers.messages import from_milliseconds, now_milliseconds
+from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry
+from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
 from stream_consumers.subscription.backend import Published
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
-from stream_consumers.subscription.messages import Delivery, Entry, EventMessage, GroupPosition
-
-
-@dataclass
-class _Pending:
-    consumer: str
-    attempt: int
-    first: datetime
-    touched: float
-
-
-@dataclass
-class _Group:
-    position: int
-    pending: dict[int, _Pending] = field(default_factory=dict)
-    consumers: set[str] = field(default_factory=set)
-    cursors: dict[str, int] = field(default_factory=dict)
+from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
 
 
 class MemoryBackend:
     """Streams in memory; see :class:`stream_consumers.subscription.backend.StreamBackend`. Ids are ``1-0``, ``2-0``, ….
 
+    A stream is shard 0 of that name, and entry ``n-0`` the message with sequence n - 1.
+
     Args:
+        broker: where the streams are; a new one by default. With that of :func:`stream_consumers.memory.memory_broker`,
+            consumers and producers of its URL see the same streams.
         codec: how messages become bytes.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
@@ -45,22 +32,25 @@ class MemoryBackend:
         '1-0'
     """
 
-    def __init__(self, *, codec: EventCodec | None = None, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
+    def __init__(
+        self,
+        broker: MemoryBroker | None = None,
+        *,
+        codec: EventCodec | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        self._broker = broker or MemoryBroker()
         self._envelope = Envelope(codec or JsonCodec(), max_payload_bytes)
-        self._changed = threading.Condition()
-        self._streams: dict[str, dict[int, bytes]] = {}
-        self._ends: dict[str, int] = {}
-        self._groups: dict[tuple[str, str], _Group] = {}
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
-        with self._changed:
-            end = self._ends.setdefault(stream, 0)
+        broker, shard = self._broker, Shard(stream)
+        with broker.changed:
+            end = broker.ends.setdefault(shard, 0)
             wanted = end if start == "$" else _number(start)
-            known = self._groups.get((stream, group))
-            if known is None:
-                self._groups[stream, group] = _Group(wanted)
-            return GroupPosition(known is None, f"{wanted}-0", f"{known.position if known else wanted}-0")
+            is_new = (shard, group) not in broker.groups
+            known = broker.groups.setdefault((shard, group), MemoryGroup(wanted))
+            return GroupPosition(is_new, f"{wanted}-0", f"{known.position}-0")
 
     def publish(self, stream: str, message: EventMessage) -> str:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish`."""
@@ -68,37 +58,34 @@ class MemoryBackend:
 
     def append(self, stream: str, raw: bytes) -> str:
         """Add an entry with these bytes, whatever they are; returns its id."""
-        with self._changed:
-            number = self._ends[stream] = self._ends.get(stream, 0) + 1
-            self._streams.setdefault(stream, {})[number] = raw
-            self._changed.notify_all()
-            return f"{number}-0"
+        return _id(self._broker.append(Shard(stream), raw).sequence)
 
     def remove(self, stream: str, entry_id: str) -> None:
         """Remove an entry from a stream; where it is pending, it stays so."""
-        with self._changed:
-            del self._streams[stream][_number(entry_id)]
+        with self._broker.changed:
+            log = self._broker.messages[Shard(stream)]
+            log[:] = [message for message in log if _id(message.sequence) != entry_id]
 
     def entries(self, stream: str) -> list[tuple[str, bytes]]:
         """Every entry of a stream: its id and its bytes."""
-        with self._changed:
-            return [(f"{number}-0", raw) for number, raw in self._streams.get(stream, {}).items()]
+        with self._broker.changed:
+            return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(Shard(stream))]
 
     def pending(self, stream: str, group: str) -> dict[str, str]:
         """Owner by id of what is pending."""
-        with self._changed:
-            return {f"{number}-0": held.consumer for number, held in self._group(stream, group).pending.items()}
+        with self._broker.changed:
+            return {_id(sequence): held.consumer for sequence, held in self._group(stream, group).pending.items()}
 
     def consumers(self, stream: str, group: str) -> set[str]:
         """The consumers that the group knows."""
-        with self._changed:
+        with self._broker.changed:
             return set(self._group(stream, group).consumers)
 
     def remove_group(self, stream: str, group: str) -> None:
         """Remove a group with what is pending."""
-        with self._changed:
-            del self._groups[stream, group]
-            self._changed.notify_all()
+        with self._broker.changed:
+            del self._broker.groups[Shard(stream), group]
+            self._broker.changed.notify_all()
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish_batch`."""
@@ -110,50 +97,47 @@ class MemoryBackend:
                 results.append(error)
         return results
 
-    def reclaim_idle(self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int) -> list[Entry]:
+    def reclaim_idle(
+        self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
+    ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
-        with self._changed:
+        with self._broker.changed:
             known = self._group(stream, group)
             known.consumers.add(consumer)
-            cursor = known.cursors.get(consumer, 0)
-            in_turn = sorted(known.pending, key=lambda number: (number <= cursor, number))
+            cursor = known.cursors.get(consumer, -1)
+            in_turn = sorted(known.pending, key=lambda sequence: (sequence <= cursor, sequence))
             idle = time.monotonic() - min_idle_seconds
-            chosen = [number for number in in_turn if known.pending[number].touched <= idle][:count]
-            known.cursors[consumer] = chosen[-1] if chosen else 0
-            return [self._deliver(stream, known, consumer, number) for number in chosen]
+            chosen = [sequence for sequence in in_turn if known.pending[sequence].touched <= idle][:count]
+            known.cursors[consumer] = chosen[-1] if chosen else -1
+            return [self._deliver(stream, known, consumer, sequence) for sequence in chosen]
 
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[Entry]:
+    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
         deadline = time.monotonic() + timeout
-        with self._changed:
+        with self._broker.changed:
             while True:
                 known = self._group(stream, group)
                 known.consumers.add(consumer)
-                new = [number for number in self._streams.get(stream, {}) if number > known.position][:count]
+                new = [m.sequence for m in islice(self._broker.between(Shard(stream), known.position), count)]
                 left = deadline - time.monotonic()
                 if new or left <= 0:
                     break
-                self._changed.wait(left)
-            known.position = new[-1] if new else known.position
-            return [self._deliver(stream, known, consumer, number) for number in new]
+                self._broker.changed.wait(left)
+            known.position = new[-1] + 1 if new else known.position
+            return [self._deliver(stream, known, consumer, sequence) for sequence in new]
 
-    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> Entry | None:
+    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
-        with self._changed:
+        with self._broker.changed:
             known = self._group(stream, group)
-            held = known.pending.get(_number(entry_id))
-            if held is None or held.consumer != consumer:
-                return None
-            return self._deliver(stream, known, consumer, _number(entry_id))
+            held = known.held_by(consumer, [_sequence(entry_id)])
+            return self._deliver(stream, known, consumer, _sequence(entry_id)) if held else None
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
-        with self._changed:
-            known = self._group(stream, group)
-            for number in map(_number, entry_ids):
-                held = known.pending.get(number)
-                if held is not None and held.consumer == consumer:
-                    held.touched = time.monotonic()
+        with self._broker.changed:
+            for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
+                held.touched = time.monotonic()
 
     def ack(self, stream: str, group: str, entry_id: str) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
@@ -161,14 +145,14 @@ class MemoryBackend:
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
-        with self._changed:
+        with self._broker.changed:
             pending = self._group(stream, group).pending
-            return sum(pending.pop(_number(entry_id), None) is not None for entry_id in entry_ids)
+            return sum(pending.pop(_sequence(entry_id), None) is not None for entry_id in entry_ids)
 
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.forget_consumer`."""
-        with self._changed:
-            known = self._groups.get((stream, group))
+        with self._broker.changed:
+            known = self._broker.groups.get((Shard(stream), group))
             if known is not None:
                 known.cursors.pop(consumer, None)
             if known is None or any(held.consumer == consumer for held in known.pending.values()):
@@ -179,25 +163,35 @@ class MemoryBackend:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _group(self, stream: str, group: str) -> _Group:
-        known = self._groups.get((stream, group))
+    def _group(self, stream: str, group: str) -> MemoryGroup:
+        known = self._broker.groups.get((Shard(stream), group))
         if known is None:
             raise GroupRemovedError(
-                f"there is no group {group!r} of {stream!r}", remedy="Make it where it should go on (create_group)."
+                f"there is no group {group!r} of {stream!r}",
+                remedy="Create it where it should continue (create_group).",
             )
         return known
 
-    def _deliver(self, stream: str, group: _Group, consumer: str, number: int) -> Entry:
-        raw, entry_id = self._streams.get(stream, {}).get(number), f"{number}-0"
-        now = from_milliseconds(now_milliseconds())
-        held = group.pending.setdefault(number, _Pending(consumer, 0, now, 0.0))
-        if raw is None:
-            # As on Redis: not claimed, so that whoever finds it tells that it is lost.
-            return removed(entry_id, Delivery(held.attempt, held.first, now))
-        held.consumer, held.touched = consumer, time.monotonic()
-        held.attempt += 1
-        return self._envelope.open(entry_id, raw, Delivery(held.attempt, held.first, now))
+    def _deliver(self, stream: str, group: MemoryGroup, consumer: str, sequence: int) -> FetchedEntry:
+        message = next(self._broker.between(Shard(stream), sequence, sequence + 1), None)
+        now = now_milliseconds()
+        held = group.pending.setdefault(sequence, PendingEntry(consumer, 0, now, 0.0))
+        if message is not None:
+            held.consumer, held.touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
+        delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))
+        if message is None:
+            # As on Redis: not claimed, so that whoever finds it reports that it is lost.
+            return removed(_id(sequence), delivery)
+        return self._envelope.open(_id(sequence), message.payload or b"", delivery)
 
 
 def _number(entry_id: str) -> int:
     return int(entry_id.partition("-")[0])
+
+
+def _sequence(entry_id: str) -> int:
+    return _number(entry_id) - 1
+
+
+def _id(sequence: int) -> str:
+    return f"{sequence + 1}-0"
