@@ -127,18 +127,22 @@ from stream_consumers.streamer.streamer import (
     seek_after as seek_after,
 )
 from stream_consumers.subscription.backend import StreamBackend as StreamBackend
-from stream_consumers.subscription.config import AckMode as AckMode, SubscriptionConfig as SubscriptionConfig
+from stream_consumers.subscription.config import (
+    AckMode as AckMode,
+    RetryPolicy as RetryPolicy,
+    SubscriptionConfig as SubscriptionConfig,
+)
 from stream_consumers.subscription.memory_backend import MemoryBackend as MemoryBackend
 from stream_consumers.subscription.messages import (
-    Decoded as Decoded,
+    DecodedEntry as DecodedEntry,
     Delivery as Delivery,
     EventMessage as EventMessage,
+    FetchedEntry as FetchedEntry,
     GroupPosition as GroupPosition,
-    Malformed as Malformed,
+    MalformedEntry as MalformedEntry,
 )
 from stream_consumers.subscription.received_message import ReceivedMessage as ReceivedMessage
 from stream_consumers.subscription.redis_backend import RedisBackend as RedisBackend
-from stream_consumers.subscription.retry_policy import RetryPolicy as RetryPolicy
 from stream_consumers.subscription.subscription import Subscription as Subscription
 from stream_consumers.tracking.committers import (
     CommitResult as CommitResult,

@@ -8,7 +8,7 @@ import threading
 from uuid import uuid4
 
 from stream_consumers import (
-    Decoded,
+    DecodedEntry,
     EventMessage,
     MemoryBackend,
     ReceivedMessage,
@@ -53,7 +53,7 @@ def main(url: str | None) -> None:
     print("still running:", subscription.is_running)
     backend.create_group(f"{stream}.dead", "looking", "0")
     for letter in backend.read_new(f"{stream}.dead", "looking", "me", 10, 0):
-        if isinstance(letter, Decoded):
+        if isinstance(letter, DecodedEntry):
             print("dead letter:", letter.message.payload.decode(), "-", letter.message.headers["dead-letter-reason"])
     backend.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stream_consumers.errors import StreamAssetsError
-from stream_consumers.subscription.messages import Entry, EventMessage, GroupPosition
+from stream_consumers.subscription.messages import EventMessage, FetchedEntry, GroupPosition
 
 Published = str | StreamAssetsError
 """The id of a message that was published, or why it was not."""
@@ -58,7 +58,9 @@ class StreamBackend(Protocol):
         """Publish messages in order; one result for each, in order. One that is refused does not stop the others."""
         ...
 
-    def reclaim_idle(self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int) -> list[Entry]:
+    def reclaim_idle(
+        self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
+    ) -> list[FetchedEntry]:
         """Take over entries that nobody has touched for so long, this consumer's own as well.
 
         Each counts as delivered once more. The search goes on where the last one of this consumer ended.
@@ -72,7 +74,7 @@ class StreamBackend(Protocol):
         """
         ...
 
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[Entry]:
+    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
         """Entries that the group has not given to anybody.
 
         Args:
@@ -84,7 +86,7 @@ class StreamBackend(Protocol):
         """
         ...
 
-    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> Entry | None:
+    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """Deliver an entry once more to the consumer that holds it; ``None`` if it holds it no longer."""
         ...
 

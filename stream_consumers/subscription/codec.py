@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from stream_consumers.errors import FormatError, InvalidOptionError, SizeLimitError
-from stream_consumers.subscription.messages import Decoded, Delivery, Entry, EventMessage, Malformed
+from stream_consumers.subscription.messages import DecodedEntry, Delivery, EventMessage, FetchedEntry, MalformedEntry
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 # base64 adds a third, and names and headers come on top; above this nothing needs to be decoded to be too large.
@@ -138,7 +138,7 @@ class Envelope:
             )
         return sealed
 
-    def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> Entry:
+    def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> FetchedEntry:
         """An entry of what was read."""
         size = len(raw)
         if self._most and size > self._most_sealed:
@@ -149,21 +149,21 @@ class Envelope:
             return self.malformed(entry_id, raw, f"it cannot be decoded: {error!r}", delivery)
         if self._most and len(message.payload) > self._most:
             return self._oversize(entry_id, size, delivery)
-        return Decoded(entry_id, message, delivery)
+        return DecodedEntry(entry_id, message, delivery)
 
-    def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> Malformed:
+    def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> MalformedEntry:
         """An entry that is no message, with its bytes where a dead letter can hold them."""
         original = raw if not self._most or len(raw) <= self._most else b""
-        return Malformed(entry_id, error, original, delivery, len(raw))
+        return MalformedEntry(entry_id, error, original, delivery, len(raw))
 
-    def _oversize(self, entry_id: str, size: int, delivery: Delivery) -> Malformed:
+    def _oversize(self, entry_id: str, size: int, delivery: Delivery) -> MalformedEntry:
         error = f"the entry has {size} bytes, more than max_payload_bytes={self._most} allows; it is at {entry_id}"
-        return Malformed(entry_id, error, b"", delivery, size)
+        return MalformedEntry(entry_id, error, b"", delivery, size)
 
 
-def removed(entry_id: str, delivery: Delivery) -> Malformed:
+def removed(entry_id: str, delivery: Delivery) -> MalformedEntry:
     """An entry that was removed from the stream while it was pending."""
-    return Malformed(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
+    return MalformedEntry(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str:

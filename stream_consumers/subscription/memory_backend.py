@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import islice
 
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
-from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry
+from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
 from stream_consumers.subscription.backend import Published
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
+from stream_consumers.urls import StreamUrl
 
 
 class MemoryBackend:
@@ -20,8 +21,8 @@ class MemoryBackend:
     A stream is shard 0 of that name, and entry ``n-0`` the message with sequence n - 1.
 
     Args:
-        broker: where the streams are; a new one by default. With that of :func:`stream_consumers.memory.memory_broker`,
-            consumers and producers of its URL see the same streams.
+        url: ``memory://name/``, so that consumers and producers of that name see the same streams; streams in it do not
+            matter. By default nobody else sees them.
         codec: how messages become bytes.
         max_payload_bytes: the largest payload to publish and to receive; 0 sets no limit.
 
@@ -34,12 +35,12 @@ class MemoryBackend:
 
     def __init__(
         self,
-        broker: MemoryBroker | None = None,
+        url: StreamUrl | None = None,
         *,
         codec: EventCodec | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        self._broker = broker or MemoryBroker()
+        self._broker = MemoryBroker() if url is None else memory_broker(url)
         self._envelope = Envelope(codec or JsonCodec(), max_payload_bytes)
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:

@@ -59,7 +59,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedEntry:
     """An entry that is a message.
 
     Args:
@@ -70,7 +70,7 @@ class Decoded:
     Example:
         >>> from datetime import timezone
         >>> now = datetime.now(timezone.utc)
-        >>> Decoded("7-0", EventMessage(b"{}"), Delivery(1, now, now)).message.payload
+        >>> DecodedEntry("7-0", EventMessage(b"{}"), Delivery(1, now, now)).message.payload
         b'{}'
     """
 
@@ -80,7 +80,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedEntry:
     """An entry that cannot be used as a message; the others of its batch can.
 
     Args:
@@ -93,7 +93,7 @@ class Malformed:
     Example:
         >>> from datetime import timezone
         >>> now = datetime.now(timezone.utc)
-        >>> Malformed("7-0", "no JSON", b"{", Delivery(1, now, now), 1).error
+        >>> MalformedEntry("7-0", "no JSON", b"{", Delivery(1, now, now), 1).error
         'no JSON'
     """
 
@@ -104,7 +104,7 @@ class Malformed:
     size: int
 
 
-Entry = Decoded | Malformed
+FetchedEntry = DecodedEntry | MalformedEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from stream_consumers.errors import DeliverySettledError
-from stream_consumers.subscription.messages import Decoded, Delivery, EventMessage
+from stream_consumers.subscription.messages import DecodedEntry, Delivery, EventMessage
 
 
 class ReceivedMessage:
@@ -40,7 +40,7 @@ class ReceivedMessage:
 
     def __init__(
         self,
-        entry: Decoded,
+        entry: DecodedEntry,
         *,
         max_attempts: int,
         acknowledge: Callable[[], None],

@@ -22,7 +22,7 @@ from stream_consumers.redis.scripts import FORGET
 from stream_consumers.redis.server import ACK_CHUNK, REPLY_SECONDS, RedisServer
 from stream_consumers.subscription.backend import Published
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
-from stream_consumers.subscription.messages import Delivery, Entry, EventMessage, GroupPosition
+from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
 from stream_consumers.urls import StreamUrl
 
 PIPELINE = 512
@@ -101,11 +101,13 @@ class RedisBackend:
             results += self._publish_page(stream, messages[begin : begin + PIPELINE])
         return results
 
-    def reclaim_idle(self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int) -> list[Entry]:
+    def reclaim_idle(
+        self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
+    ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
         triple = (stream, group, consumer)
         idle = max(0, round(min_idle_seconds * 1000))
-        found: list[Entry] = []
+        found: list[FetchedEntry] = []
         place = self._cursors.get(triple, _BEGIN)
         # From the middle on, and where that has nothing from the beginning on; never past the same entry twice.
         turns_left = 1 if place == _BEGIN else 2
@@ -123,7 +125,7 @@ class RedisBackend:
         self._cursors[triple] = place
         return found
 
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[Entry]:
+    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
         member, shard = self._group(stream, group, consumer), Shard(stream)
         deadline = time.monotonic() + timeout
@@ -137,7 +139,7 @@ class RedisBackend:
             self._entry(entry_id.decode(), fields, Delivery(1, now, now)) for entry_id, fields in pages.get(shard, [])
         ]
 
-    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> Entry | None:
+    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
         triple = (stream, group, consumer)
         return next(iter(self._redelivered(triple, self._run(triple, REDELIVER, [entry_id]))), None)
@@ -205,7 +207,7 @@ class RedisBackend:
         stream, group, _ = triple
         return self._group(*triple).run(Shard(stream), script, arguments, beside=[_times(stream, group)])
 
-    def _redelivered(self, triple: _Triple, reply: Any) -> list[Entry]:
+    def _redelivered(self, triple: _Triple, reply: Any) -> list[FetchedEntry]:
         _, now, rows = reply
         last, found = from_milliseconds(now), []
         for entry_id, attempt, first, fields in rows:
@@ -222,7 +224,7 @@ class RedisBackend:
                 noted.clear()
             noted.update(entry_ids)
 
-    def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> Entry:
+    def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> FetchedEntry:
         if fields is None:
             return removed(entry_id, delivery)
         field = self._server.message_field

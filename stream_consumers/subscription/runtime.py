@@ -9,17 +9,90 @@ import time
 from stream_consumers.errors import InvalidOptionError, ShutdownTimeoutError, StreamEndedError, Terminal
 from stream_consumers.subscription.ack_flusher import AckFlusher
 from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.config import SubscriptionConfig, new_consumer_name
+from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig, new_consumer_name
 from stream_consumers.subscription.error_observer import ErrorObserver, ErrorReport, ErrorScope, ObserverThread
-from stream_consumers.subscription.in_flight import InFlight
-from stream_consumers.subscription.messages import Entry
+from stream_consumers.subscription.messages import FetchedEntry
 from stream_consumers.subscription.processor import EntryProcessor, MessageHandler
-from stream_consumers.subscription.retry_policy import RetryPolicy
 
 # How long what must end soon is waited for where nobody has set a time.
 BRIEFLY_SECONDS = 2.0
 TOUCHES_PER_IDLE = 3
 _LOOP_BACKOFF = RetryPolicy(backoff_seconds=0.1)
+
+
+class InFlight:
+    """Places for messages, and which entries are in them.
+
+    Args:
+        limit: how many places there are.
+
+    Example:
+        >>> places = InFlight(2)
+        >>> places.claim(0.0), places.claim(0.0)
+        (2, 0)
+        >>> places.enter("1-0"), places.enter("1-0"), places.ids
+        (True, False, ['1-0'])
+        >>> places.release(1)
+        >>> places.leave("1-0")
+        >>> places.wait_until_empty(0.0)
+        True
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._entries: set[str] = set()
+        self._is_woken = False
+        self._changed = threading.Condition()
+
+    @property
+    def ids(self) -> list[str]:
+        """The entries that are being worked on."""
+        with self._changed:
+            return sorted(self._entries)
+
+    def claim(self, timeout: float) -> int:
+        """Take all free places, waiting at most so many seconds for one; how many they are."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._free <= 0 and not self._is_woken:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            claimed, self._free = max(0, self._free), min(0, self._free)
+            return claimed
+
+    def enter(self, entry_id: str) -> bool:
+        """Put an entry into a claimed place; false if it is in one already."""
+        with self._changed:
+            if entry_id in self._entries:
+                return False
+            self._entries.add(entry_id)
+            return True
+
+    def leave(self, entry_id: str) -> None:
+        """The entry is done with, and its place is free."""
+        with self._changed:
+            self._entries.discard(entry_id)
+            self._free += 1
+            self._changed.notify_all()
+
+    def release(self, places: int) -> None:
+        """Give claimed places back that were not needed."""
+        with self._changed:
+            self._free += places
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let nobody wait for a place any more."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def wait_until_empty(self, timeout: float) -> bool:
+        """Whether nothing was being worked on within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._entries, timeout)
 
 
 class SubscriptionRuntime:
@@ -49,7 +122,7 @@ class SubscriptionRuntime:
         self._processor = EntryProcessor(
             backend, config, self.consumer, handler, flusher=self._flusher, tell=self.tell, stopping=self._stopping
         )
-        self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[FetchedEntry | None] = queue.SimpleQueue()
         self._touch_seconds = config.claim_idle_seconds / TOUCHES_PER_IDLE
         self._next_claim = self._next_touch = 0.0
         self._is_turn_of_new = False
@@ -75,7 +148,7 @@ class SubscriptionRuntime:
         self._is_dropped = True
 
     def tell(
-        self, scope: ErrorScope, error: BaseException, entry: Entry | None = None, *, lasting: bool = False
+        self, scope: ErrorScope, error: BaseException, entry: FetchedEntry | None = None, *, lasting: bool = False
     ) -> None:
         """See :class:`stream_consumers.subscription.processor.Tell`."""
         with self._lock:
@@ -192,7 +265,7 @@ class SubscriptionRuntime:
             self._backend.touch(self._config.stream, self._config.group, self.consumer, ids)
         self._next_touch = now + self._touch_seconds
 
-    def _fetch(self, room: int) -> list[Entry]:
+    def _fetch(self, room: int) -> list[FetchedEntry]:
         """What was left behind, when it is time to look for that, else what is new; at most so many."""
         config, now = self._config, time.monotonic()
         if now >= self._next_claim and not self._is_turn_of_new:

@@ -11,10 +11,11 @@ import pytest
 from redis.crc import key_slot
 
 from stream_consumers.errors import FormatError, GroupRemovedError, InvalidOptionError, SizeLimitError
+from stream_consumers.memory import MemoryConsumer, forget_memory_broker
 from stream_consumers.subscription.backend import StreamBackend
 from stream_consumers.subscription.codec import Envelope, JsonCodec
 from stream_consumers.subscription.memory_backend import MemoryBackend
-from stream_consumers.subscription.messages import Decoded, Entry, EventMessage, Malformed
+from stream_consumers.subscription.messages import DecodedEntry, EventMessage, FetchedEntry, MalformedEntry
 from stream_consumers.subscription.redis_backend import RedisBackend, _times
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
@@ -50,12 +51,12 @@ def filled(backend: StreamBackend, stream: str, count: int) -> list[str]:
     return ids
 
 
-def payloads(entries: list[Entry]) -> list[bytes]:
-    assert all(isinstance(entry, Decoded) for entry in entries), entries
-    return [entry.message.payload for entry in entries if isinstance(entry, Decoded)]
+def payloads(entries: list[FetchedEntry]) -> list[bytes]:
+    assert all(isinstance(entry, DecodedEntry) for entry in entries), entries
+    return [entry.message.payload for entry in entries if isinstance(entry, DecodedEntry)]
 
 
-def attempts(entries: list[Entry]) -> list[int]:
+def attempts(entries: list[FetchedEntry]) -> list[int]:
     return [entry.delivery.attempt for entry in entries]
 
 
@@ -137,7 +138,7 @@ def test_a_message_arrives_with_all_its_fields(backend: StreamBackend, stream: s
     entry_id = backend.publish(stream, sent)
     backend.create_group(stream, GROUP, "0")
     (entry,) = backend.read_new(stream, GROUP, ME, 10, 0)
-    assert isinstance(entry, Decoded)
+    assert isinstance(entry, DecodedEntry)
     assert (entry.id, entry.message) == (entry_id, sent)
 
 
@@ -197,7 +198,7 @@ def test_a_read_waits_for_a_message_and_not_longer(backend: StreamBackend, strea
     begin = time.monotonic()
     assert backend.read_new(stream, GROUP, ME, 10, 0.05) == []
     assert 0.05 <= time.monotonic() - begin < 2
-    found: list[Entry] = []
+    found: list[FetchedEntry] = []
     waiting = threading.Thread(target=lambda: found.extend(backend.read_new(stream, GROUP, ME, 10, 20)))
     waiting.start()
     backend.publish(stream, EventMessage(b"late"))
@@ -263,7 +264,7 @@ def test_s30_an_entry_that_cannot_be_decoded_poisons_neither_read_nor_reclaim(
     for entries in (backend.read_new(stream, GROUP, ME, 10, 0), backend.reclaim_idle(stream, GROUP, PEER, 0, 10)):
         first, bad, last = entries
         assert payloads([first, last]) == [b"0", b"good"]
-        assert isinstance(bad, Malformed)
+        assert isinstance(bad, MalformedEntry)
         assert (bad.id, bad.original, bad.size) == (bad_id, raw, len(raw))
         assert "cannot be decoded" in bad.error
     assert attempts(entries) == [2, 2, 2]
@@ -277,7 +278,7 @@ def test_an_oversize_entry_is_told_with_size_and_place_and_not_kept(other: Any, 
     for raw in (payload, huge):
         bad_id = other.append(stream, raw)
         (entry,) = backend.read_new(stream, GROUP, ME, 10, 0)
-        assert isinstance(entry, Malformed)
+        assert isinstance(entry, MalformedEntry)
         assert (entry.original, entry.size) == (b"", len(raw))
         assert f"{len(raw)} bytes, more than max_payload_bytes={LIMIT}" in entry.error
         assert bad_id in entry.error
@@ -287,7 +288,7 @@ def test_a_malformed_entry_that_is_too_large_for_a_dead_letter_leaves_its_place(
     other.backend.create_group(stream, GROUP, "0")
     bad_id = other.append(stream, b"\xff" * (LIMIT + 1))
     (entry,) = other.backend.read_new(stream, GROUP, ME, 10, 0)
-    assert isinstance(entry, Malformed)
+    assert isinstance(entry, MalformedEntry)
     assert (entry.id, entry.original, entry.size) == (bad_id, b"", LIMIT + 1)
 
 
@@ -300,7 +301,7 @@ def test_a_codec_that_raises_anything_makes_an_entry_malformed(redis_address: st
         with behind(kind, redis_address, codec=Broken()) as other:
             filled(other.backend, stream, 1)
             (entry,) = other.backend.read_new(stream, GROUP, ME, 1, 0)
-            assert isinstance(entry, Malformed)
+            assert isinstance(entry, MalformedEntry)
             assert "retry-attempt overflow" in entry.error
 
 
@@ -313,11 +314,11 @@ def test_r1_r4_an_entry_that_was_removed_while_it_was_pending_is_told(other: Any
     for _ in range(2):
         found = {entry.id: entry for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 10)}
         gone = found[ids[1]]
-        assert isinstance(gone, Malformed)
+        assert isinstance(gone, MalformedEntry)
         assert (gone.original, gone.size) == (b"", 0)
         assert "removed while it was pending" in gone.error
-        assert isinstance(found[ids[0]], Decoded)
-        assert isinstance(found[ids[2]], Decoded)
+        assert isinstance(found[ids[0]], DecodedEntry)
+        assert isinstance(found[ids[2]], DecodedEntry)
     assert backend.ack(stream, GROUP, ids[1]) == 1
     assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 0, 10)] == [ids[0], ids[2]]
 
@@ -515,8 +516,8 @@ def test_r17_an_entry_without_the_message_field_is_malformed_with_its_bytes(redi
         other.client.xadd(stream, {"a": b"\xff"})
         other.client.execute_command("XADD", stream, "*", "msg", "1", "msg", "2")
         none, two = other.backend.read_new(stream, GROUP, ME, 10, 0)
-        assert isinstance(none, Malformed)
-        assert isinstance(two, Malformed)
+        assert isinstance(none, MalformedEntry)
+        assert isinstance(two, MalformedEntry)
         assert (none.original, none.error) == (
             b'[["a", "\\u00ff"]]',
             "the field 'msg' occurs 0 times, not once",
@@ -548,6 +549,26 @@ def test_nothing_is_left_beside_a_stream_when_all_is_acknowledged(redis_address:
 @pytest.mark.parametrize("name", ["orders", "orders:0", "{shop}orders", "shop{orders}", "{a}{b}"])
 def test_what_is_kept_beside_a_stream_is_in_its_slot(name: str) -> None:
     assert key_slot(_times(name, GROUP).encode()) == key_slot(name.encode())
+
+
+def test_streams_in_memory_are_those_of_consumers_and_other_backends_of_the_url(stream: str) -> None:
+    url = StreamUrl.parse(f"memory://{stream}/orders")
+    backend, peer = MemoryBackend(url), MemoryBackend(url)
+    ids = filled(backend, "orders", 2)
+    assert payloads(backend.read_new("orders", GROUP, ME, 1, 0)) == [b"0"]
+    assert payloads(peer.read_new("orders", GROUP, PEER, 10, 0)) == [b"1"]
+    assert peer.pending("orders", GROUP) == dict(zip(ids, (ME, PEER)))
+    with MemoryConsumer(url, live=False) as consumer:
+        assert [(message.sequence, JsonCodec().decode(message.payload or b"").payload) for message in consumer] == [
+            (0, b"0"),
+            (1, b"1"),
+        ]
+    backend.remove("orders", ids[1])
+    assert backend.publish("orders", EventMessage(b"2")) == "3-0", "the id of a removed entry is not used again"
+    with MemoryConsumer(url, live=False) as consumer:
+        assert [message.sequence for message in consumer] == [0, 2]
+    assert MemoryBackend().entries("orders") == []
+    forget_memory_broker(url)
 
 
 def test_both_are_stream_backends() -> None:

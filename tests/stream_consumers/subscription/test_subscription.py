@@ -23,13 +23,12 @@ from stream_consumers.errors import (
     StreamEndedError,
 )
 from stream_consumers.subscription.codec import JsonCodec
-from stream_consumers.subscription.config import AckMode, SubscriptionConfig
-from stream_consumers.subscription.dead_letter_events import ATTEMPT, ID, MALFORMED_KIND, REASON, SIZE, STREAM
+from stream_consumers.subscription.config import AckMode, RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.error_observer import ErrorReport, ErrorScope, ObserverThread
 from stream_consumers.subscription.messages import EventMessage
+from stream_consumers.subscription.processor import ATTEMPT, ID, MALFORMED_KIND, REASON, SIZE, STREAM
 from stream_consumers.subscription.received_message import ReceivedMessage
 from stream_consumers.subscription.redis_backend import RedisBackend
-from stream_consumers.subscription.retry_policy import RetryPolicy
 from stream_consumers.subscription.subscription import Subscription
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
