@@ -30,10 +30,9 @@ from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.claim_name import ClaimName, PendingEntry
-from stream_consumers.redis.claimed_entries import Held
-from stream_consumers.redis.claims import RedisClaims
-from stream_consumers.redis.heartbeat import Heartbeat
+from stream_consumers.redis.claim_name import ClaimName
+from stream_consumers.redis.claims import ClaimedEntries, Heartbeat, RedisClaims
+from stream_consumers.redis.group import PendingEntry
 from stream_consumers.redis.ids import to_sequence
 
 MAX_GIVEN_UP = 5
@@ -281,7 +280,7 @@ class ClaimJob:
         worst = max((orphan.entry.deliveries for orphan in orphans), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
-        held = Held(ClaimName(self._ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
+        held = ClaimedEntries(ClaimName(self._ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
         self._mine.add(bid)
         is_full = self._take_over(held, [o for o in orphans if worst <= 1 or o.entry.deliveries == worst], worst)
         if worst <= 1 and not is_full:
@@ -302,7 +301,7 @@ class ClaimJob:
         self._observer(Step.PLANNED, batch)
         return batch
 
-    def _take_over(self, held: Held, orphans: list[_Orphan], deliveries: int) -> bool:
+    def _take_over(self, held: ClaimedEntries, orphans: list[_Orphan], deliveries: int) -> bool:
         most = self._claims.policy.max_deliveries
         error = None
         if deliveries >= most:
@@ -321,7 +320,7 @@ class ClaimJob:
                 return True
         return held.count >= held.records
 
-    def _claim_new(self, held: Held) -> None:
+    def _claim_new(self, held: ClaimedEntries) -> None:
         self._turn += 1
         unread = {shard: backlog.unread for shard, backlog in self._claims.backlog().items() if backlog.unread}
         while unread and held.count < held.records:
@@ -334,7 +333,7 @@ class ClaimJob:
                 unread[shard] = unread[shard] - got if got == share else 0
             unread = {shard: left for shard, left in unread.items() if left > 0}
 
-    def _finish(self, held: Held) -> None:
+    def _finish(self, held: ClaimedEntries) -> None:
         """Rule R6: every entry of the batch, whoever holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:

@@ -21,8 +21,7 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
 from stream_consumers.redis.claim_name import Trimmed
-from stream_consumers.redis.claimed_entries import Held
-from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
 from stream_consumers.redis.ids import to_sequence
 
 
@@ -40,7 +39,7 @@ class OpenBatch:
     batch: Batch
     writer: BatchWriter
     finish: Callable[[], None]
-    held: Held | None = None
+    held: ClaimedEntries | None = None
 
 
 class ClaimLosses:

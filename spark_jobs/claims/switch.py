@@ -37,18 +37,17 @@ def mark_claims(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -
             continue
         known = counted.get(str(shard)) if isinstance(counted, Mapping) else None
         read = int(known[1]) if known and known[0] == position else None
-        claims.server.set_position(claims.group, shard, position, entries_read=read, mark=True)
-        for ids in claims.server.pending_below(claims.group, shard, position):
-            # The table has them; whoever holds them would be taken over from.
-            claims.server.acknowledge(claims.group, shard, ids)
+        claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
+        # The table has them; whoever holds them would be taken over from.
+        claims.group.acknowledge_below(shard, position)
     remark_claims(claims, state)
 
 
 def remark_claims(claims: RedisClaims, state: LedgerState) -> None:
     """Set the mark where it is missing."""
     for shard in claims.shards:
-        if shard in state.shards and claims.server.group_facts(claims.group, shard) is not None:
-            claims.server.mark_claimed(claims.group, shard)
+        if shard in state.shards and claims.group.facts(shard) is not None:
+            claims.group.enter_claim_mode(shard)
 
 
 def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, *, to_claims: bool) -> None:
@@ -86,7 +85,7 @@ def check_settled(claims: RedisClaims) -> None:
     pending = {shard: backlog.pending for shard, backlog in claims.backlog().items() if backlog.pending}
     if pending:
         raise GroupActiveError(
-            f"{sum(pending.values())} entries of {claims.url} are pending in group {claims.group!r}",
+            f"{sum(pending.values())} entries of {claims.url} are pending in group {claims.group.name!r}",
             remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first go "
             "back with: stream-assets switch --to load_balanced.",
             **{str(shard): count for shard, count in sorted(pending.items())},
@@ -120,7 +119,7 @@ def settle_claims(
             for page in claims.pending(shard, name, idle=False):
                 claims.acknowledge({shard: [entry.id for entry in page]})
     # In this order: what somebody is given in between is pending.
-    delivered = {shard: claims.group_facts(shard) for shard in claims.shards}
+    delivered = {shard: claims.group.facts(shard) for shard in claims.shards}
     check_settled(claims)
     positions = ledger.read().positions
     known = {shard: facts for shard, facts in delivered.items() if facts is not None and shard in positions}
@@ -132,4 +131,4 @@ def settle_claims(
 def unmark_claims(claims: RedisClaims) -> None:
     """Nothing is claimed any more: the scripts that claim look for the mark."""
     for shard in claims.shards:
-        claims.server.unmark_claimed(claims.group, shard)
+        claims.group.leave_claim_mode(shard)

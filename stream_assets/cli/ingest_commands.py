@@ -229,7 +229,7 @@ def _is_claimed(url: str, group: str, client: ClientConfig) -> bool:
     if not source.may_be_claimed:
         return False
     with source.claims(group) as claims:
-        return claims.is_marked()
+        return claims.is_in_claim_mode()
 
 
 def _print_claims(url: str, group: str, client: ClientConfig, ledger: LedgerState, *, as_json: bool) -> None:

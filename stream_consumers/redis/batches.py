@@ -28,25 +28,15 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis.entries import read_entry
+from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 WALK_ENTRIES = 4096
 PAGE_BYTES = 4 * 1024 * 1024
 MAX_PAGE = 5000
-# How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (-1: one entry is always taken).
-_WALK = """
-local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
-local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
-for _, entry in ipairs(entries) do
-  local size = 0
-  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
-  if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1} end
-  bytes, count, last = bytes + size, count + 1, entry[1]
-end
-return {count, bytes, last, 0}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +172,7 @@ class _Walk:
 
     def go(self, records: int, room: int, *, take_one: bool) -> bool:
         """Walk over at most so many entries and bytes; whether bytes stopped it."""
-        script = self._server.connection.register_script(_WALK)
+        script = self._server.connection.register_script(WALK)
         key = self._server.key(self.shard)
         left = records
         while left > 0 and not self.is_done:
@@ -358,7 +348,7 @@ class RedisBatchSource:
         """Behind the group's last-delivered-id, per shard."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
-        found = {shard: self.server.group_facts(group, shard) for shard in self._extents or self.extents()}
+        found = {shard: RedisGroup(self.server, group).facts(shard) for shard in self._extents or self.extents()}
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
@@ -366,12 +356,10 @@ class RedisBatchSource:
         for shard, position in sorted(positions.items()):
             if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
                 continue
-            entries_read = self._added_before.get(shard, {}).get(position)
-            if not self.server.set_position(group, shard, position, entries_read=entries_read):
-                # Its entries are claimed by now: what is pending is not ours to acknowledge.
-                continue
-            for ids in self.server.pending_below(group, shard, position):
-                self.server.acknowledge(group, shard, ids)
+            known = RedisGroup(self.server, group)
+            # In claim mode, what is pending is not ours to acknowledge.
+            if known.set_position(shard, position, entries_read=self._added_before.get(shard, {}).get(position)):
+                known.acknowledge_below(shard, position)
 
     def marks(self, group: str) -> Mapping[Shard, str]:
         """Nothing: Redis keeps a position of a group, and nothing with it."""

@@ -40,18 +40,6 @@ class ClaimName:
         return cls(match[1], int(match[2]), match[3]) if match else None
 
 
-class PendingEntry(NamedTuple):
-    """An entry that somebody was given and has not acknowledged.
-
-    Args:
-        id: the entry id.
-        deliveries: how often it was given to somebody.
-    """
-
-    id: bytes
-    deliveries: int
-
-
 class Backlog(NamedTuple):
     """What a group has before it in one shard.
 

@@ -1,4 +1,4 @@
-"""Redis groups whose members share by claiming entries: what a name holds, new entries, those of the dead, heartbeat.
+"""Redis groups in claim mode, whose members share by claiming entries: new ones, those of dead members, heartbeat.
 
 Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.job` asks the ledger (protocol 3.3).
 """
@@ -6,48 +6,79 @@ Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.jo
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
+from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis.batches import Slice, split_slices
-from stream_consumers.redis.claim_name import Backlog, ClaimName, PendingEntry, Trimmed
-from stream_consumers.redis.claimed_entries import Held
-from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
+from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
+from stream_consumers.redis.ids import before, to_id, to_sequence
 from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
-from stream_consumers.redis.server import CLAIMED_MARK, GroupFacts, RedisServer, StreamFacts
+from stream_consumers.redis.server import PAGE, RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
 
-PAGE = 1000
 CLAIM_PAGE = 4096
 # So idle are entries that were let go: three years.
 RELEASED_MS = 100_000_000_000
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class ClaimedEntries:
+    """What a name holds by now: the batch that is being claimed.
+
+    Args:
+        name: the consumer name.
+        records: the most entries.
+        room: the most bytes; one entry is always taken.
+        ids: what it holds.
+        slices: how to read that.
+        doubtful: where entries came from clients of another kind: they may have had them from one of our names, so that
+            only the table can tell whether they are written.
+        used: bytes.
+    """
+
+    name: ClaimName
+    records: int
+    room: int
+    ids: dict[Shard, list[bytes]] = field(default_factory=dict)
+    slices: list[Slice] = field(default_factory=list)
+    doubtful: dict[Shard, Range] = field(default_factory=dict)
+    used: int = 0
+
+    @property
+    def count(self) -> int:
+        """Entries."""
+        return sum(map(len, self.ids.values()))
+
+    def add(self, piece: Slice, ids: Sequence[bytes], size: int) -> None:
+        """Entries that were claimed."""
+        self.ids.setdefault(piece.shard, []).extend(ids)
+        self.slices.append(piece)
+        self.used += size
+
+
 class RedisClaims:
-    """The group of a stream whose entries are claimed one by one; a context manager.
+    """A group in claim mode; a context manager.
 
     Args:
         url: ``redis://host:6379/orders``.
-        group: the consumer group; other clients may be in it, too.
+        group: the consumer group's name; other clients may be in it, too.
         client: as for :class:`stream_consumers.redis.batches.RedisBatchSource`, and the fields of
             :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
     """
 
     def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
         self.url = url
-        self.group = group
         self.server = RedisServer(url, client)
+        self.group = RedisGroup(self.server, group)
         self.policy = self.server.claim_policy
-        script = self.server.connection.register_script
-        self._claim_new, self._take_over, self._touch = script(CLAIM_NEW), script(TAKE_OVER), script(TOUCH)
-        self._release, self._forget, self._account = script(RELEASE), script(FORGET), script(ACCOUNT)
         self.shards = self.server.shards()
         self.ends = {shard: facts.end for shard, facts in self._facts().items()}
 
@@ -81,29 +112,29 @@ class RedisClaims:
         for shard, written in sorted(known.items()):
             if shard.stream not in self.url.required_streams():
                 continue
-            facts, group = self.server.facts(shard), self.server.group_facts(self.group, shard)
+            facts, group, name = self.server.facts(shard), self.group.facts(shard), self.group.name
             if facts is None or group is None:
                 raise self._lost_group(shard, facts)
             if group.position > facts.end:
                 raise SourceRecreatedError(
-                    f"{shard} of {self.url} ends before the position of group {self.group!r}: it was made anew",
+                    f"{shard} of {self.url} ends before the position of group {name!r}: it was made anew",
                     remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
                     position=group.position,
                     end=facts.end,
                 )
             if written is not None and group.position < written:
                 raise SourceRecreatedError(
-                    f"group {self.group!r} of {shard} at {self.url} was moved back, or the server lost what it knew: "
+                    f"group {name!r} of {shard} at {self.url} was moved back, or the server lost what it knew: "
                     "entries that are in the table would be delivered again",
                     remedy="If nothing before it is missing, move it on: "
-                    f"XGROUP SETID {self.server.key(shard)} {self.group} {to_id(written - 1)}. Else ingest the stream "
+                    f"XGROUP SETID {self.server.key(shard)} {name} {to_id(written - 1)}. Else ingest the stream "
                     "with a new group name into another table.",
                     position=group.position,
                     table=written,
                 )
 
     def prepare(self, start: AutoStreamReset, known: Mapping[Shard, int | None] | None = None) -> Mapping[Shard, int]:
-        """Make the group where it is not there yet, and mark it as one whose entries are claimed.
+        """Make the group where it is not there yet, and let it enter claim mode.
 
         Args:
             start: where a new group starts; in a group that is there already nothing is moved.
@@ -119,22 +150,22 @@ class RedisClaims:
         self.check(known)
         positions = {}
         for shard in self.shards:
-            if self.server.group_facts(self.group, shard) is None:
+            if self.group.facts(shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                self.server.create_group(self.group, shard, at_end=is_latest)
+                self.group.create(shard, NOW if is_latest else START)
             self.check({shard: None})
-            # What the ledger knows was marked; if it is not any more, the mode was switched, or somebody cleaned up.
-            is_new = shard not in known and self.server.mark_claimed(self.group, shard)
+            # What the ledger knows was in claim mode; if not any more, the mode was switched, or somebody cleaned up.
+            is_new = shard not in known and self.group.enter_claim_mode(shard)
             # One that another member has made, from the start, may have gone on since.
             positions[shard] = self.position(shard) if is_new or not known else 0
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
-        what = f"the stream {shard}" if facts is None else f"group {self.group!r} of {shard}"
+        what = f"the stream {shard}" if facts is None else f"group {self.group.name!r} of {shard}"
         return SourceRecreatedError(
             f"{what} is gone from {self.url}, and with it what is read and what is pending",
             remedy="Ingest it with a new group name and another table; or, if nothing was pending, make it again where "
-            f"it was: XGROUP CREATE {self.server.key(shard)} {self.group} <the last id that is in the table>.",
+            f"it was: XGROUP CREATE {self.server.key(shard)} {self.group.name} <the last id that is in the table>.",
             end=facts.end if facts else None,
         )
 
@@ -142,7 +173,7 @@ class RedisClaims:
         """What is before the group in each shard; all entries where there is no group yet."""
         found = {}
         for shard, facts in self._facts().items():
-            group = self.server.group_facts(self.group, shard)
+            group = self.group.facts(shard)
             if group is None:
                 found[shard] = Backlog(facts.length, 0)
             else:
@@ -159,46 +190,36 @@ class RedisClaims:
             return max(0, min(facts.length, facts.added - group.read))
         return self.server.count(shard, group.position, facts.end, length=facts.length)
 
-    def is_marked(self) -> bool:
-        """Whether the group's entries are claimed, as far as the server knows."""
+    def is_in_claim_mode(self) -> bool:
+        """Whether the group is in claim mode, as far as the server knows."""
         for shard in self.shards:
-            if self.server.group_facts(self.group, shard) is not None:
-                with self.server.explained(f"the names of group {self.group!r}"):
-                    listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
-                return any(consumer["name"] == CLAIMED_MARK.encode() for consumer in listed)
+            if self.group.facts(shard) is not None:
+                return self.group.is_in_claim_mode(shard)
         return False
-
-    def group_facts(self, shard: Shard) -> GroupFacts | None:
-        """What the server knows of the group in a shard; ``None`` if it is not there."""
-        return self.server.group_facts(self.group, shard)
 
     def position(self, shard: Shard) -> int:
         """Behind the last entry of a shard that was given to somebody."""
-        group = self.server.group_facts(self.group, shard)
+        group = self.group.facts(shard)
         return group.position if group else 0
 
     def is_drained(self) -> bool:
         """Whether every entry up to the ends at the beginning was given to somebody and acknowledged."""
         for shard, end in self.ends.items():
-            group = self.server.group_facts(self.group, shard)
-            key, last = self.server.key(shard), to_id(end - 1) if end else "0-0"
-            with self.server.explained(f"what is left in {shard}"):
-                if group and group.pending and self._commands.xpending_range(key, self.group, "-", last, 1):
-                    return False
-                after = f"({group.delivered.decode()}" if group else "-"
-                if end and self._commands.execute_command("XRANGE", key, after, last, "COUNT", 1):
+            group = self.group.facts(shard)
+            if group and group.pending and any(self.group.pending(shard, below=end, page=1)):
+                return False
+            after = f"({group.delivered}" if group else "-"
+            with self.server.explained(f"asking what is left in {shard}"):
+                key = self.server.key(shard)
+                if end and self.server.connection.execute_command("XRANGE", key, after, before(end), "COUNT", 1):
                     return False
         return True
-
-    @property
-    def _commands(self) -> Any:
-        return self.server.connection
 
     def trimmed(self) -> Mapping[Shard, Trimmed]:
         """Entries that were removed unread, per shard, as far as Redis 7 counts them."""
         found = {}
         for shard, facts in self._facts().items():
-            group = self.server.group_facts(self.group, shard)
+            group = self.group.facts(shard)
             if group is None or facts.added is None:
                 continue
             if group.read is None:
@@ -217,49 +238,27 @@ class RedisClaims:
         """Let the group count them as read, now that the loss is recorded."""
         self._count_as_read(shard, trimmed.start, str(trimmed.read), trimmed.read + trimmed.entries)
 
-    def _count_as_read(self, shard: Shard, position: int, before: str, after: int) -> None:
-        place = to_id(position - 1) if position else "0-0"
-        with self.server.explained(f"counting what was read of {shard}"):
-            self._account(keys=[self.server.key(shard)], args=[self.group, place, before, after])
+    def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
+        self.group.run(shard, ACCOUNT, [before(position), counted, read])
 
     def idle_names(self, shard: Shard) -> frozenset[bytes]:
         """The names that nobody has touched for the policy's time."""
-        with self.server.explained(f"the names of group {self.group!r}"):
-            listed = self._commands.xinfo_consumers(self.server.key(shard), self.group)
-        return frozenset(found["name"] for found in listed if found["idle"] >= self.policy.min_idle_ms)
+        return frozenset(m["name"] for m in self.group.members(shard) if m["idle"] >= self.policy.min_idle_ms)
 
     def is_released(self, shard: Shard, name: ClaimName) -> bool:
         """Whether a name has let go of what it holds."""
-        with self.server.explained(f"what {name!s} holds of {shard}"):
-            key = self.server.key(shard)
-            return bool(self._commands.xpending_range(key, self.group, "-", "+", 1, str(name), RELEASED_MS))
+        return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page=1))
 
     def holders(self) -> Mapping[Shard, list[bytes]]:
         """The names that hold entries, per shard that has the group."""
-        found = {}
-        for shard in self.shards:
-            if self.server.group_facts(self.group, shard) is None:
-                continue
-            with self.server.explained(f"who holds entries of {shard}"):
-                listed = self._commands.xpending(self.server.key(shard), self.group)["consumers"]
-            found[shard] = [entry["name"] for entry in listed]
-        return found
+        made = (shard for shard in self.shards if self.group.facts(shard) is not None)
+        return {shard: [m["name"] for m in self.group.members(shard) if m["pending"]] for shard in made}
 
     def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
         """What a name holds, in pages; with ``idle`` only what nobody touched for the policy's time."""
-        consumer = _consumer(name)
-        start, least = "-", self.policy.min_idle_ms if idle else 0
-        while True:
-            with self.server.explained(f"what {name!s} holds of {shard}"):
-                page = self._commands.xpending_range(
-                    self.server.key(shard), self.group, start, "+", PAGE, consumer, least or None
-                )
-            if not page:
-                return
-            yield [PendingEntry(found["message_id"], int(found["times_delivered"])) for found in page]
-            start = f"({page[-1]['message_id'].decode()}"
+        return self.group.pending(shard, consumer=_consumer(name), idle_ms=self.policy.min_idle_ms if idle else 0)
 
-    def claim_new(self, held: Held, shard: Shard, records: int) -> bool:
+    def claim_new(self, held: ClaimedEntries, shard: Shard, records: int) -> bool:
         """Claim new entries of a shard, in order, up to the end at the beginning; whether bytes stopped it.
 
         Raises:
@@ -269,10 +268,8 @@ class RedisClaims:
         while left > 0 and end:
             asked = min(left, CLAIM_PAGE)
             room, take_one = held.room - held.used, int(not held.count)
-            with self.server.explained(f"claiming entries of {shard}"):
-                is_full, is_trimmed, size, ids = self._claim_new(
-                    keys=[key], args=[self.group, str(held.name), to_id(end - 1), asked, room, take_one, CLAIMED_MARK]
-                )
+            words = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL]
+            is_full, is_trimmed, size, ids = self.group.run(shard, CLAIM_NEW, words)
             if ids:
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
                 held.add(Slice(shard, key, part, len(ids)), ids, size)
@@ -283,7 +280,7 @@ class RedisClaims:
 
     def take_over(
         self,
-        held: Held,
+        held: ClaimedEntries,
         shard: Shard,
         name: ClaimName | bytes,
         entries: Sequence[PendingEntry],
@@ -312,18 +309,16 @@ class RedisClaims:
         for begin in range(0, len(entries), PAGE):
             ids = [entry.id for entry in entries[begin : begin + PAGE]]
             words = [
-                self.group,
                 _consumer(name),
                 str(held.name),
                 least,
                 held.room - held.used,
                 int(not held.count),
                 int(not isinstance(name, ClaimName)),
-                CLAIMED_MARK,
+                CLAIM_MODE_SENTINEL,
                 *ids,
             ]
-            with self.server.explained(f"taking over entries of {shard}"):
-                is_full, size, moved, missing = self._take_over(keys=[self.server.key(shard)], args=words)
+            is_full, size, moved, missing = self.group.run(shard, TAKE_OVER, words)
             if moved:
                 places = tuple(to_sequence(entry_id) for entry_id in moved)
                 piece = Slice(shard, self.server.key(shard), Range(min(places), max(places) + 1), len(places))
@@ -335,7 +330,7 @@ class RedisClaims:
                 return True, gone
         return False, gone
 
-    def plan(self, held: Held, *, parallelism: int) -> BatchPlan:
+    def plan(self, held: ClaimedEntries, *, parallelism: int) -> BatchPlan:
         """How to read what a name holds."""
         splits = split_slices(
             self.url, self.server.client_options, held.slices, size=held.used, parallelism=parallelism
@@ -349,14 +344,14 @@ class RedisClaims:
             StreamNotFoundError: the group is gone.
         """
         for shard, listed in ids.items():
-            done = self.server.acknowledge(self.group, shard, listed)
-            # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
-            if not done and listed and self.server.group_facts(self.group, shard) is None:
+            try:
+                self.group.acknowledge(shard, listed)
+            except GroupRemovedError as error:
                 raise StreamNotFoundError(
-                    f"{shard} of {self.url} has no group {self.group!r} any more: nothing could be acknowledged",
+                    f"{shard} of {self.url} has no group {self.group.name!r} any more: nothing could be acknowledged",
                     remedy="The entries are in the table. The next run says what to do about the group.",
                     entries=len(listed),
-                )
+                ) from error
 
     def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
         """Those of the entries that are not in the stream any more."""
@@ -364,7 +359,7 @@ class RedisClaims:
         for shard, listed in ids.items():
             for begin in range(0, len(listed), PAGE):
                 part, key = listed[begin : begin + PAGE], self.server.key(shard)
-                pipeline = self._commands.pipeline(transaction=False)
+                pipeline = self.server.connection.pipeline(transaction=False)
                 for entry_id in part:
                     pipeline.execute_command("XRANGE", key, entry_id, entry_id)
                 with self.server.explained(f"looking for entries of {shard}"):
@@ -374,33 +369,59 @@ class RedisClaims:
 
     def release(self, shard: Shard, name: ClaimName) -> None:
         """Let others take at once what a name holds, and do not count it as a delivery."""
-        self._page_through(self._release, shard, name, RELEASED_MS)
+        self._page_through(RELEASE, shard, name, RELEASED_MS)
 
     def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
         """The heartbeat: what the name still holds is idle no more."""
         for shard in shards:
-            self._page_through(self._touch, shard, name)
+            self._page_through(TOUCH, shard, name)
 
-    def _page_through(self, script: Any, shard: Shard, name: ClaimName, *words: object) -> None:
+    def _page_through(self, script: str, shard: Shard, name: ClaimName, *words: object) -> None:
         place: object = "-"
         while place:
-            with self.server.explained(f"the claim of {name} in {shard}"):
-                place = script(keys=[self.server.key(shard)], args=[self.group, str(name), place, PAGE, *words])
+            place = self.group.run(shard, script, [str(name), place, PAGE, *words])
 
     def forget(self, shard: Shard, name: ClaimName) -> bool:
         """Remove a name that holds nothing; whether it was removed."""
-        with self.server.explained(f"removing {name} from {shard}"):
-            return bool(self._forget(keys=[self.server.key(shard)], args=[self.group, str(name)]))
+        return bool(self.group.run(shard, FORGET, [str(name)]))
 
     def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
         """Names of batches that hold nothing any more and were left behind."""
         found = {}
         for shard in self.shards:
-            with self.server.explained(f"the names of group {self.group!r}"):
-                consumers = self._commands.xinfo_consumers(self.server.key(shard), self.group)
-            parsed = [ClaimName.parse(consumer["name"]) for consumer in consumers if not consumer["pending"]]
+            parsed = [ClaimName.parse(member["name"]) for member in self.group.members(shard) if not member["pending"]]
             found[shard] = [name for name in parsed if name is not None]
         return found
+
+
+class Heartbeat:
+    """Touches what a name holds while its batch is written, so that nobody takes it over; a context manager."""
+
+    def __init__(self, claims: RedisClaims, held: ClaimedEntries) -> None:
+        self._claims = claims
+        self._held = held
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._claims.policy.min_idle_seconds / 3):
+            try:
+                self._claims.touch(self._held.name, list(self._held.ids))
+            except StreamAssetsError as error:
+                # Not needed for safety: at worst somebody else writes the batch, and the ledger picks one.
+                _log.warning("the claim of %s could not be kept: %s", self._held.name, error)
+
+    def close(self) -> None:
+        """Stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _hull(part: Range | None, other: Range) -> Range:

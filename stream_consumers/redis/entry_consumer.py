@@ -85,13 +85,8 @@ class EntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         self._positions.update(
-            {name: self._end(name) if place in {None, NOW} else str(place) for name, place in identifiers.items()}
+            {n: self._server.last_id(n) if place in {None, NOW} else str(place) for n, place in identifiers.items()}
         )
-
-    def _end(self, name: str) -> str:
-        with self._server.explained(f"looking for the end of {name}"):
-            last = self._server.connection.execute_command("XREVRANGE", name, "+", "-", "COUNT", 1)
-        return last[0][0].decode() if last else START
 
     def _fetch(self, seconds: float) -> bool:
         pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], self._positions, seconds=seconds)
@@ -219,7 +214,7 @@ class GroupEntryConsumer(EntryReader):
             with self._lock:
                 self._start()
         # Without the lock, which a waiting reader has.
-        ids = [(entry if isinstance(entry, str) else entry.id).encode() for entry in entries]
+        ids = [entry if isinstance(entry, str) else entry.id for entry in entries]
         return self._member.acknowledge(Shard(stream), ids)
 
     @property
@@ -239,22 +234,23 @@ class GroupEntryConsumer(EntryReader):
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         member = self._member
         member.keys = {**member.keys, **{Shard(name): name for name in identifiers}}
-        delivered = {name: member.last_delivered(Shard(name)) for name in identifiers}
+        facts = {name: member.facts(Shard(name)) for name in identifiers}
         # One that was there before is not made again; reading tells that it is gone.
-        missing = [name for name, place in delivered.items() if place is None and name not in self._joined]
+        missing = [name for name, found in facts.items() if found is None and name not in self._joined]
         if missing and not self._auto_create:
             raise GroupNotFoundError(
                 f"group {self.group!r} does not exist for streams: {', '.join(missing)}",
                 remedy="Make it there (XGROUP CREATE … MKSTREAM), or set auto_create.",
-                streams=len(delivered),
+                streams=len(facts),
                 missing=len(missing),
             )
         for name in missing:
-            member.create(Shard(name), self._start_id, create_stream=True)
-            delivered[name] = member.last_delivered(Shard(name))
+            member.create(Shard(name), self._start_id)
+            facts[name] = member.facts(Shard(name))
         for name, identifier in identifiers.items():
             self._places[name] = identifier or (START if self._start_from_backlog else NEW)
-            self._received[name] = delivered[name] or START
+            found = facts[name]
+            self._received[name] = found.delivered if found else START
             self._joined.add(name)
 
     def _fetch(self, seconds: float) -> bool:
@@ -279,7 +275,7 @@ class GroupEntryConsumer(EntryReader):
 
     def _hand_out(self, name: str, arrival: Arrival) -> None:
         if arrival.is_trimmed or (arrival.is_pending and self._auto_acknowledge):
-            self._member.acknowledge(Shard(name), [arrival.entry.id.encode()])
+            self._member.acknowledge(Shard(name), [arrival.entry.id])
 
 
 def _order(identifier: str) -> tuple[int, ...]:

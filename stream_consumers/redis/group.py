@@ -1,22 +1,61 @@
-"""The commands on a consumer group of Redis Streams, as one of its members gives them."""
+"""A consumer group of Redis Streams: every command on it, once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import redis
 
 from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
-from stream_consumers.redis.server import ACK_CHUNK, CLAIMED_MARK, REPLY_SECONDS, RawEntry, RedisServer
+from stream_consumers.redis.ids import before, behind, to_id
+from stream_consumers.redis.scripts import CREATE_GROUP, SET_POSITION
+from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisServer
 
 START = "0-0"
 NEW = ">"
 NOW = "$"
+ACK_CHUNK = 1000
+CLAIM_MODE_SENTINEL = "stream-assets:claimed"
+"""The consumer name that says that a group is in claim mode: its entries are claimed one by one."""
+# How Redis says that a group is gone: to a command, and to one that waits.
 _GONE = ("NOGROUP", "UNBLOCKED")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What XINFO GROUPS says of one group.
+
+    Args:
+        delivered: the id of the last entry that was delivered.
+        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
+        pending: entries that somebody was given and has not acknowledged.
+    """
+
+    delivered: str
+    read: int | None
+    pending: int
+
+    @property
+    def position(self) -> int:
+        """The sequence behind the last entry that was delivered."""
+        return behind(self.delivered)
+
+
+class PendingEntry(NamedTuple):
+    """An entry that somebody was given and has not acknowledged.
+
+    Args:
+        id: the entry id.
+        deliveries: how often it was given to somebody.
+    """
+
+    id: bytes
+    deliveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,56 +74,151 @@ class ClaimedPage:
 
 
 class RedisGroup:
-    """A group as one of its members sees it. Reading blocks on a connection of its own.
+    """A consumer group; with the name of a consumer, as that member sees it.
+
+    Every command raises :class:`stream_consumers.errors.GroupRemovedError` where it needs the group, and the group or
+    its stream is gone.
 
     Args:
         server: the server; closed with this.
         name: of the group.
-        consumer: the member's name.
+        consumer: the member's name, where it is one that reads.
         acknowledge_on_read: let the server acknowledge what it gives (NOACK).
     """
 
-    def __init__(self, server: RedisServer, name: str, consumer: str, *, acknowledge_on_read: bool) -> None:
-        self.name, self.consumer = name, consumer
+    def __init__(
+        self, server: RedisServer, name: str, consumer: str = "", *, acknowledge_on_read: bool = False
+    ) -> None:
+        self.name, self.consumer, self.server = name, consumer, server
+        # Shards whose keys are known; those of the others are asked of the server.
         self.keys: Mapping[Shard, str] = {}
-        self._server = server
-        self._reading = server.new_connection(REPLY_SECONDS)
         self._options = ("NOACK",) if acknowledge_on_read else ()
         self._received = 0
 
+    @cached_property
+    def _reading(self) -> Any:
+        """A connection of its own, since reading blocks it."""
+        return self.server.new_connection(REPLY_SECONDS)
+
     def find_shards(self) -> Mapping[Shard, str]:
         """Look for the shards and their keys; those that were known stay, so that a deleted one is told as an error."""
-        found = {shard: self._server.key(shard) for shard in self._server.shards()}
+        found = {shard: self.server.key(shard) for shard in self.server.shards()}
         # Where keys with numbers appear, the key without one is not read any more, never the other way round.
         kept = {s: key for s, key in self.keys.items() if s not in found or found[s] == s.stream}
         self.keys = {**found, **kept}
         return self.keys
 
-    def create(self, shard: Shard, start: str, *, create_stream: bool) -> None:
+    def key(self, shard: Shard) -> str:
+        """The key of a shard."""
+        return self.keys.get(shard) or self.server.key(shard)
+
+    # the group
+
+    def create(self, shard: Shard, start: str, *, create_stream: bool = True) -> bool:
         """Make the group where it is not there yet.
+
+        Redis 7 is told how many entries the group counts as read, wherever that is known: then its lag is known, and so
+        is what is trimmed unread later.
 
         Args:
             shard: of which stream.
-            start: the id that it starts behind.
+            start: the id that it starts behind; :data:`NOW` is a place that Redis remembers, so that nothing later is
+                missed.
             create_stream: make the stream, too.
+
+        Returns:
+            Whether it was made just now.
 
         Raises:
             StreamNotFoundError: there is no stream.
             FormatError: the key holds something else.
         """
-        key = self.keys[shard]
-        words = ["MKSTREAM"] if create_stream else []
-        with self._server.explained(f"making group {self.name!r} of {key}"):
+        key = self.key(shard)
+        script: Any = self.server.connection.register_script(CREATE_GROUP)
+        with self.server.explained(f"making group {self.name!r} of {key}"):
             try:
-                self._server.connection.execute_command("XGROUP CREATE", key, self.name, start, *words)
+                script(keys=[key], args=[self.name, start, int(create_stream)])
             except redis.ResponseError as error:
+                if "BUSYGROUP" in str(error):
+                    return False
                 if "requires the key to exist" in str(error):
                     raise StreamNotFoundError(
-                        f"there is no stream {key} at {self._server.url} to make group {self.name!r} for",
+                        f"there is no stream {key} at {self.server.url} to make group {self.name!r} for",
                         remedy="Check the stream key, or set the group option create_stream.",
                     ) from error
-                if "BUSYGROUP" not in str(error):
-                    raise
+                raise
+        return True
+
+    def facts(self, shard: Shard) -> GroupFacts | None:
+        """What is known of the group; ``None`` if the stream, or its group, is not there."""
+        with self.server.explained(f"asking for the groups of {shard}"):
+            try:
+                groups = self.server.connection.xinfo_groups(self.key(shard))
+            except redis.ResponseError as error:
+                if "no such key" in str(error):
+                    return None
+                raise
+        for found in groups:
+            if found["name"] == self.name.encode():
+                read = found.get("entries-read")
+                counted = None if read is None else int(read)
+                return GroupFacts(found["last-delivered-id"].decode(), counted, int(found["pending"]))
+        return None
+
+    def set_position(
+        self, shard: Shard, position: int, *, entries_read: int | None, enter_claim_mode: bool = False
+    ) -> bool:
+        """Let the group go on at ``position``, unless it is in claim mode; it is made if it is not there.
+
+        Args:
+            shard: where.
+            position: the next sequence.
+            entries_read: how many entries were added before it, if that is known.
+            enter_claim_mode: in the same step, let its entries be claimed from here on.
+
+        Returns:
+            Whether it was set.
+        """
+        last, count = before(position), "" if entries_read is None else entries_read
+        words = [CLAIM_MODE_SENTINEL, last, count, int(enter_claim_mode)]
+        try:
+            return bool(self.run(shard, SET_POSITION, words))
+        except GroupRemovedError:
+            is_set = self.create(shard, last, create_stream=False)
+        # What was made just now is there already, and setting it without a count would lose the one that it has.
+        if is_set and entries_read is None and not enter_claim_mode:
+            return True
+        return bool(self.run(shard, SET_POSITION, words))
+
+    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[str] = ()) -> Any:
+        """Run a script; its arguments begin with the group's name.
+
+        Args:
+            shard: of the stream that is its first key.
+            script: see :mod:`stream_consumers.redis.scripts`.
+            arguments: after the name.
+            beside: more keys, in the same slot of a cluster.
+        """
+        key = self.key(shard)
+        registered: Any = self.server.connection.register_script(script)
+        with self._explained(f"changing group {self.name!r} of {shard}", [key]):
+            return registered(keys=[key, *beside], args=[self.name, *arguments])
+
+    # claim mode: no position is set any more
+
+    def enter_claim_mode(self, shard: Shard) -> bool:
+        """Let entries be claimed one by one; whether they were not yet."""
+        return bool(self._command(shard, "XGROUP CREATECONSUMER", CLAIM_MODE_SENTINEL))
+
+    def leave_claim_mode(self, shard: Shard) -> None:
+        """Let nothing be claimed any more."""
+        self._command(shard, "XGROUP DELCONSUMER", CLAIM_MODE_SENTINEL)
+
+    def is_in_claim_mode(self, shard: Shard) -> bool:
+        """Whether entries are claimed one by one."""
+        return any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in self.members(shard))
+
+    # reading
 
     def read(self, places: Mapping[Shard, str], *, count: int, seconds: float = 0.0) -> Mapping[Shard, list[RawEntry]]:
         """XREADGROUP; returns the pages of those shards that have one.
@@ -93,50 +227,75 @@ class RedisGroup:
             places: per shard :data:`NEW`, or an id: what is pending for this member behind it.
             count: entries a shard.
             seconds: to wait for new ones; 0 does not wait.
-
-        Raises:
-            GroupRemovedError: a group or a stream is gone.
         """
-        keys = {self.keys[shard]: place for shard, place in places.items()}
-        shards = {self.keys[shard]: shard for shard in places}
+        keys = {self.key(shard): place for shard, place in places.items()}
+        shards = {self.key(shard): shard for shard in places}
         command = ["XREADGROUP", "GROUP", self.name, self.consumer, "COUNT", count, *self._options]
         with self._explained("reading", list(keys)):
-            pages = self._server.read(self._reading, command, keys, seconds=seconds)
+            pages = self.server.read(self._reading, command, keys, seconds=seconds)
         self._received += sum(len(entries) for _, entries in pages)
         return {shards[key.decode()]: entries for key, entries in pages}
 
-    def acknowledge(self, shard: Shard, ids: Sequence[bytes]) -> int:
-        """XACK in chunks; returns how many were pending.
-
-        Raises:
-            GroupRemovedError: the group is gone, which XACK does not tell.
-        """
-        key, done = self.keys[shard], 0
-        with self._server.explained(f"acknowledging in {key}"):
+    def acknowledge(self, shard: Shard, ids: Sequence[bytes | str]) -> int:
+        """XACK in chunks; returns how many were pending."""
+        key, done = self.key(shard), 0
+        with self.server.explained(f"acknowledging in {key}"):
             for begin in range(0, len(ids), ACK_CHUNK):
-                done += int(self._server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
-        if ids and not done and self.last_delivered(shard) is None:
+                done += int(self.server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
+        # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
+        if ids and not done and self.facts(shard) is None:
             raise self._removed([key], f"{len(ids)} entries could not be acknowledged")
         return done
 
-    def last_delivered(self, shard: Shard) -> str | None:
-        """The id of the last entry that the group gave to anybody; ``None`` if the group or the stream is not there."""
-        with self._server.explained("looking for the group"):
-            try:
-                groups = self._server.connection.xinfo_groups(self.keys[shard])
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return None
-                raise
-        found = (group["last-delivered-id"].decode() for group in groups if group["name"] == self.name.encode())
-        return next(found, None)
+    def acknowledge_below(self, shard: Shard, position: int) -> None:
+        """Acknowledge what somebody was given below a position, and never acknowledged."""
+        for page in self.pending(shard, below=position):
+            self.acknowledge(shard, [entry.id for entry in page])
+
+    # pending entries
+
+    def members(self, shard: Shard) -> Sequence[Mapping[str, Any]]:
+        """What XINFO CONSUMERS says of each."""
+        key = self.key(shard)
+        with self._explained(f"asking for the members of group {self.name!r}", [key]):
+            found: Sequence[Mapping[str, Any]] = self.server.connection.xinfo_consumers(key, self.name)
+        return found
+
+    def pending(
+        self,
+        shard: Shard,
+        *,
+        below: int | None = None,
+        consumer: str | bytes | None = None,
+        idle_ms: int = 0,
+        page: int = PAGE,
+    ) -> Iterator[list[PendingEntry]]:
+        """What somebody was given and never acknowledged, in pages.
+
+        Args:
+            shard: where.
+            below: only entries below this sequence.
+            consumer: only what it holds.
+            idle_ms: only what nobody has touched for so long.
+            page: the most entries in a page.
+        """
+        if below is not None and below <= 1:
+            return
+        key, start, end = self.key(shard), "-", "+" if below is None else to_id(below - 1)
+        while True:
+            with self._explained(f"asking what is pending in {shard}", [key]):
+                listed = self.server.connection.xpending_range(
+                    key, self.name, start, end, page, consumer, idle_ms or None
+                )
+            if not listed:
+                return
+            yield [PendingEntry(found["message_id"], int(found["times_delivered"])) for found in listed]
+            start = f"({listed[-1]['message_id'].decode()}"
 
     def has_idle_peer(self, shard: Shard, idle_seconds: float) -> bool:
         """Whether another member has entries and has been silent for so long."""
-        key = self.keys[shard]
-        with self._explained("asking for the members", [key]):
-            members = self._server.connection.xinfo_consumers(key, self.name)
-        if any(member["name"] == CLAIMED_MARK.encode() for member in members):
+        members = self.members(shard)
+        if any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in members):
             # Members that ingest take over what is idle themselves, and tell by its name what became of a batch.
             return False
         return any(
@@ -146,10 +305,8 @@ class RedisGroup:
 
     def claim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> ClaimedPage:
         """Become the owner of entries that nobody has touched for so long; they are not counted as delivered yet."""
-        key = self.keys[shard]
-        words = [self.name, self.consumer, max(1, round(idle_seconds * 1000)), cursor, "COUNT", count, "JUSTID"]
-        with self._explained("claiming", [key]):
-            reply = self._server.connection.execute_command("XAUTOCLAIM", key, *words)
+        idle_ms = max(1, round(idle_seconds * 1000))
+        reply = self._command(shard, "XAUTOCLAIM", self.consumer, idle_ms, cursor, "COUNT", count, "JUSTID")
         # Before Redis 7 there is no third element.
         return ClaimedPage(reply[0].decode(), list(reply[1]), list(reply[2]) if len(reply) > 2 else [])
 
@@ -160,62 +317,48 @@ class RedisGroup:
         """
         if not ids:
             return []
-        key = self.keys[shard]
-        with self._explained("claiming", [key]):
-            reply = self._server.connection.execute_command("XCLAIM", key, self.name, self.consumer, 0, *ids)
-        entries = [entry for entry in reply if entry is not None]
+        entries = [entry for entry in self._command(shard, "XCLAIM", self.consumer, 0, *ids) if entry is not None]
         self._received += len(entries)
         return entries
 
     def deliveries(self, shard: Shard, ids: Sequence[bytes]) -> dict[bytes, int]:
         """How often each of these pending entries was delivered."""
-        key = self.keys[shard]
+        key = self.key(shard)
         with self._explained("asking for deliveries", [key]):
-            pipeline = self._server.connection.pipeline(transaction=False)
+            pipeline = self.server.connection.pipeline(transaction=False)
             for entry_id in ids:
                 pipeline.xpending_range(key, self.name, entry_id, entry_id, 1)
             answers = pipeline.execute()
         return {found["message_id"]: int(found["times_delivered"]) for answer in answers for found in answer}
 
-    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[str] = ()) -> Any:
-        """Run a script; its arguments begin with the group's name and the member's.
-
-        Args:
-            shard: of the stream that is its first key.
-            script: see :mod:`stream_consumers.redis.scripts`.
-            arguments: after the names.
-            beside: more keys, in the same slot of a cluster.
-
-        Raises:
-            GroupRemovedError: the group or the stream is gone.
-        """
-        key = self.keys[shard]
-        registered: Any = self._server.connection.register_script(script)
-        with self._explained("running a script", [key]):
-            return registered(keys=[key, *beside], args=[self.name, self.consumer, *arguments])
-
     def stop_reading(self) -> None:
         """Close the connection for reading; the server's stays open."""
-        self._reading.close()
+        if "_reading" in self.__dict__:
+            self._reading.close()
 
     def close(self) -> None:
         """Close the connections."""
         self.stop_reading()
-        self._server.close()
+        self.server.close()
+
+    def _command(self, shard: Shard, command: str, *words: object) -> Any:
+        key = self.key(shard)
+        with self._explained(f"{command} of group {self.name!r}", [key]):
+            return self.server.connection.execute_command(command, key, self.name, *words)
 
     @contextmanager
     def _explained(self, what: str, keys: list[str]) -> Iterator[None]:
         try:
-            with self._server.explained(what):
+            with self.server.explained(what):
                 yield
         except BrokerError as error:
-            if any(mark in str(error.__cause__) for mark in _GONE):
+            if any(said in str(error.__cause__) for said in _GONE):
                 raise self._removed(keys, str(error.__cause__)) from error
             raise
 
     def _removed(self, keys: list[str], said: str) -> GroupRemovedError:
-        with self._server.explained("looking for the streams"):
-            there = sum(int(self._server.connection.exists(key)) for key in keys)
+        with self.server.explained("looking for the streams"):
+            there = sum(int(self.server.connection.exists(key)) for key in keys)
         return GroupRemovedError(
             f"group {self.name!r} of {', '.join(keys)} is gone: {said}",
             remedy="What was pending and its position are lost. Make it again where it should go on (XGROUP CREATE).",

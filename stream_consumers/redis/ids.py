@@ -45,6 +45,27 @@ def to_id(sequence: int) -> str:
     return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
 
 
+def behind(entry_id: bytes | str) -> int:
+    """The sequence behind an entry; 0 for ``0-0``, which is never one.
+
+    Example:
+        >>> behind("0-0"), behind("0-5")
+        (0, 6)
+    """
+    sequence = to_sequence(entry_id)
+    return sequence + 1 if sequence else 0
+
+
+def before(sequence: int) -> str:
+    """The id that one reads behind to get ``sequence`` first.
+
+    Example:
+        >>> before(0), before(6)
+        ('0-0', '0-5')
+    """
+    return to_id(max(0, sequence - 1))
+
+
 def to_timestamp_ms(sequence: int) -> int:
     """When the entry was added, unix milliseconds."""
     return sequence >> SUB_BITS

@@ -1,9 +1,52 @@
 """What happens to a Redis group in one step: scripts, since in between two commands somebody else may come.
 
-Each is for one key, so that they work on a cluster, too.
+The first key is the stream; a second one is in the same slot, so that they work on a cluster, too. Those for a group
+have its name as the first argument.
 """
 
 from __future__ import annotations
+
+# Lua: the pairs of a flat reply by name.
+_FIELDS = """
+local function fields(reply)
+  local found = {}
+  for place = 1, #reply, 2 do found[reply[place]] = reply[place + 1] end
+  return found
+end
+"""
+# Lua: how many bytes the values of an entry have.
+_SIZE = """
+local function size_of(entry)
+  local size = 0
+  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  return size
+end
+"""
+# Lua: refuse to claim in a group that is not in claim mode, which the consumer `sentinel` says: its mode was switched.
+_CHECK_CLAIM_MODE = """
+local function is_in_claim_mode(key, group, sentinel)
+  if redis.call('XGROUP', 'CREATECONSUMER', key, group, sentinel) == 0 then return true end
+  redis.call('XGROUP', 'DELCONSUMER', key, group, sentinel)
+  return false
+end
+local UNCLAIMED = redis.error_reply('UNCLAIMED the group is not in claim mode')
+"""
+
+WALK = (
+    _SIZE
+    + """
+-- How many entries from ARGV[1] to ARGV[2], at most ARGV[3] of them and ARGV[4] bytes (with ARGV[5], one whatever its
+-- size). Returns {entries, bytes, the id of the last one, is full}.
+local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+local room, bytes, count, last = tonumber(ARGV[4]), 0, 0, false
+for _, entry in ipairs(entries) do
+  local size = size_of(entry)
+  if bytes + size > room and not (count == 0 and ARGV[5] == '1') then return {count, bytes, last, 1} end
+  bytes, count, last = bytes + size, count + 1, entry[1]
+end
+return {count, bytes, last, 0}
+"""
+)
 
 COUNT = """
 -- How many of at most ARGV[3] entries there are from ARGV[1] to ARGV[2], and the id of the last one.
@@ -11,21 +54,16 @@ local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3]
 return {#entries, #entries > 0 and entries[#entries][1]}
 """
 
-CLAIM_NEW = """
+CLAIM_NEW = (
+    _FIELDS
+    + _SIZE
+    + _CHECK_CLAIM_MODE
+    + """
 -- Give at most ARGV[4] new entries up to the id ARGV[3], of at most ARGV[5] bytes (with ARGV[6], one whatever its size)
 -- to the name ARGV[2] of group ARGV[1]. Nothing is given while entries that were trimmed unread are not accounted for.
--- Nor is anything given in a group without the mark ARGV[7]: its mode was switched. Returns {is full, is trimmed,
--- bytes, ids}.
+-- Nor is anything given where the sentinel ARGV[7] is not in the group. Returns {is full, is trimmed, bytes, ids}.
 local key, group, name = KEYS[1], ARGV[1], ARGV[2]
-if redis.call('XGROUP', 'CREATECONSUMER', key, group, ARGV[7]) == 1 then
-  redis.call('XGROUP', 'DELCONSUMER', key, group, ARGV[7])
-  return redis.error_reply('UNCLAIMED the mark of the group is gone')
-end
-local function fields(reply)
-  local found = {}
-  for place = 1, #reply, 2 do found[reply[place]] = reply[place + 1] end
-  return found
-end
+if not is_in_claim_mode(key, group, ARGV[7]) then return UNCLAIMED end
 local at
 for _, listed in ipairs(redis.call('XINFO', 'GROUPS', key)) do
   local info = fields(listed)
@@ -44,8 +82,7 @@ while left > 0 and full == 0 do
   local page = redis.call('XRANGE', key, place, ARGV[3], 'COUNT', math.min(left, 100))
   if #page == 0 then break end
   for _, entry in ipairs(page) do
-    local size = 0
-    for field = 2, #entry[2], 2 do size = size + #entry[2][field] end
+    local size = size_of(entry)
     if bytes + size > room and not (count == 0 and ARGV[6] == '1') then full = 1 break end
     bytes, count = bytes + size, count + 1
   end
@@ -62,16 +99,18 @@ if at['entries-read'] then
 end
 return {full, 0, bytes, ids}
 """
+)
 
-TAKE_OVER = """
+TAKE_OVER = (
+    _SIZE
+    + _CHECK_CLAIM_MODE
+    + """
 -- Move those of the entries ARGV[9..] that the name ARGV[2] holds, idle for ARGV[4] ms, to the name ARGV[3]. With
--- ARGV[7] the deliveries before do not count: they were to clients of another kind.
+-- ARGV[7] the deliveries before do not count: they were to clients of another kind. Nothing is moved where the sentinel
+-- ARGV[8] is not in the group.
 -- Returns {is full, bytes, ids that were moved, ids that are not in the stream any more and stay where they are}.
 local key, group, from, to = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-if redis.call('XGROUP', 'CREATECONSUMER', key, group, ARGV[8]) == 1 then
-  redis.call('XGROUP', 'DELCONSUMER', key, group, ARGV[8])
-  return redis.error_reply('UNCLAIMED the mark of the group is gone')
-end
+if not is_in_claim_mode(key, group, ARGV[8]) then return UNCLAIMED end
 local idle, room, bytes, full, moved, gone = tonumber(ARGV[4]), tonumber(ARGV[5]), 0, 0, {}, {}
 for place = 9, #ARGV do
   local id = ARGV[place]
@@ -81,8 +120,7 @@ for place = 9, #ARGV do
     if not entry then
       gone[#gone + 1] = id
     else
-      local size = 0
-      for field = 2, #entry[2], 2 do size = size + #entry[2][field] end
+      local size = size_of(entry)
       if bytes + size > room and not (#moved == 0 and ARGV[6] == '1') then full = 1 break end
       if ARGV[7] == '1' then
         redis.call('XCLAIM', key, group, to, 0, id, 'RETRYCOUNT', 1)
@@ -95,6 +133,7 @@ for place = 9, #ARGV do
 end
 return {full, bytes, moved, gone}
 """
+)
 
 TOUCH = """
 -- The heartbeat: what the name ARGV[2] still holds, from ARGV[3] on, is idle no more; one page. Returns the next place.
@@ -134,25 +173,34 @@ redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
-CREATE_GROUP = """
--- Make the group ARGV[1] at ARGV[2] ('0' or '$'), and the stream. What was never the group's does not count as lost.
-local info, read = redis.pcall('XINFO', 'STREAM', KEYS[1]), 0
-if info.err and not string.find(info.err, 'no such key') then return info end
-if not info.err then
-  local found = {}
-  for place = 1, #info, 2 do found[info[place]] = info[place + 1] end
-  if not found['entries-added'] then return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2]) end
-  read = found['entries-added'] - (ARGV[2] == '$' and 0 or found['length'])
+CREATE_GROUP = (
+    _FIELDS
+    + """
+-- Make the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. What was never the group's does not count
+-- as lost: before the first entry, and behind the last one, it is known how many of those ever added count as read.
+local key, start, command = KEYS[1], ARGV[2], {'XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2]}
+if ARGV[3] == '1' then command[6] = 'MKSTREAM' end
+local made = redis.pcall(unpack(command))
+if made.err then return made end
+local info = fields(redis.call('XINFO', 'STREAM', key))
+local added, read = info['entries-added'], nil
+if added and (start == '$' or #redis.call('XRANGE', key, '(' .. start, '+', 'COUNT', 1) == 0) then
+  read = added
+elseif added and #redis.call('XRANGE', key, '-', start, 'COUNT', 1) == 0 then
+  read = added - info['length']
 end
-return redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2], 'MKSTREAM', 'ENTRIESREAD', read)
+if read then redis.call('XGROUP', 'SETID', key, ARGV[1], start, 'ENTRIESREAD', read) end
+return 1
 """
+)
 
-ACCOUNT = """
+ACCOUNT = (
+    _FIELDS
+    + """
 -- Entries that were trimmed unread are accounted for: unless somebody was faster, the group counts them as read.
 -- ARGV: group, where it was, what it had counted (empty if it did not know), what it counts from here on.
 for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  local info = {}
-  for place = 1, #listed, 2 do info[listed[place]] = listed[place + 1] end
+  local info = fields(listed)
   local read = info['entries-read'] or ''
   if info['name'] == ARGV[1] and info['last-delivered-id'] == ARGV[2] and tostring(read) == ARGV[3] then
     redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], ARGV[2], 'ENTRIESREAD', ARGV[4])
@@ -161,11 +209,12 @@ for _, listed in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
 end
 return 0
 """
+)
 
 SET_POSITION = """
--- Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless its entries are claimed one by one, which the
--- name ARGV[2] marks: a late run of another mode would deliver entries a second time. With ARGV[5] the switch itself
--- does it, and marks it.
+-- Set the group ARGV[1] to the id ARGV[3] (and the count ARGV[4]), unless it is in claim mode, which the sentinel
+-- ARGV[2] says: a late run of another mode would deliver entries a second time. With ARGV[5] the switch to claim mode
+-- itself does it, and adds the sentinel.
 local made = redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], ARGV[2])
 if made == 0 and ARGV[5] == '0' then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
@@ -175,3 +224,68 @@ redis.call(unpack(command))
 if ARGV[5] == '1' then redis.call('XGROUP', 'CREATECONSUMER', KEYS[1], ARGV[1], ARGV[2]) end
 return 1
 """
+
+# Lua: deliver entries once more. KEYS[2] is a hash with the time in milliseconds at which entries were received first.
+# It is written only where an entry is touched or delivered again, because until then Redis itself still knows.
+_RECEIVED = """
+local key, times, group, consumer = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function first(id, idle)
+  redis.call('HSETNX', times, id, string.format('%.0f', now - idle))
+  redis.call('PEXPIRE', times, 604800000)
+  return redis.call('HGET', times, id)
+end
+-- Entries that were removed are left pending: XCLAIM would drop them, and with them what tells that they are lost.
+local function deliver(held)
+  local id = held[1]
+  local received = first(id, held[3])
+  if #redis.call('XRANGE', key, id, id) == 0 then return {id, held[4], received, false} end
+  local claimed = redis.call('XCLAIM', key, group, consumer, 0, id)[1]
+  return {id, held[4] + 1, received, claimed[2]}
+end
+"""
+
+RECLAIM = (
+    _RECEIVED
+    + """
+-- Deliver to the consumer at most ARGV[5] entries idle for ARGV[3] ms, looking at ARGV[6] of them from ARGV[4] on.
+-- Returns {where to go on or '' at the end, now, {id, deliveries, first received, fields} of each}.
+local page = redis.call('XPENDING', key, group, ARGV[4], '+', ARGV[6])
+local found, place = {}, ''
+for _, held in ipairs(page) do
+  if #found == tonumber(ARGV[5]) then break end
+  place = '(' .. held[1]
+  if held[3] >= tonumber(ARGV[3]) then found[#found + 1] = deliver(held) end
+end
+if #page < tonumber(ARGV[6]) and (#page == 0 or place == '(' .. page[#page][1]) then place = '' end
+return {place, now, found}
+"""
+)
+
+REDELIVER = (
+    _RECEIVED
+    + """
+-- Deliver the entry ARGV[3] once more to the consumer, if it holds it. Returns as RECLAIM.
+local held = redis.call('XPENDING', key, group, ARGV[3], ARGV[3], 1, consumer)[1]
+return {'', now, held and {deliver(held)} or {}}
+"""
+)
+
+TOUCH_ENTRIES = (
+    _RECEIVED
+    + """
+-- Those of the entries ARGV[3..] that the consumer holds are idle no more.
+local touched = 0
+for place = 3, #ARGV do
+  local id = ARGV[place]
+  local held = redis.call('XPENDING', key, group, id, id, 1, consumer)[1]
+  if held and #redis.call('XRANGE', key, id, id) > 0 then
+    first(id, held[3])
+    redis.call('XCLAIM', key, group, consumer, 0, id, 'JUSTID')
+    touched = touched + 1
+  end
+end
+return touched
+"""
+)

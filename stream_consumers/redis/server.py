@@ -1,4 +1,4 @@
-"""A Redis server or cluster as this project uses it: keys, stream and group facts, errors in our words."""
+"""A Redis server or cluster as this project uses it: its shards, what its streams hold, reading them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,15 @@ from stream_consumers.errors import (
 from stream_consumers.messages import WILDCARD, Shard, check_stream_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, check_redis_url, claim_policy, explain, new_client
-from stream_consumers.redis.ids import to_id, to_sequence
-from stream_consumers.redis.scripts import COUNT, CREATE_GROUP, SET_POSITION
+from stream_consumers.redis.ids import behind, to_id, to_sequence
+from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
 
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
-ACK_CHUNK = 1000
 PAGE = 1000
 COUNT_PAGE = 5000
 COUNT_PAGES = 400
-CLAIMED_MARK = "stream-assets:claimed"
-"""The consumer name that marks a group whose entries are claimed one by one."""
 CLUSTER_WAIT_SECONDS = 0.01
 _log = logging.getLogger(__name__)
 RawEntry = tuple[bytes, "list[bytes] | None"]
@@ -56,23 +53,6 @@ class StreamFacts:
     end: int
     length: int
     added: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """What XINFO GROUPS says of one group.
-
-    Args:
-        position: the sequence behind the last one that was delivered.
-        delivered: the id of that one.
-        read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
-        pending: entries that somebody was given and has not acknowledged.
-    """
-
-    position: int
-    delivered: bytes
-    read: int | None
-    pending: int
 
 
 class RedisServer:
@@ -124,7 +104,7 @@ class RedisServer:
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Errors of Redis within, in our words."""
+        """Maps errors of the Redis client within to StreamAssetsError."""
         try:
             yield
         except redis.RedisError as error:
@@ -183,20 +163,30 @@ class RedisServer:
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""
-        try:
-            with self.explained(f"asking for {shard}"):
-                raw = self.connection.execute_command("XINFO STREAM", self.key(shard))
-        except StreamNotFoundError:
+        info = self._stream_info(self.key(shard))
+        if info is None:
             return None
-        info = {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
         first, last = info.get("first-entry"), info.get("last-entry")
         return StreamFacts(
             first=to_sequence(first[0]) if first else None,
             last=to_sequence(last[0]) if last else None,
-            end=_behind(info["last-generated-id"]),
+            end=behind(info["last-generated-id"]),
             length=int(info["length"]),
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
+
+    def last_id(self, key: str) -> str:
+        """The last id that a stream has made; ``0-0`` if there is no such key."""
+        info = self._stream_info(key)
+        return "0-0" if info is None else _text(info["last-generated-id"])
+
+    def _stream_info(self, key: str) -> dict[str, Any] | None:
+        try:
+            with self.explained(f"asking for {key}"):
+                raw = self.connection.execute_command("XINFO STREAM", key)
+        except StreamNotFoundError:
+            return None
+        return {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
 
     def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
         """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
@@ -249,102 +239,6 @@ class RedisServer:
                 return found
             time.sleep(min(left, CLUSTER_WAIT_SECONDS))
 
-    def group_facts(self, group: str, shard: Shard) -> GroupFacts | None:
-        """What is known of a group; ``None`` if the stream, or its group, is not there."""
-        with self.explained(f"asking for the groups of {shard}"):
-            try:
-                groups = self.connection.xinfo_groups(self.key(shard))
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return None
-                raise
-        for found in groups:
-            if _text(found["name"]) == group:
-                read, delivered = found.get("entries-read"), found["last-delivered-id"]
-                pending, counted = int(found["pending"]), None if read is None else int(read)
-                return GroupFacts(_behind(delivered), delivered, counted, pending)
-        return None
-
-    def create_group(self, group: str, shard: Shard, *, at_end: bool) -> None:
-        """Make a group (and its stream) unless it is there.
-
-        Args:
-            group: its name.
-            shard: where.
-            at_end: start behind what is there; Redis remembers the place, so that nothing later is missed.
-        """
-        script: Any = self.connection.register_script(CREATE_GROUP)
-        with self.explained(f"creating group {group!r} of {shard}"):
-            try:
-                script(keys=[self.key(shard)], args=[group, "$" if at_end else "0"])
-            except redis.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
-
-    def mark_claimed(self, group: str, shard: Shard) -> bool:
-        """Mark a group as one whose entries are claimed: no position is set any more. Whether it was not yet."""
-        with self.explained(f"marking group {group!r} of {shard}"):
-            return bool(self.connection.execute_command("XGROUP CREATECONSUMER", self.key(shard), group, CLAIMED_MARK))
-
-    def unmark_claimed(self, group: str, shard: Shard) -> None:
-        """Take the mark away."""
-        with self.explained(f"the mark of group {group!r} of {shard}"):
-            self.connection.execute_command("XGROUP DELCONSUMER", self.key(shard), group, CLAIMED_MARK)
-
-    def set_position(
-        self, group: str, shard: Shard, position: int, *, entries_read: int | None, mark: bool = False
-    ) -> bool:
-        """Let the group go on at ``position``, unless its entries are claimed; the group is made if it is not there.
-
-        Args:
-            group: its name.
-            shard: where.
-            position: the next sequence.
-            entries_read: how many entries were added before it, if that is known.
-            mark: mark it, in the same step, as one whose entries are claimed from here on.
-
-        Returns:
-            Whether it was set.
-        """
-        last = to_id(position - 1) if position > 0 else "0-0"
-        key, count = self.key(shard), "" if entries_read is None else str(entries_read)
-        script: Any = self.connection.register_script(SET_POSITION)
-        with self.explained(f"the position of group {group!r} in {shard}"):
-            try:
-                return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
-            except redis.ResponseError as error:
-                if "NOGROUP" not in str(error):
-                    raise
-                self.connection.execute_command("XGROUP CREATE", key, group, last)
-            return bool(script(keys=[key], args=[group, CLAIMED_MARK, last, count, int(mark)]))
-
-    def pending_below(self, group: str, shard: Shard, position: int) -> Iterator[list[bytes]]:
-        """The ids below ``position`` that somebody was given and never acknowledged, in pages."""
-        if position <= 1:
-            return
-        start, end = "-", to_id(position - 1)
-        while True:
-            with self.explained(f"what is pending in {shard}"):
-                try:
-                    page = self.connection.xpending_range(self.key(shard), group, start, end, PAGE)
-                except redis.ResponseError as error:
-                    if "NOGROUP" in str(error):
-                        return
-                    raise
-            if not page:
-                return
-            ids = [found["message_id"] for found in page]
-            yield ids
-            start = f"({ids[-1].decode()}"
-
-    def acknowledge(self, group: str, shard: Shard, ids: Sequence[bytes | str]) -> int:
-        """XACK in chunks; returns how many were pending."""
-        done = 0
-        with self.explained(f"acknowledging in {shard}"):
-            for begin in range(0, len(ids), ACK_CHUNK):
-                done += int(self.connection.xack(self.key(shard), group, *ids[begin : begin + ACK_CHUNK]))
-        return done
-
     def identities(self) -> Mapping[str, str]:
         """Redis has none: a recreated stream is told by an end below the position."""
         return {stream: "redis" for stream in sorted(self.url.required_streams())}
@@ -365,12 +259,6 @@ def _is_stream_key(name: str) -> bool:
         return bool(check_stream_key(name))
     except InvalidStreamKeyError:
         return False
-
-
-def _behind(entry_id: bytes | str) -> int:
-    """The next sequence; 0 where there was no entry yet (0-0 is never one)."""
-    sequence = to_sequence(entry_id)
-    return sequence + 1 if sequence else 0
 
 
 def _text(value: bytes | str) -> str:

@@ -15,11 +15,10 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerUnavailableError, GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.redis.client import explain
-from stream_consumers.redis.delivery_scripts import RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.entries import original_bytes
-from stream_consumers.redis.group import NEW, NOW, RedisGroup
-from stream_consumers.redis.scripts import FORGET
-from stream_consumers.redis.server import ACK_CHUNK, REPLY_SECONDS, RedisServer
+from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
+from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
+from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
 from stream_consumers.subscription.backend import Published
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
@@ -77,12 +76,11 @@ class RedisBackend:
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
-        before = self._position(stream, group)
-        wanted = self._last_id(stream) if start == NOW else start if "-" in start else f"{start}-0"
-        if before is None:
-            self._group(stream, group).create(Shard(stream), start, create_stream=True)
-        found = self._position(stream, group)
-        position = GroupPosition(is_new=before is None, start=wanted, position=found or wanted)
+        known, shard = self._group(stream, group), Shard(stream)
+        wanted = self._server.last_id(stream) if start == NOW else start if "-" in start else f"{start}-0"
+        is_new = known.create(shard, start)
+        facts = known.facts(shard)
+        position = GroupPosition(is_new=is_new, start=wanted, position=facts.delivered if facts else wanted)
         if position.difference:
             _log.info("group %r of %r: %s", group, stream, position.difference)
         return position
@@ -156,7 +154,7 @@ class RedisBackend:
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
-        done = self._group(stream, group).acknowledge(Shard(stream), [entry_id.encode() for entry_id in entry_ids])
+        done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)
         with self._lock:
             noted = self._noted.get((stream, group), set())
             known = [entry_id for entry_id in entry_ids if entry_id in noted]
@@ -176,7 +174,7 @@ class RedisBackend:
             self._groups.pop(triple, None)
         member.stop_reading()
         try:
-            return bool(member.run(Shard(stream), FORGET, []))
+            return bool(member.run(Shard(stream), FORGET, [consumer]))
         except GroupRemovedError:
             return False
 
@@ -198,14 +196,15 @@ class RedisBackend:
         with self._lock:
             found = self._groups.get((stream, group, consumer))
             if found is None:
-                found = RedisGroup(self._server, group, consumer, acknowledge_on_read=False)
+                found = RedisGroup(self._server, group, consumer)
                 found.keys = {Shard(stream): stream}
                 self._groups[stream, group, consumer] = found
             return found
 
     def _run(self, triple: _Triple, script: str, arguments: Sequence[object]) -> Any:
-        stream, group, _ = triple
-        return self._group(*triple).run(Shard(stream), script, arguments, beside=[_times(stream, group)])
+        stream, group, consumer = triple
+        member, times = self._group(*triple), _times(stream, group)
+        return member.run(Shard(stream), script, [consumer, *arguments], beside=[times])
 
     def _redelivered(self, triple: _Triple, reply: Any) -> list[FetchedEntry]:
         _, now, rows = reply
@@ -260,27 +259,6 @@ class RedisBackend:
             f"{what}: no answer", remedy="It may have been published; look before retrying."
         )
         return [unknown if result is None else result for result in results]
-
-    def _position(self, stream: str, group: str) -> str | None:
-        with self._server.explained(f"asking for the groups of {stream!r}"):
-            try:
-                groups = self._server.connection.xinfo_groups(stream)
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return None
-                raise
-        found = [known["last-delivered-id"].decode() for known in groups if known["name"] == group.encode()]
-        return found[0] if found else None
-
-    def _last_id(self, stream: str) -> str:
-        with self._server.explained(f"asking for the end of {stream!r}"):
-            try:
-                last: bytes = self._server.connection.xinfo_stream(stream)["last-generated-id"]
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return "0-0"
-                raise
-        return last.decode()
 
 
 def _times(stream: str, group: str) -> str:

@@ -14,6 +14,7 @@ from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.memory import MemoryBatchSource
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoCommit
+from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
@@ -189,7 +190,7 @@ class RedisCommitter:
     is_transactional = False
 
     def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
-        self._server, self._group = RedisServer(url, client), group
+        self._group = RedisGroup(RedisServer(url, client), group)
 
     def commit(self, positions: Positions) -> None:
         """See :meth:`PositionCommitter.commit`.
@@ -200,15 +201,15 @@ class RedisCommitter:
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
         for shard, position in sorted(positions.items()):
-            if not self._server.set_position(self._group, shard, position, entries_read=None):
+            if not self._group.set_position(shard, position, entries_read=None):
                 raise GroupActiveError(
-                    f"group {self._group!r} of {shard} is shared entry by entry",
+                    f"group {self._group.name!r} of {shard} is shared entry by entry",
                     remedy="Acknowledge its entries, or commit for a group of its own.",
                 )
 
     def committed(self) -> Positions:
         """See :meth:`PositionCommitter.committed`."""
-        facts = {shard: self._server.group_facts(self._group, shard) for shard in self._server.shards()}
+        facts = {shard: self._group.facts(shard) for shard in self._group.server.shards()}
         return {shard: found.position for shard, found in facts.items() if found is not None}
 
 

@@ -33,12 +33,10 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
 from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claimed_entries import Held
-from stream_consumers.redis.claims import RELEASED_MS, RedisClaims
-from stream_consumers.redis.heartbeat import Heartbeat
+from stream_consumers.redis.claims import RELEASED_MS, ClaimedEntries, Heartbeat, RedisClaims
+from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.redis.scripts import CLAIM_NEW
-from stream_consumers.redis.server import CLAIMED_MARK
 from stream_consumers.urls import StreamUrl
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
@@ -378,14 +376,14 @@ def test_an_entry_that_its_client_touches_again_is_not_taken_away(stream: Stream
     """Compare and claim: between the look and the move somebody else may come."""
     stream.add(3)
     stream.client.xgroup_create(stream.keys[0], stream.group, id="0")
-    stream.client.xgroup_createconsumer(stream.keys[0], stream.group, CLAIMED_MARK)
+    stream.client.xgroup_createconsumer(stream.keys[0], stream.group, CLAIM_MODE_SENTINEL)
     ids = stream.read_as("worker-1", 3)
     with stream.source.claims(stream.group) as claims:
         shard = Shard(stream.name)
         listed = until(lambda: next(claims.pending(shard, b"worker-1", idle=True), None), what="idle entries")
         stream.client.xclaim(stream.keys[0], stream.group, "worker-2", 0, [ids[0]])
         stream.client.xclaim(stream.keys[0], stream.group, "worker-1", 0, [ids[1]])
-        held = Held(ClaimName("main", 1, BID), 10, 10_000)
+        held = ClaimedEntries(ClaimName("main", 1, BID), 10, 10_000)
         claims.take_over(held, shard, b"worker-1", listed, idle=True, error=None)
         assert held.ids == {shard: [ids[2]]}
         assert stream.held() == {b"worker-1": 1, b"worker-2": 1, str(held.name).encode(): 1}
@@ -415,7 +413,10 @@ def test_a_heartbeat_goes_on_when_the_server_does_not_answer(stream: Stream, mon
         raise BrokerUnavailableError("gone", remedy="none")
 
     monkeypatch.setattr(RedisClaims, "touch", touch)
-    with stream.source.claims(stream.group) as claims, Heartbeat(claims, Held(ClaimName("main", 1, BID), 1, 1)):
+    with (
+        stream.source.claims(stream.group) as claims,
+        Heartbeat(claims, ClaimedEntries(ClaimName("main", 1, BID), 1, 1)),
+    ):
         until(lambda: len(beats) > 1, what="a second beat")
 
 
@@ -658,7 +659,7 @@ def test_nothing_is_claimed_in_a_group_whose_mark_is_gone(spark: SparkSession, s
     stream.add(5)
     stream.drain(spark)
     stream.add(5, first=5)
-    stream.client.xgroup_delconsumer(stream.keys[0], stream.group, CLAIMED_MARK)
+    stream.client.xgroup_delconsumer(stream.keys[0], stream.group, CLAIM_MODE_SENTINEL)
     with pytest.raises(BrokerError, match="switch --to load_balanced"):
         stream.drain(spark)
     assert stream.held() == {}
@@ -672,7 +673,7 @@ def test_entries_too_large_for_a_batch_do_not_fill_the_servers_memory(stream: St
     with stream.source.claims(stream.group) as claims:
         claims.prepare(AutoStreamReset.EARLIEST)
         before = stream.client.info("memory")["used_memory_peak"]
-        held = Held(ClaimName("main", 1, BID), 1000, 250_000)
+        held = ClaimedEntries(ClaimName("main", 1, BID), 1000, 250_000)
         assert claims.claim_new(held, Shard(stream.name), 1000)
         assert held.count == 2
         assert stream.client.info("memory")["used_memory_peak"] - before < 25_000_000

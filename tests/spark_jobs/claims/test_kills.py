@@ -97,5 +97,5 @@ def test_a_run_by_position_that_is_late_does_not_move_a_group_back(spark: SparkS
     stream.drain(spark)
     with stream.source.claims(stream.group) as claims:
         for shard in claims.shards:
-            assert not claims.server.set_position(stream.group, shard, 5, entries_read=None)
+            assert not claims.group.set_position(shard, 5, entries_read=None)
     stream.assert_each_once()

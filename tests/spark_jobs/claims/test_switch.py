@@ -17,7 +17,7 @@ from spark_jobs.mode_switch import switch_sharing
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import DataLossError, GroupActiveError, InvalidOptionError
 from stream_consumers.options import ConsumerMode, DataLoss
-from stream_consumers.redis.server import CLAIMED_MARK
+from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_tables import Stream
 
@@ -149,7 +149,7 @@ def test_a_mark_that_somebody_removed_comes_back_and_moves_nothing(spark: SparkS
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark)
     for key in stream.keys:
-        stream.client.xgroup_delconsumer(key, stream.group, CLAIMED_MARK)
+        stream.client.xgroup_delconsumer(key, stream.group, CLAIM_MODE_SENTINEL)
     assert not switch(spark, stream, "load_balanced")
     stream.add(4, first=20)
     stream.drain(spark)

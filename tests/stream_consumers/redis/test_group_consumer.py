@@ -25,9 +25,9 @@ from stream_consumers.errors import (
 from stream_consumers.messages import DeadLetter, Message, Shard, from_milliseconds
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
 from stream_consumers.redis import group_consumer as redis_group_consumer
+from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.ids import to_id, to_sequence
-from stream_consumers.redis.server import CLAIMED_MARK
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take, take_until_silent, unique_name
@@ -560,7 +560,7 @@ def test_nothing_is_taken_over_in_a_group_that_ingests(place: Place) -> None:
     """Its members tell by the name that holds an entry whether it is in the table."""
     place.send(range(4))
     place.client.xgroup_create(place.stream, GROUP, "0")
-    place.client.xgroup_createconsumer(place.stream, GROUP, CLAIMED_MARK)
+    place.client.xgroup_createconsumer(place.stream, GROUP, CLAIM_MODE_SENTINEL)
     place.client.xreadgroup(GROUP, f"main/1/{'a' * 32}", {place.stream: ">"}, count=2)
     with claiming(place, idle=0.01) as consumer:
         assert numbers(take(consumer, 2)) == [2, 3]
@@ -717,7 +717,7 @@ def test_what_was_given_in_an_answer_that_got_lost_comes_once(
         place.leave_behind(GROUP, "gone", 4)
     with claiming(place, batch_size=2) as consumer:
         found = take(consumer, 2)
-        client: Any = consumer._group._reading if lost == "XREADGROUP" else consumer._group._server.connection
+        client: Any = consumer._group._reading if lost == "XREADGROUP" else consumer._group.server.connection
         execute = client.execute_command
         left = [1]
 
@@ -753,7 +753,7 @@ def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pyt
         raise redis.ConnectionError("no way")
 
     with monkeypatch.context() as patch:
-        patch.setattr(consumer._group._server.connection, "xack", fail)
+        patch.setattr(consumer._group.server.connection, "xack", fail)
         with pytest.raises(BrokerUnavailableError, match="no way"):
             until(lambda: consumer.next(0), seconds=5)
         assert len(place.pending(GROUP)) == 3
@@ -761,7 +761,7 @@ def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pyt
     place.send(range(3, 4))
     consumer.ack(take(consumer, 1)[0])
     with monkeypatch.context() as patch:
-        patch.setattr(consumer._group._server.connection, "xack", fail)
+        patch.setattr(consumer._group.server.connection, "xack", fail)
         assert connections() > 0
         with pytest.raises(BrokerUnavailableError, match="no way"):
             consumer.close()

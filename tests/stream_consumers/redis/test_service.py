@@ -14,7 +14,7 @@ from stream_consumers.create import StreamSource, create_consumer, create_produc
 from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
 from stream_consumers.redis.claim_name import ClaimName
-from stream_consumers.redis.claimed_entries import Held
+from stream_consumers.redis.claims import ClaimedEntries
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_server import redis_cluster, redis_server, tls_server
 
@@ -53,7 +53,7 @@ def claim_everything(url: str, client: Mapping[str, Scalar | EnvironmentVariable
     found = set()
     with StreamSource(StreamUrl.parse(url), ConsumerMode.LOAD_BALANCED, client).claims("members") as claims:
         claims.prepare(AutoStreamReset.EARLIEST)
-        held = Held(ClaimName("main", 1, BID), 1000, 1_000_000)
+        held = ClaimedEntries(ClaimName("main", 1, BID), 1000, 1_000_000)
         for shard in claims.shards:
             claims.claim_new(held, shard, 1000)
         assert sum(backlog.pending for backlog in claims.backlog().values()) == held.count

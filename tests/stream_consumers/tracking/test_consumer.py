@@ -851,14 +851,15 @@ def test_redis_keeps_the_position_of_a_group(redis_address: str) -> None:
 
 
 def test_a_redis_group_that_claims_takes_no_position(redis_address: str) -> None:
+    from stream_consumers.redis.group import RedisGroup
     from stream_consumers.redis.server import RedisServer
 
     url = StreamUrl.parse(f"redis://{redis_address}/faust-{next(_numbers)}-{time.time_ns()}")
     with create_producer(url) as producer:
         shard = producer.send(b"1").shard
-    server = RedisServer(url)
-    server.create_group("claimed", shard, at_end=False)
-    server.mark_claimed("claimed", shard)
+    group = RedisGroup(RedisServer(url), "claimed")
+    group.create(shard, "0-0")
+    group.enter_claim_mode(shard)
     with pytest.raises(GroupActiveError, match="entry by entry"):
         RedisCommitter(url, "claimed").commit({shard: 5})
 

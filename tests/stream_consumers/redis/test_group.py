@@ -1,0 +1,110 @@
+"""Commands on a group: where it is made, Redis 7 is told what counts as read, so that its lag is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stream_consumers.errors import StreamNotFoundError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.redis.entry_consumer import GroupEntryConsumer
+from stream_consumers.redis.group import GroupFacts, RedisGroup
+from stream_consumers.redis.group_consumer import RedisGroupConsumer
+from stream_consumers.redis.ids import to_sequence
+from stream_consumers.redis.server import RedisServer
+from stream_consumers.subscription.redis_backend import RedisBackend
+from stream_consumers.tracking.committers import RedisCommitter
+from stream_consumers.urls import StreamUrl
+from tests.support.redis_streams import Place
+
+GROUP = "billing"
+
+
+@pytest.fixture
+def place(redis_address: str) -> Iterator[Place]:
+    """A stream of ten entries, the first four of which are trimmed, and a deleted one among the others."""
+    found = Place(redis_address)
+    for number in range(10):
+        found.client.xadd(found.stream, {"msg": "{}"}, id=f"{number + 1}-1")
+    found.client.xtrim(found.stream, minid="5-1", approximate=False)
+    found.client.xdel(found.stream, "7-1")
+    yield found
+    found.client.close()
+
+
+@pytest.fixture
+def group(place: Place) -> RedisGroup:
+    return RedisGroup(RedisServer(StreamUrl.parse(place.url)), GROUP)
+
+
+def facts_of(group: RedisGroup, place: Place) -> GroupFacts:
+    found = group.facts(Shard(place.stream))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "read"), [("0-0", 5), ("0", 5), ("4-9", 5), ("5-1", None), ("8-1", None), ("10-1", 10), ("$", 10)]
+)
+def test_what_counts_as_read_is_told_where_it_is_known(
+    place: Place, group: RedisGroup, start: str, read: int | None
+) -> None:
+    assert group.create(Shard(place.stream), start)
+    assert facts_of(group, place).read == read
+    assert not group.create(Shard(place.stream), "0-0"), "it is there already, and stays where it is"
+    assert facts_of(group, place).read == read
+
+
+def test_a_stream_that_is_made_with_its_group_has_nothing_read(place: Place, group: RedisGroup) -> None:
+    fresh = Shard(f"{place.stream}-fresh")
+    with pytest.raises(StreamNotFoundError, match="create_stream"):
+        group.create(fresh, "0-0", create_stream=False)
+    assert group.create(fresh, "$")
+    assert group.facts(fresh) == GroupFacts("0-0", 0, 0)
+
+
+def by_claims(place: Place) -> None:
+    with RedisClaims(StreamUrl.parse(place.url), GROUP) as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+
+
+def by_a_member(place: Place) -> None:
+    # What is there is not read: with what was deleted in between, Redis would give up counting.
+    with RedisGroupConsumer(StreamUrl.parse(place.url), group=GROUP, reset=AutoStreamReset.LATEST) as member:
+        assert member.next(0.0) is None
+
+
+def by_a_member_that_reads_entries(place: Place) -> None:
+    with GroupEntryConsumer(StreamUrl.parse(place.url), group=GROUP, consumer="me"):
+        pass
+
+
+def by_a_subscription(place: Place) -> None:
+    backend = RedisBackend(StreamUrl.parse(place.url))
+    backend.create_group(place.stream, GROUP, "0")
+    backend.close()
+
+
+def by_a_position(place: Place) -> None:
+    shard = Shard(place.stream)
+    RedisCommitter(StreamUrl.parse(place.url), GROUP).commit({shard: to_sequence("10-1") + 1})
+
+
+@pytest.mark.parametrize(
+    ("create", "read"),
+    [
+        (by_claims, 5),
+        (by_a_member, 10),
+        (by_a_member_that_reads_entries, 5),
+        (by_a_subscription, 5),
+        (by_a_position, 10),
+    ],
+)
+def test_whoever_makes_a_group_tells_what_counts_as_read(
+    place: Place, group: RedisGroup, create: Callable[[Place], None], read: int
+) -> None:
+    create(place)
+    assert facts_of(group, place).read == read
