@@ -10,13 +10,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Set
+from importlib.metadata import version
 from pathlib import Path
 
 import pyspark
 
 from stream_consumers.errors import MissingDependencyError
 
-DELTA_COORDINATE = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
+# Delta has an artifact for each Spark line, and its jars and its Python package have one version.
+SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
+DELTA_COORDINATE = ("io.delta", f"delta-spark_{SPARK_LINE}_2.13", version("delta-spark"))
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40

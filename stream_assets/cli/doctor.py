@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
-from spark_jobs.jars import DELTA_COORDINATE, delta_jars, java
+from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from stream_consumers.errors import MissingDependencyError
 
 NEEDED_JAVA = 17
@@ -36,7 +36,7 @@ def _java_version() -> str:
     found = line.split('"')[1] if '"' in line else line
     if not found.split(".")[0].isdigit() or int(found.split(".")[0]) < NEEDED_JAVA:
         raise MissingDependencyError(
-            f"Java {found} is too old for Spark 4.2", remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME."
+            f"Java {found} is too old for Spark {SPARK_LINE}", remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME."
         )
     return found
 
