@@ -36,7 +36,8 @@ def _java_version() -> str:
     found = line.split('"')[1] if '"' in line else line
     if not found.split(".")[0].isdigit() or int(found.split(".")[0]) < NEEDED_JAVA:
         raise MissingDependencyError(
-            f"Java {found} is too old for Spark {SPARK_LINE}", remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME."
+            f"Java {found} is too old for Spark {SPARK_LINE}",
+            remedy=f"Install Java {NEEDED_JAVA} or newer and set JAVA_HOME.",
         )
     return found
 

@@ -1,0 +1,23 @@
+"""The names that ``from stream_assets import …`` gives, each with the module that it is from."""
+
+from sensors.lag import LagPolicy as LagPolicy
+from spark_jobs.reading.decode import Json as Json, Raw as Raw, Text as Text
+from spark_jobs.session import delta_spark_config as delta_spark_config
+from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
+from stream_assets.checks import (
+    build_continuity_check as build_continuity_check,
+    build_dead_letter_check as build_dead_letter_check,
+)
+from stream_assets.config import (
+    PlaceConfig as PlaceConfig,
+    ReplayConfig as ReplayConfig,
+    StreamConfig as StreamConfig,
+)
+from stream_assets.definitions_builder import (
+    build_ingest_job as build_ingest_job,
+    build_sensor as build_sensor,
+    stream_definitions as stream_definitions,
+)
+from stream_assets.replay_job import build_replay_job as build_replay_job
+from stream_assets.resources import SparkResource as SparkResource
+from stream_assets.testing import Kill as Kill, KillSwitch as KillSwitch
