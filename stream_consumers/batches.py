@@ -6,12 +6,14 @@ shards reach, which ranges of these gaps make one batch, and give me splits that
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -114,85 +116,84 @@ class BatchPlan:
     hint: Mapping[str, object] | None = None
 
 
-class BatchSource(Protocol):
-    """A stream as a source of micro-batches. Close it when done; it is a context manager."""
+class BatchSource(ClosesOnExit, ABC):
+    """A stream as a source of micro-batches. Close it when done; it is a context manager.
 
-    @property
-    def url(self) -> StreamUrl:
-        """Where it reads from."""
-        ...
+    A backend says at least what is abstract here. The other methods do what is right for a stream that keeps
+    everything and has no broker that could remember a group.
 
+    Args:
+        url: where it reads from.
+    """
+
+    def __init__(self, url: StreamUrl) -> None:
+        self.url = url
+
+    @abstractmethod
     def identities(self) -> Mapping[str, str]:
-        """Per stream, what tells a recreated one from the old one (creation time, topic id)."""
-        ...
+        """The fingerprint of each stream that detects a recreated one (topic id, file creation time)."""
 
+    @abstractmethod
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
-        """What each shard holds at this moment; it is the frozen end for plans that follow.
+        """What each shard holds at this moment; plans that follow read no further than to these ends.
 
         Args:
             resume: positions and hint of the ledger, to look only at what is new.
             budget_seconds: answer within about this time, with lower bounds where that is too short.
         """
-        ...
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
-        ...
-
+    @abstractmethod
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """The next batch within ``gaps`` (clamped to what :meth:`extents` found); ``None`` if they hold nothing."""
-        ...
 
+    @abstractmethod
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """The first sequence with a timestamp at or after this one, per shard; the end where there is none.
 
         As of the last :meth:`extents`. Ranges between two moments neither overlap nor leave anything out, also where
         timestamps do not grow with sequences.
         """
-        ...
 
+    @abstractmethod
     def first(self, shard: Shard) -> int:
         """Where a shard begins that appeared after its stream was read for the first time."""
-        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""
+        return True
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
-        ...
+        return {}
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""
-        ...
+        return widths(gaps)
 
     def unreadable_tail(self) -> str | None:
         """What is wrong behind the last message, if nobody is mending it by writing on; ``None`` if all is well."""
-        ...
+        return None
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """What the broker was told of the group; ``None`` where there is no broker to tell."""
-        ...
+        return None
 
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Tell the broker how far the group is; called only after the batch is in the table.
 
         Args:
             group: the group.
             positions: the next sequence of each shard.
-            mark: kept with them, where the broker can: which batch they belong to.
+            metadata: which batch they belong to; stored beside the positions where the broker can.
         """
-        ...
 
-    def marks(self, group: str) -> Mapping[Shard, str]:
-        """The marks of the last commits; a shard without one is left out."""
-        ...
+    def committed_metadata(self, group: str) -> Mapping[Shard, str]:
+        """The metadata of the last commits; a shard without any is left out."""
+        return {}
 
     def close(self) -> None:
-        """Release what is open."""
-        ...
-
-    def __enter__(self) -> BatchSource: ...
-
-    def __exit__(self, *_: object) -> None: ...
+        """Release what is open; nothing is, between calls, unless a backend says so."""
 
 
 class Membership(Protocol):
@@ -210,7 +211,7 @@ class Membership(Protocol):
         """Wait for the first assignment; whether it came. It may be empty where there are more members than shards."""
         ...
 
-    def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
+    def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
         """Tell the broker how far the shards are; ``False`` if it refused, since somebody else has them by now.
 
         Raises:

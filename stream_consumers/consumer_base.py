@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import ClassVar
 
-from stream_consumers.errors import NotSubscribedError, StreamEndedError
+from stream_consumers.closing import ClosesOnExit
+from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
 
-Self = TypeVar("Self", bound="MessageIterator")
+POLL_SECONDS = 0.1
 
 
-class MessageIterator(ABC):
+class MessageIterator(ClosesOnExit, ABC):
     """Iterates by :meth:`next` until the stream ends; a context manager that closes."""
 
     @abstractmethod
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.close`."""
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[Message]:
         while True:
@@ -37,6 +30,79 @@ class MessageIterator(ABC):
                 return
             if message is not None:
                 yield message
+
+
+class PollingConsumer(MessageIterator):
+    """A consumer that says how it polls once; waiting, the timeout and the closed consumer are the same for all.
+
+    Example:
+        >>> class Countdown(PollingConsumer):
+        ...     left = 2
+        ...
+        ...     def _poll(self, seconds):
+        ...         if not self.left:
+        ...             raise end_of("the countdown")
+        ...         self.left -= 1
+        ...         return Message(Shard("countdown"), self.left, 0, b"")
+        ...
+        ...     def close(self):
+        ...         self._closed.set()
+        >>> with Countdown() as countdown:
+        ...     [message.sequence for message in countdown]
+        [1, 0]
+        >>> countdown.next(timeout=0)
+        Traceback (most recent call last):
+        stream_consumers.errors.StreamEndedError: the consumer was closed. Create a new one.
+    """
+
+    poll_seconds: ClassVar[float] = POLL_SECONDS
+    """The longest wait of a single poll."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    @abstractmethod
+    def _poll(self, seconds: float) -> Message | None:
+        """Look once for a message.
+
+        It may return ``None`` early: it is called again until the time of :meth:`next` is over, and then once more
+        with 0. What was found but is not for this consumer (a dead letter, another member's message) does not count.
+
+        Args:
+            seconds: the most that it may wait; 0 does not wait at all.
+
+        Raises:
+            StreamEndedError: the stream has an end, and it was reached; see :func:`end_of`.
+        """
+
+    def next(self, timeout: float | None = None) -> Message | None:
+        """See :meth:`stream_consumers.consumer.Consumer.next`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            seconds = self.poll_seconds
+            if deadline is not None:
+                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+            self._check_open()
+            message = self._poll(seconds)
+            if message is not None:
+                return message
+            if not seconds:
+                return None
+
+    def _check_open(self) -> None:
+        """Refuse a consumer that was closed; a poll that takes a lock asks again when it has it."""
+        if self._closed.is_set():
+            raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+
+
+def end_of(stream: object = "the stream") -> StreamEndedError:
+    """What a poll raises when everything was read and nothing is waited for."""
+    return StreamEndedError(f"{stream} has no more messages", remedy="Rewind, or open it live to wait for more.")
+
+
+def no_message(place: str, stream: object = "the stream") -> OutOfBoundsError:
+    """What a seek or rewind raises that finds no message; ``place`` reads like "at or after 2026-01-01"."""
+    return OutOfBoundsError(f"{stream} has no message {place}", remedy="Rewind to the end to wait for newer messages.")
 
 
 class Assignment:

@@ -16,10 +16,9 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from stream_consumers.batches import BatchPlan, Extent, Range, Resume, message_row, record_batches, widths
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, message_row, record_batches
 from stream_consumers.consumer import Edge
-from stream_consumers.consumer_base import Assignment, MessageIterator, check_read
-from stream_consumers.errors import OutOfBoundsError, StreamEndedError
+from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
 from stream_consumers.options import AutoStreamReset, Limits
 from stream_consumers.producer_base import ProducerBase
@@ -76,7 +75,7 @@ class MemoryBroker:
         messages: per shard, in order of their sequences.
         ends: per shard, the next sequence; messages may have been removed before it.
         committed: positions, by group and shard.
-        marks: what the last commit of each was marked with, by group and shard.
+        metadata: what was stored beside the last commit of each, by group and shard.
         groups: the groups that deliver message by message, by shard and group.
         changed: held to look at the others, and notified of each message.
 
@@ -89,7 +88,7 @@ class MemoryBroker:
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
     ends: dict[Shard, int] = field(default_factory=dict)
     committed: dict[tuple[str, Shard], int] = field(default_factory=dict)
-    marks: dict[tuple[str, Shard], str] = field(default_factory=dict)
+    metadata: dict[tuple[str, Shard], str] = field(default_factory=dict)
     groups: dict[tuple[Shard, str], MemoryGroup] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -150,7 +149,7 @@ class MemorySplit:
         return record_batches(map(message_row, self.messages))
 
 
-class MemoryBatchSource:
+class MemoryBatchSource(BatchSource):
     """A memory broker as a batch source; see :class:`stream_consumers.batches.BatchSource`.
 
     Args:
@@ -165,15 +164,10 @@ class MemoryBatchSource:
     """
 
     def __init__(self, url: StreamUrl) -> None:
-        self._url = url
+        super().__init__(url)
         self._broker = memory_broker(url)
         self._streams = frozenset(url.required_streams())
         self._extents: dict[Shard, Extent] = {}
-
-    @property
-    def url(self) -> StreamUrl:
-        """The URL it was made from."""
-        return self._url
 
     def identities(self) -> Mapping[str, str]:
         """When the broker was made."""
@@ -188,11 +182,6 @@ class MemoryBatchSource:
                 if shard.stream in self._streams and log
             }
         return self._extents
-
-    @property
-    def is_exact(self) -> bool:
-        """Always: it is all in memory."""
-        return True
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; takes messages in turn from each shard."""
@@ -239,18 +228,6 @@ class MemoryBatchSource:
         """What is there first; nothing is known of what may have been before."""
         return self._extents[shard].start
 
-    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """Nothing in memory is ever removed."""
-        return {}
-
-    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.count`."""
-        return widths(gaps)
-
-    def unreadable_tail(self) -> str | None:
-        """Nothing in memory is ever unreadable."""
-        return None
-
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """The positions of the group."""
         with self._broker.changed:
@@ -260,28 +237,19 @@ class MemoryBatchSource:
                 if owner == group and shard.stream in self._streams
             }
 
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Remember the positions of the group."""
         with self._broker.changed:
             self._broker.committed.update({(group, shard): end for shard, end in positions.items()})
-            self._broker.marks.update({(group, shard): mark for shard in positions})
+            self._broker.metadata.update({(group, shard): metadata for shard in positions})
 
-    def marks(self, group: str) -> Mapping[Shard, str]:
-        """The marks of the last commits."""
+    def committed_metadata(self, group: str) -> Mapping[Shard, str]:
+        """The metadata of the last commits."""
         with self._broker.changed:
-            return {shard: mark for (owner, shard), mark in self._broker.marks.items() if owner == group and mark}
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-    def __enter__(self) -> MemoryBatchSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            return {shard: text for (owner, shard), text in self._broker.metadata.items() if owner == group and text}
 
 
-class MemoryConsumer(MessageIterator):
+class MemoryConsumer(PollingConsumer):
     """A consumer of a memory broker; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
@@ -298,9 +266,9 @@ class MemoryConsumer(MessageIterator):
     """
 
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
+        super().__init__()
         self._broker = memory_broker(url)
         self._live = live
-        self._closed = False
         self._assignment = Assignment(url.subscribed_streams())
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
@@ -310,24 +278,15 @@ class MemoryConsumer(MessageIterator):
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _poll(self, seconds: float) -> Message | None:
         with self._broker.changed:
-            while True:
-                if self._closed:
-                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-                message = self._take()
-                if message is not None:
-                    return message
-                if not self._live:
-                    raise StreamEndedError(
-                        "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
-                    )
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._broker.changed.wait(left)
+            self._check_open()
+            message = self._take()
+            if message is None and not self._live:
+                raise end_of()
+            if message is None:
+                self._broker.changed.wait(seconds)
+            return message
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
@@ -367,7 +326,7 @@ class MemoryConsumer(MessageIterator):
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
         with self._broker.changed:
-            self._closed = True
+            self._closed.set()
             self._broker.changed.notify_all()
 
     def _chosen(self) -> list[Shard]:
@@ -391,7 +350,7 @@ class MemoryConsumer(MessageIterator):
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
             if not any(is_wanted(message) for shard in self._chosen() for message in self._broker.messages[shard]):
-                raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+                raise no_message(place)
             self._go_to({}, is_wanted)
 
     def _go_to(self, positions: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:

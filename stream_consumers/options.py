@@ -79,6 +79,37 @@ def choice(kind: type[Choice], value: str, *, option: str) -> Choice:
     return kind(value)
 
 
+def check_range(
+    name: str, value: float | None, *, at_least: float = 0.0, more_than: float | None = None, at_most: float = math.inf
+) -> None:
+    """Refuse a number that is outside of its range, or that is no finite number.
+
+    Args:
+        name: of the option.
+        value: what it is set to.
+        at_least: the smallest number that is allowed.
+        more_than: instead of ``at_least``: the number that it must be greater than.
+        at_most: the largest number that is allowed.
+
+    Raises:
+        InvalidOptionError: naming the option, the value and the range.
+
+    Example:
+        >>> check_range("commit_interval_seconds", -1)
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: commit_interval_seconds=-1 is out of range. It must be a finite \
+number >= 0.
+    """
+    number = math.nan if value is None else value
+    is_enough = number >= at_least if more_than is None else number > more_than
+    if not (math.isfinite(number) and is_enough and number <= at_most):
+        lowest = f">= {at_least:g}" if more_than is None else f"> {more_than:g}"
+        highest = f" and <= {at_most:g}" if math.isfinite(at_most) else ""
+        raise InvalidOptionError(
+            f"{name}={value} is out of range", remedy=f"It must be a finite number {lowest}{highest}."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one micro-batch holds.
@@ -97,9 +128,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_records", "max_bytes"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InvalidOptionError(f"{name}={value} leaves nothing to read", remedy="Use 1 or more.")
+            check_range(name, getattr(self, name), at_least=1)
 
 
 class FileCreation(str, enum.Enum):
@@ -199,21 +228,14 @@ class RedisGroupOptions:
 
     def __post_init__(self) -> None:
         for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidOptionError(f"{name}={value} is not a time to wait", remedy="Use 0 or more.")
-        for name in ("auto_claim_interval_seconds", "auto_claim_idle_seconds"):
-            value = getattr(self, name)
-            is_off = value is None and name == "auto_claim_interval_seconds"
-            if not is_off and (value is None or not (math.isfinite(value) and value >= MIN_CLAIM_SECONDS)):
-                raise InvalidOptionError(
-                    f"{name}={value} would take entries from members that work on them",
-                    remedy=f"Use {MIN_CLAIM_SECONDS} or more, and more than a message takes.",
-                )
+            check_range(name, getattr(self, name))
+        # A shorter idle time would take entries from members that are working on them.
+        check_range("auto_claim_idle_seconds", self.auto_claim_idle_seconds, at_least=MIN_CLAIM_SECONDS)
+        if self.auto_claim_interval_seconds is not None:
+            check_range("auto_claim_interval_seconds", self.auto_claim_interval_seconds, at_least=MIN_CLAIM_SECONDS)
         for name in ("batch_size", "max_deliveries"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidOptionError(f"{name}={value} leaves nothing to read", remedy="Use 1 or more, or None.")
+            if (value := getattr(self, name)) is not None:
+                check_range(name, value, at_least=1)
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
 

@@ -250,8 +250,8 @@ class IngestJob:
 
     def _commit(self, state: LedgerState) -> None:
         positions = self._own(state.positions)
-        mark = line_mark(self._writer.ledger.app, state, positions)
-        self._source.commit(self._ingestion.group, positions, mark=mark)
+        metadata = line_mark(self._writer.ledger.app, state, positions)
+        self._source.commit(self._ingestion.group, positions, metadata=metadata)
 
     def _look_again(self, outdated: OutdatedError) -> None:
         self._extents = None

@@ -76,14 +76,14 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerSt
 
 
 def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
-    marks, positions = source.marks(ingestion.group), source.committed(ingestion.group) or {}
+    metadata, positions = source.committed_metadata(ingestion.group), source.committed(ingestion.group) or {}
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
     for shard in positions:
         line = shard if ingestion.sharing is ConsumerMode.LOAD_BALANCED else None
         ledger = replace(ingestion, shard=line).ledger()
-        if marks.get(shard) != f"{ledger.app} {ledger.last_number(ledger.member)}":
+        if metadata.get(shard) != f"{ledger.app} {ledger.last_number(ledger.member)}":
             return None
     if any(positions.get(shard, -1) <= last for shard, last in _last(ingestion, source).items()):
         return None

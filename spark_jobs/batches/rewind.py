@@ -163,7 +163,7 @@ def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
         state = ledger.read()
         own = {s: p for s, p in state.positions.items() if s.stream in identities and line in (None, s)}
         try:
-            source.commit(ingestion.group, own, mark=line_mark(ledger.app, state, own))
+            source.commit(ingestion.group, own, metadata=line_mark(ledger.app, state, own))
         except GroupActiveError as error:
             _log.warning("the ledger is moved, but the broker was not told: %s", error)
             return

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from stream_consumers.batches import (
     BatchPlan,
+    BatchSource,
     Extent,
     MessageRow,
     Range,
     Resume,
     dead_letter_row,
     record_batches,
-    widths,
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.file.format import HEADER_SIZE
@@ -152,7 +152,7 @@ class FileSplit:
         return dead_letter_row(letter)
 
 
-class FileBatchSource:
+class FileBatchSource(BatchSource):
     """A ``.ss`` file as a batch source.
 
     Every byte behind the ledger's position is walked once to learn what is there, in bounded memory; a batch is a
@@ -166,7 +166,7 @@ class FileBatchSource:
     """
 
     def __init__(self, url: StreamUrl) -> None:
-        self._url = url
+        super().__init__(url)
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._checkpoints: list[Checkpoint] = [START]
@@ -176,11 +176,6 @@ class FileBatchSource:
         self._frozen_size = self._end = HEADER_SIZE
         self._tail: str | None = None
         self._is_exact = True
-
-    @property
-    def url(self) -> StreamUrl:
-        """The URL it was made from."""
-        return self._url
 
     def identities(self) -> Mapping[str, str]:
         """The creation time in the header."""
@@ -311,14 +306,6 @@ class FileBatchSource:
         """What is there first; nothing is known of what may have been before."""
         return self._extents[shard].start
 
-    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """Nothing: what is missing in a file is damage, not retention."""
-        return {}
-
-    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.count`."""
-        return widths(gaps)
-
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
         if self._tail is None or not self._path.exists() or time.time() - self._path.stat().st_mtime < QUIET_SECONDS:
@@ -343,26 +330,6 @@ class FileBatchSource:
                 "(stream-assets produce URL --count 0), which cuts the tail off and keeps it beside the file"
             )
         return None
-
-    def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """Nothing: a file has no broker."""
-        return None
-
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
-        """Nothing: a file has no broker."""
-
-    def marks(self, group: str) -> Mapping[Shard, str]:
-        """Nothing: a file has no broker."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing stays open between calls."""
-
-    def __enter__(self) -> FileBatchSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
         """The hint, if the positions are still where they were (they are not after a RESTORE or a rewind)."""

@@ -22,6 +22,7 @@ from stream_consumers.batches import (
     BATCH_ROWS,
     MESSAGE_SCHEMA,
     BatchPlan,
+    BatchSource,
     Extent,
     Headers,
     Membership,
@@ -29,9 +30,9 @@ from stream_consumers.batches import (
     Resume,
     fair_shares,
     headers_array,
-    widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
@@ -80,7 +81,7 @@ class KafkaSplit:
                 yield _record_batch(block)
 
 
-class RangeReader:
+class RangeReader(ClosesOnExit):
     """Reads ranges of partitions with one client and ends by itself; a context manager and an iterator of blocks.
 
     Raises (while iterating):
@@ -99,10 +100,8 @@ class RangeReader:
         self._consumer: Consumer = cluster.consumer(enable_partition_eof=True)
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in sorted(self.next.items())])
 
-    def __enter__(self) -> RangeReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Release the client."""
         self._consumer.close()
 
     def __iter__(self) -> Iterator[list[KafkaMessage]]:
@@ -216,7 +215,7 @@ def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[s
     return headers, errors
 
 
-class KafkaBatchSource:
+class KafkaBatchSource(BatchSource):
     """Kafka topics as a batch source.
 
     Args:
@@ -237,17 +236,12 @@ class KafkaBatchSource:
         mode: ConsumerMode = ConsumerMode.RESUMABLE,
         membership: Membership | None = None,
     ) -> None:
-        self._url = url
+        super().__init__(url)
         self._streams = url.required_streams()
         self._mode = mode
         self._membership = membership
         self.cluster = KafkaCluster(url, client)
         self._extents: dict[Shard, Extent] = {}
-
-    @property
-    def url(self) -> StreamUrl:
-        """The URL it was made from."""
-        return self._url
 
     def identities(self) -> Mapping[str, str]:
         """The topic ids; asked anew at each call."""
@@ -268,11 +262,6 @@ class KafkaBatchSource:
     def _shards(self) -> list[Shard]:
         topics = self.cluster.topics(self._streams)
         return [shard for _, topic in sorted(topics.items()) for shard in topic.shards]
-
-    @property
-    def is_exact(self) -> bool:
-        """Always: brokers know their ends."""
-        return True
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`."""
@@ -366,15 +355,7 @@ class KafkaBatchSource:
                 splits[-1][shard] = Range(start, end)
                 room -= end - start
                 start = end
-        return [KafkaSplit(self._url, self.cluster.client, split) for split in splits if split]
-
-    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-        """See :meth:`stream_consumers.batches.BatchSource.count`."""
-        return widths(gaps)
-
-    def unreadable_tail(self) -> str | None:
-        """Nothing: what an open transaction holds back is in :attr:`stream_consumers.batches.Extent.blocked`."""
-        return None
+        return [KafkaSplit(self.url, self.cluster.client, split) for split in splits if split]
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """What the group has committed at the brokers; ``None`` in ``real_time`` mode."""
@@ -382,27 +363,18 @@ class KafkaBatchSource:
             return None
         return self.cluster.committed(group, self._shards())
 
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
-        """Set the group's positions, with the mark as their metadata.
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
+        """Set the group's positions, and what is stored beside them.
 
         Raises:
             GroupActiveError: the group has live members that are not ours; the message names them.
         """
         if self._membership is not None:
             # Refused is no error: whoever has the shard now commits what the ledger says.
-            self._membership.commit(positions, mark=mark)
+            self._membership.commit(positions, metadata=metadata)
         elif self._mode is not ConsumerMode.REAL_TIME:
-            self.cluster.commit(group, positions, mark=mark)
+            self.cluster.commit(group, positions, metadata=metadata)
 
-    def marks(self, group: str) -> Mapping[Shard, str]:
+    def committed_metadata(self, group: str) -> Mapping[Shard, str]:
         """The metadata of the group's positions."""
-        return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.marks(group, self._shards())
-
-    def close(self) -> None:
-        """Nothing stays open between calls."""
-
-    def __enter__(self) -> KafkaBatchSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.committed_metadata(group, self._shards())

@@ -244,7 +244,7 @@ class KafkaCluster:
         """What the group has committed of these shards; those without are left out (0 is not nothing)."""
         return {shard: int(place.offset) for shard, place in self._places(group, shards).items()}
 
-    def marks(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
+    def committed_metadata(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, str]:
         """The metadata of what the group has committed; those without are left out."""
         return {shard: place.metadata for shard, place in self._places(group, shards).items() if place.metadata}
 
@@ -274,15 +274,15 @@ class KafkaCluster:
             )
             raise self._explain(error.args[0], f"positions of group {group!r}") from error
 
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
-        """Set the positions of a group that has no members, with ``mark`` as their metadata.
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
+        """Set the positions of a group that has no members, with ``metadata`` beside them.
 
         Raises:
             GroupActiveError: it has some; the message names them.
         """
         if not positions:
             return
-        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
+        places = [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
         request = [ConsumerGroupTopicPartitions(group, places)]
         future = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)[group]
         try:

@@ -83,9 +83,9 @@ class KafkaMembership:
                 raise self._error
             return self._assignments > 0
 
-    def commit(self, positions: Mapping[Shard, int], *, mark: str = "") -> bool:
+    def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
         """See :meth:`stream_consumers.batches.Membership.commit`."""
-        places = [TopicPartition(s.stream, s.id, offset, mark) for s, offset in sorted(positions.items())]
+        places = [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
         if not places:
             return True
         answer: Future[list[KafkaError]] = Future()

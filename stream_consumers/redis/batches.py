@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stream_consumers.batches import (
     BatchPlan,
+    BatchSource,
     Extent,
     MessageRow,
     Range,
@@ -190,7 +191,7 @@ class _Walk:
         return False
 
 
-class RedisBatchSource:
+class RedisBatchSource(BatchSource):
     """Redis Streams as a batch source, by position.
 
     Args:
@@ -205,18 +206,13 @@ class RedisBatchSource:
     def __init__(
         self, url: StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
     ) -> None:
-        self._url = url
+        super().__init__(url)
         self._mode = mode
         self.server = RedisServer(url, client)
         self._extents: dict[Shard, Extent] = {}
         self._facts: dict[Shard, StreamFacts] = {}
         # Per shard, how many entries were ever added before a position, for the positions where that is known.
         self._added_before: dict[Shard, dict[int, int]] = {}
-
-    @property
-    def url(self) -> StreamUrl:
-        """The URL it was made from."""
-        return self._url
 
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
@@ -290,7 +286,7 @@ class RedisBatchSource:
         ranges = {shard: Range(walk.gap.start, walk.at) for shard, walk in walks.items() if walk.at > walk.gap.start}
         records, size = sum(walk.count for walk in walks.values()), sum(walk.bytes for walk in walks.values())
         slices = [piece for walk in walks.values() for piece in walk.slices if piece.count]
-        splits = split_slices(self._url, self.server.client_options, slices, size=size, parallelism=parallelism)
+        splits = split_slices(self.url, self.server.client_options, slices, size=size, parallelism=parallelism)
         return BatchPlan(ranges, splits, records, self._hint(walks))
 
     def _walk(self, walks: Mapping[Shard, _Walk], limits: Limits) -> None:
@@ -340,10 +336,6 @@ class RedisBatchSource:
                 counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
         return counted
 
-    def unreadable_tail(self) -> str | None:
-        """Nothing in Redis is ever half written."""
-        return None
-
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """Behind the group's last-delivered-id, per shard."""
         if self._mode is ConsumerMode.REAL_TIME:
@@ -351,7 +343,7 @@ class RedisBatchSource:
         found = {shard: RedisGroup(self.server, group).facts(shard) for shard in self._extents or self.extents()}
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
-    def commit(self, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
         for shard, position in sorted(positions.items()):
             if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
@@ -361,16 +353,6 @@ class RedisBatchSource:
             if known.set_position(shard, position, entries_read=self._added_before.get(shard, {}).get(position)):
                 known.acknowledge_below(shard, position)
 
-    def marks(self, group: str) -> Mapping[Shard, str]:
-        """Nothing: Redis keeps a position of a group, and nothing with it."""
-        return {}
-
     def close(self) -> None:
         """Close the connection."""
         self.server.close()
-
-    def __enter__(self) -> RedisBatchSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

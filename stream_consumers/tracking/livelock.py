@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError
+from stream_consumers.errors import StreamAssetsError
 from stream_consumers.messages import Shard
+from stream_consumers.options import check_range
 
 _log = logging.getLogger(__name__)
 Clock = Callable[[], float]
@@ -150,9 +150,7 @@ class LivelockOptions:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidOptionError(f"{name}={value} is no time to wait", remedy="Use more than 0.")
+            check_range(name, getattr(self, name), more_than=0)
 
 
 def log_livelock(livelock: Livelock) -> None:

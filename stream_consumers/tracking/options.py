@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
+from stream_consumers.options import check_range
 
 Shards = frozenset[Shard]
 
@@ -95,15 +94,12 @@ class TrackingOptions:
     def __post_init__(self) -> None:
         for name in ("commit_interval_seconds", "retry_seconds", "retry_limit_seconds"):
             value = getattr(self, name)
-            is_off = value is None and name == "commit_interval_seconds"
-            if not is_off and not (math.isfinite(value) and value > 0):
-                raise InvalidOptionError(f"{name}={value} is no time between commits", remedy="Use more than 0.")
-        if not (math.isfinite(self.close_seconds) and self.close_seconds >= 0):
-            raise InvalidOptionError(f"close_seconds={self.close_seconds} is no time to wait", remedy="Use 0 or more.")
-        for name, least in (("commit_every", 1), ("buffer_size", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidOptionError(f"{name}={value} is too few", remedy=f"Use {least} or more.")
+            if value is not None or name != "commit_interval_seconds":
+                check_range(name, value, more_than=0)
+        check_range("close_seconds", self.close_seconds)
+        check_range("buffer_size", self.buffer_size, at_least=2)
+        if self.commit_every is not None:
+            check_range("commit_every", self.commit_every, at_least=1)
 
     @property
     def full_at(self) -> int:

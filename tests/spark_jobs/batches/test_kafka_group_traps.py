@@ -253,9 +253,9 @@ def test_k16_a_commit_that_failed_on_an_idle_topic_is_repaired_by_the_next_proce
 
     commit, fail = KafkaCluster.commit, FailOnce(BrokerUnavailableError("the broker is away", remedy="Run again."))
 
-    def fail_once(self: KafkaCluster, group: str, positions: Mapping[Shard, int], *, mark: str = "") -> None:
+    def fail_once(self: KafkaCluster, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         fail()
-        commit(self, group, positions, mark=mark)
+        commit(self, group, positions, metadata=metadata)
 
     monkeypatch.setattr(KafkaCluster, "commit", fail_once)
     with pytest.raises(BrokerUnavailableError):

@@ -211,7 +211,7 @@ def test_a_position_of_a_rewind_is_no_mirror_of_the_ledger(spark: SparkSession, 
     with what.source.open() as opened:
         rewind(spark, opened, what.ingestion, Bound(sequence=2))
         assert opened.committed(what.ingestion.group) == {SHARD: 2}
-        assert opened.marks(what.ingestion.group) == {}
+        assert opened.committed_metadata(what.ingestion.group) == {}
     clean_log(what.table)
     # The newest commit is still there, and another one hides it.
     DeltaTable(what.table).alter.set_table_properties({"delta.logRetentionDuration": "interval 2 days"})
