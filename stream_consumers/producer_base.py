@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import TypeVar
 
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import ProducerEndedError
 from stream_consumers.messages import Receipt, Shard, now_milliseconds
 from stream_consumers.urls import StreamUrl
 
-Self = TypeVar("Self", bound="ProducerBase")
 
-
-class ProducerBase(ABC):
+class ProducerBase(ClosesOnExit, ABC):
     """A producer that fills in the defaults of a message and ends once; leaving its ``with`` block closes it.
 
     A backend implements :meth:`_send` and :meth:`flush`, and :meth:`_end` if there is something to release. One whose
@@ -29,12 +27,6 @@ class ProducerBase(ABC):
         # Re-entrant, so that a backend may flush while it sends.
         self._lock = threading.RLock()
         self._ended = False
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def send(
         self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
