@@ -6,17 +6,246 @@ like those of the other backends, use :func:`stream_consumers.create.create_cons
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, overload
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, overload
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
-from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamAssetsError
-from stream_consumers.messages import Shard
-from stream_consumers.redis.entry_reader import Arrival, Entry, EntryReader, check_identifier
+from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
+from stream_consumers.messages import DeadLetter, Message, Shard
+from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
-from stream_consumers.redis.server import REPLY_SECONDS
+from stream_consumers.redis.group_consumer import GroupReader
+from stream_consumers.redis.ids import is_shard_id
+from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
+
+BLOCK_SECONDS = 0.1
+_IDENTIFIER = re.compile(r"\d+(-\d+)?\Z")
+Self = TypeVar("Self", bound="EntryReader")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a Redis stream, as it is and as a message.
+
+    Args:
+        id: its id, ``milliseconds-number``.
+        fields: names and values, in order; a name may occur twice.
+        message: what :func:`stream_consumers.redis.entries.read_entry` makes of it; a dead letter for an entry that
+            does not have the message field once.
+
+    Example:
+        >>> message = Message(Shard("orders"), 1 << 16, 1, b"{}")
+        >>> dict(Entry("1-0", ((b"msg", b"{}"), (b"source", b"web")), message).fields)
+        {b'msg': b'{}', b'source': b'web'}
+    """
+
+    id: str
+    fields: tuple[tuple[bytes, bytes], ...]
+    message: Message | DeadLetter
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether it was pending, and is not in the stream any more: only then it has no field."""
+        return not self.fields
+
+
+class EntryReader(ABC):
+    """Reads entries of many streams, one buffer a stream; see the consumers that are made of it.
+
+    Args:
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
+        identifiers: per stream, where it starts; the others start where the consumer says.
+        buffer_size: entries to fetch ahead, per stream.
+        timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
+        client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
+        on_dead_letter: told of pending entries that were trimmed.
+    """
+
+    _words: ClassVar[tuple[str, ...]]
+    """Identifiers that are no ids."""
+
+    def __init__(
+        self,
+        url: StreamUrl,
+        *,
+        identifiers: Mapping[str, str] | None,
+        buffer_size: int,
+        timeout: float | None,
+        client: ClientConfig | None,
+        on_dead_letter: DeadLetterObserver,
+    ) -> None:
+        self._identifiers: dict[str, str | None] = dict.fromkeys(url.required_streams())
+        unknown = sorted(set(identifiers or {}) - set(self._identifiers))
+        if unknown:
+            raise InvalidOptionError(
+                f"identifiers are given for streams that are not read: {', '.join(unknown)}",
+                remedy=f"Read are: {', '.join(self._identifiers)}.",
+            )
+        for name, identifier in (identifiers or {}).items():
+            self._identifiers[name] = check_identifier(identifier, self._words)
+        if buffer_size < 0:
+            raise InvalidOptionError(f"buffer_size={buffer_size} is less than nothing", remedy="Use 0 or more.")
+        self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
+        self._timeout, self._count = timeout or 0.0, buffer_size + 1
+        # Entries, and whether they were pending for this member before they were read now.
+        self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._is_started = False
+        self._server = RedisServer(url, client)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams that are read."""
+        return tuple(self._identifiers)
+
+    def get_entry(self, timeout: float | None = None) -> tuple[str, Entry] | None:
+        """The next entry and its stream: of the buffers if there is one, else of the server.
+
+        Args:
+            timeout: seconds to wait for one, ``math.inf`` until there is one; the consumer's by default.
+
+        Returns:
+            ``None`` if there was none in time (coredis returns a pair of ``None``).
+
+        Raises:
+            StreamEndedError: the context was left.
+            FormatError: a key holds something else than a stream.
+            BrokerUnavailableError: nothing is lost; call it again.
+        """
+        deadline = time.monotonic() + max(0.0, self._timeout if timeout is None else timeout)
+        while True:
+            with self._lock:
+                self._check_open()
+                self._start()
+                found = self._take()
+                if found is not None:
+                    return found
+                left = deadline - time.monotonic()
+                came = self._fetch(min(BLOCK_SECONDS, max(0.0, left)))
+            if not came and left <= 0:
+                return None
+
+    def add_stream(self, name: str, identifier: str | None = None) -> bool:
+        """Read another stream, too; the others stay where they are.
+
+        Args:
+            name: its key.
+            identifier: where it starts, as for the consumer.
+
+        Returns:
+            False if it is read already; nothing is changed then.
+
+        Raises:
+            InvalidOptionError: ``identifier`` is no id.
+            GroupNotFoundError: it has no group, which is not made either.
+        """
+        with self._lock:
+            self._check_open()
+            if name in self._identifiers:
+                return False
+            checked = None if identifier is None else check_identifier(identifier, self._words)
+            self._start()
+            self._join({name: checked})
+            self._buffers[name], self._identifiers[name] = deque(), checked
+            return True
+
+    def close(self) -> None:
+        """Release what is open and forget what is buffered; a waiting :meth:`get_entry` ends."""
+        self._closed.set()
+        with self._lock:
+            self._buffers.clear()
+            self._is_started = False
+            self._release()
+            self._server.close()
+
+    def __iter__(self) -> Iterator[tuple[str, Entry]]:
+        """Entries until there is none in time, as in coredis; iterate again to go on."""
+        while (found := self.get_entry()) is not None:
+            yield found
+
+    def __enter__(self: Self) -> Self:
+        with self._lock:
+            self._closed.clear()
+            self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # what the consumers differ in
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make what is needed to read."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Close what :meth:`_open` made; it may be nothing."""
+
+    @abstractmethod
+    def _join(self, identifiers: Mapping[str, str | None]) -> None:
+        """Begin to read these streams, all of them or none."""
+
+    @abstractmethod
+    def _fetch(self, seconds: float) -> bool:
+        """Fill the buffers, waiting at most so long; whether something came."""
+
+    @abstractmethod
+    def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
+        """The user gets this entry now, or the observer was told of it."""
+
+    # the rest
+
+    def _start(self) -> None:
+        if self._is_started:
+            return
+        self._server = RedisServer(self._url, self._client)
+        try:
+            self._open()
+            # Their order is that in which the streams take turns.
+            self._buffers = {name: deque() for name in self._identifiers}
+            self._join(self._identifiers)
+        except BaseException:
+            self._release()
+            self._server.close()
+            raise
+        self._is_started = True
+
+    def _take(self) -> tuple[str, Entry] | None:
+        for name, buffer in self._buffers.items():
+            while buffer:
+                entry, is_pending = buffer[0]
+                if entry.is_trimmed and isinstance(entry.message, DeadLetter):
+                    buffer.popleft()
+                    self._on_dead_letter(entry.message)
+                    self._hand_out(name, entry, is_pending=is_pending)
+                    continue
+                # It stays in the buffer if this fails.
+                self._hand_out(name, entry, is_pending=is_pending)
+                buffer.popleft()
+                return name, entry
+        return None
+
+    def _put(self, name: str, entries: Iterable[RawEntry], *, is_pending: bool = False) -> None:
+        shard, field = shard_of(name), self._server.message_field
+        for entry_id, fields in entries:
+            words = fields or []
+            pairs = tuple(zip(words[::2], words[1::2]))
+            entry = Entry(entry_id.decode(), pairs, read_reply(shard, entry_id, fields, field))
+            self._buffers[name].append((entry, is_pending))
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise StreamEndedError("the consumer was closed", remedy="Enter it again, or create a new one.")
 
 
 class EntryConsumer(EntryReader):
@@ -90,14 +319,12 @@ class EntryConsumer(EntryReader):
 
     def _fetch(self, seconds: float) -> bool:
         pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], self._positions, seconds=seconds)
-        found = {key.decode(): entries for key, entries in pages}
-        # In the order of the streams, whatever the order of the answer.
-        for name in self._positions:
-            self._put(name, found.get(name, ()))
-        return bool(found)
+        for key, entries in pages:
+            self._put(key.decode(), entries)
+        return bool(pages)
 
-    def _hand_out(self, name: str, arrival: Arrival) -> None:
-        self._positions[name] = arrival.entry.id
+    def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
+        self._positions[name] = entry.id
 
 
 class GroupEntryConsumer(EntryReader):
@@ -176,10 +403,6 @@ class GroupEntryConsumer(EntryReader):
         self._names = (group, consumer)
         self._group: RedisGroup | None = None
         self._joined: set[str] = set()
-        # Per stream, the id to read behind: of what is pending for this member, or NEW.
-        self._places: dict[str, str] = {}
-        # Per stream, up to where the group's answers came.
-        self._received: dict[str, str] = {}
 
     @property
     def group(self) -> str:
@@ -225,7 +448,7 @@ class GroupEntryConsumer(EntryReader):
     def _open(self) -> None:
         group, consumer = self._names
         self._group = RedisGroup(self._server, group, consumer, acknowledge_on_read=self._auto_acknowledge)
-        self._places = {}
+        self._reader = GroupReader(self._group, self._receive, count=self._count)
 
     def _release(self) -> None:
         if self._group is not None:
@@ -248,38 +471,48 @@ class GroupEntryConsumer(EntryReader):
             member.create(Shard(name), self._start_id)
             facts[name] = member.facts(Shard(name))
         for name, identifier in identifiers.items():
-            self._places[name] = identifier or (START if self._start_from_backlog else NEW)
-            found = facts[name]
-            self._received[name] = found.delivered if found else START
+            found, place = facts[name], identifier or (START if self._start_from_backlog else NEW)
+            self._reader.join(Shard(name), place, given=found.delivered if found else START)
             self._joined.add(name)
 
     def _fetch(self, seconds: float) -> bool:
-        places = {Shard(name): place for name, place in self._places.items()}
-        try:
-            pages = self._member.read(places, count=self._count, seconds=seconds)
-        except StreamAssetsError:
-            # What the group gave while its answer was lost is pending for us, behind what came before: ask for it.
-            for name, place in self._places.items():
-                if place == NEW:
-                    self._places[name] = self._received[name]
-            raise
-        for name, place in list(self._places.items()):
-            entries = pages.get(Shard(name), [])
-            self._put(name, entries, is_pending=place != NEW)
-            if entries:
-                last = entries[-1][0].decode()
-                self._received[name] = max(self._received[name], last, key=_order)
-            if place != NEW:
-                self._places[name] = last if entries else NEW
-        return any(pages.values()) or any(place != NEW for place in places.values())
+        return self._reader.read(seconds)
 
-    def _hand_out(self, name: str, arrival: Arrival) -> None:
-        if arrival.is_trimmed or (arrival.is_pending and self._auto_acknowledge):
-            self._member.acknowledge(Shard(name), [arrival.entry.id])
+    def _receive(self, shard: Shard, entries: Sequence[RawEntry], is_again: bool) -> None:
+        self._put(shard.stream, entries, is_pending=is_again)
+
+    def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
+        if entry.is_trimmed or (is_pending and self._auto_acknowledge):
+            self._member.acknowledge(Shard(name), [entry.id])
 
 
-def _order(identifier: str) -> tuple[int, ...]:
-    return tuple(map(int, identifier.split("-")))
+def check_identifier(identifier: str, words: Collection[str]) -> str:
+    """Return ``identifier`` if it is the id of an entry, or one of ``words``.
+
+    Raises:
+        InvalidOptionError: it is neither.
+
+    Example:
+        >>> check_identifier("1700000000000-0", ["$"])
+        '1700000000000-0'
+    """
+    if identifier not in words and not _IDENTIFIER.match(identifier):
+        listed = ", ".join(map(repr, words))
+        raise InvalidOptionError(
+            f"{identifier!r} is not a place in a stream", remedy=f"Write an id like 1700000000000-0, or {listed}."
+        )
+    return identifier
+
+
+def shard_of(key: str) -> Shard:
+    """The shard that a Redis key is.
+
+    Example:
+        >>> shard_of("orders:3"), shard_of("orders")
+        (Shard(stream='orders', id=3), Shard(stream='orders', id=0))
+    """
+    stream, _, tail = key.rpartition(":")
+    return Shard(stream, int(tail)) if stream and is_shard_id(tail) else Shard(key)
 
 
 @overload

@@ -6,24 +6,188 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.consumer_base import MessageIterator
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions, host_id
 from stream_consumers.redis.acknowledgements import Acknowledgements, Place
 from stream_consumers.redis.consumer import RedisConsumer
-from stream_consumers.redis.group import NOW, START, RedisGroup
-from stream_consumers.redis.group_reader import RedisGroupReader
+from stream_consumers.redis.entries import read_reply
+from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.ids import to_id
-from stream_consumers.redis.server import RedisServer
+from stream_consumers.redis.server import RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
 BLOCK_SECONDS = 0.1
+BATCH = 100
+SHARED_BATCH = 10
+SHARDS_SECONDS = 5.0
+# How many pages of what is pending one read may look through before it turns to new entries again.
+CLAIM_PAGES = 100
+Receive = Callable[[Shard, Sequence[RawEntry], bool], None]
+"""Gets entries of a shard in order, and whether somebody may have had them before."""
+
+
+class GroupReader:
+    """Reads what the group gives to one member: first what is pending for it, then new entries. One thread at a time.
+
+    Args:
+        group: the group as this member sees it.
+        receive: gets what was read.
+        count: the most entries of a shard at once.
+    """
+
+    def __init__(self, group: RedisGroup, receive: Receive, *, count: int) -> None:
+        self._group, self._receive, self._count = group, receive, count
+        self._joined: set[Shard] = set()
+        # Per shard, up to where what is pending for this member was read; the others are at the new entries.
+        self._backlog: dict[Shard, str] = {}
+        # Per shard, the last id that was given to this member, where that is enough to know.
+        self._given: dict[Shard, str] = {}
+
+    def join(self, shard: Shard, place: str, *, given: str | None = None) -> None:
+        """Begin to read a shard.
+
+        Args:
+            shard: which one.
+            place: :data:`stream_consumers.redis.group.NEW`, or an id: what is pending for this member behind it is read
+                first.
+            given: the last id that the group gave to anybody before; what is pending up to it is not read after an
+                answer got lost.
+        """
+        self._joined.add(shard)
+        if place != NEW:
+            self._backlog[shard] = place
+        if given is not None:
+            self._given[shard] = given
+
+    def read(self, seconds: float) -> bool:
+        """Read a page, waiting for new entries at most so long; whether anything came, of use or not.
+
+        Raises:
+            StreamAssetsError: as the server says; what it gave meanwhile comes with a later call.
+        """
+        try:
+            return self._read_backlog() or self._take_over() or self._read_new(seconds)
+        except StreamAssetsError:
+            # What the server gave while its answer was lost is pending for us: ask for it.
+            for shard in self._joined:
+                self._backlog.setdefault(shard, self._given.get(shard, START))
+            raise
+
+    def _read_backlog(self) -> bool:
+        """What is pending for this member, page by page until an empty one: trimmed entries count, too."""
+        while self._backlog:
+            pages = self._group.read(dict(sorted(self._backlog.items())), count=self._count)
+            for shard in list(self._backlog):
+                entries = pages.get(shard)
+                if not entries:
+                    del self._backlog[shard]
+                    continue
+                self._pass_on(shard, entries, is_again=True)
+                self._backlog[shard] = entries[-1][0].decode()
+            if any(pages.values()):
+                return True
+        return False
+
+    def _take_over(self) -> bool:
+        """Take over what others have left behind; whether there was something."""
+        return False
+
+    def _read_new(self, seconds: float) -> bool:
+        pages = self._group.read(dict.fromkeys(sorted(self._joined), NEW), count=self._count, seconds=seconds)
+        for shard, entries in pages.items():
+            self._pass_on(shard, entries, is_again=False)
+        return any(pages.values())
+
+    def _pass_on(self, shard: Shard, entries: Sequence[RawEntry], *, is_again: bool) -> None:
+        self._receive(shard, entries, is_again)
+        if shard in self._given:
+            self._given[shard] = max(self._given[shard], entries[-1][0].decode(), key=_order)
+
+
+class SharingReader(GroupReader):
+    """Beyond :class:`GroupReader`, makes the group in shards that are new, and takes over what is left behind.
+
+    Args:
+        group: the group as this member sees it.
+        receive: gets what was read.
+        options: batch size, claims, whether to make streams.
+        is_held: whether an entry is in somebody's hands here.
+        is_shared: take over what members that are gone have left behind.
+        start: the id that a group is made behind where it is not there.
+        meets_new_shards: look for shards that were added.
+    """
+
+    def __init__(
+        self,
+        group: RedisGroup,
+        receive: Receive,
+        options: RedisGroupOptions,
+        *,
+        is_held: Callable[[Place], bool],
+        is_shared: bool,
+        start: str,
+        meets_new_shards: bool,
+    ) -> None:
+        super().__init__(group, receive, count=options.batch_size or (SHARED_BATCH if is_shared else BATCH))
+        self._options, self._is_held, self._meets_new_shards = options, is_held, meets_new_shards
+        self._to_join: dict[Shard, str] = dict.fromkeys(group.find_shards(), start)
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        # Per shard, where the search for entries of members that are gone goes on.
+        self._sweeps: dict[Shard, str] = {}
+        interval = options.auto_claim_interval_seconds if is_shared else None
+        self._next_sweep = None if interval is None else time.monotonic() + interval
+
+    def read(self, seconds: float) -> bool:
+        """See :meth:`GroupReader.read`."""
+        self._meet_new_shards()
+        for shard, start in list(self._to_join.items()):
+            self._group.create(shard, start, create_stream=self._options.create_stream)
+            del self._to_join[shard]
+            # Entries that are taken over may have any id: after a lost answer, all that is pending is asked for.
+            self.join(shard, START)
+        return super().read(seconds)
+
+    def _meet_new_shards(self) -> None:
+        if not self._meets_new_shards or time.monotonic() < self._look_again:
+            return
+        self._look_again = time.monotonic() + SHARDS_SECONDS
+        before = self._group.keys
+        for shard, key in self._group.find_shards().items():
+            if before.get(shard) != key:
+                self._to_join[shard] = START
+
+    def _take_over(self) -> bool:
+        interval, idle = self._options.auto_claim_interval_seconds, self._options.auto_claim_idle_seconds
+        if self._next_sweep is None or interval is None:
+            return False
+        if not self._sweeps and time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + interval
+            self._sweeps = {s: START for s in sorted(self._joined) if self._group.has_idle_peer(s, idle)}
+        room, came = self._count, False
+        for _ in range(CLAIM_PAGES):
+            if not self._sweeps or room <= 0:
+                break
+            shard, cursor = next(iter(self._sweeps.items()))
+            page = self._group.claim(shard, cursor, idle_seconds=idle, count=room)
+            # XAUTOCLAIM finds the caller's own entries, too, and those are in somebody's hands.
+            wanted = [entry_id for entry_id in page.ids if not self._is_held((shard, entry_id))]
+            deleted = [entry_id for entry_id in page.deleted if not self._is_held((shard, entry_id))]
+            entries = self._group.deliver(shard, wanted)
+            self._receive(shard, [*entries, *((entry_id, None) for entry_id in deleted)], True)
+            came = came or bool(entries or deleted)
+            room -= len(entries)
+            if page.cursor == START:
+                del self._sweeps[shard]
+            else:
+                self._sweeps[shard] = page.cursor
+        return came
 
 
 class RedisGroupConsumer(MessageIterator):
@@ -84,16 +248,16 @@ class RedisGroupConsumer(MessageIterator):
         self._streams = url.required_streams()
         server = RedisServer(url, client)
         is_immediate = self._options.auto_commit is AutoCommit.IMMEDIATE
+        self._message_field = server.message_field
         self._group = RedisGroup(server, name, consumer, acknowledge_on_read=is_immediate)
         self._acknowledgements = Acknowledgements(self._options)
-        self._reader = RedisGroupReader(
+        self._reader = SharingReader(
             self._group,
+            self._receive,
             self._options,
-            self._acknowledgements,
-            self._put,
+            is_held=self._acknowledgements.is_held,
             is_shared=mode is ConsumerMode.LOAD_BALANCED,
             start=START if reset is AutoStreamReset.EARLIEST else NOW,
-            message_field=server.message_field,
             meets_new_shards=live,
         )
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
@@ -306,6 +470,22 @@ class RedisGroupConsumer(MessageIterator):
             )
         return came
 
+    def _receive(self, shard: Shard, entries: Sequence[RawEntry], is_again: bool) -> None:
+        """Put entries into the buffer, except those that this member holds already."""
+        counts: dict[bytes, int] = {}
+        most = self._options.max_deliveries
+        if is_again and most is not None:
+            counts = self._group.deliveries(shard, [entry_id for entry_id, _ in entries])
+        if is_again and self.auto_commit is AutoCommit.IMMEDIATE:
+            # The server acknowledges on reading new entries only.
+            self._group.acknowledge(shard, [entry_id for entry_id, _ in entries])
+        for entry_id, fields in entries:
+            if self._acknowledgements.receive((shard, entry_id)):
+                item = read_reply(shard, entry_id, fields, self._message_field)
+                if most is not None and counts.get(entry_id, 1) > most and isinstance(item, Message):
+                    item = _too_often(item, counts[entry_id], most)
+                self._put((shard, entry_id), item)
+
     def _put(self, place: Place, item: Message | DeadLetter) -> None:
         with self._lock:
             if self._is_detached:
@@ -326,6 +506,16 @@ def _names(mode: ConsumerMode, group: str | None, consumer: str | None) -> tuple
         return name, consumer or name
     unique = f"{host}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}"
     return group or f"{host}:s", consumer or unique
+
+
+def _too_often(message: Message, count: int, most: int) -> DeadLetter:
+    said = f"the message was delivered {count} times, more often than max_deliveries={most} allows"
+    return DeadLetter(message.shard, message.sequence, message.timestamp_ms, message.payload or b"", said)
+
+
+def _order(entry_id: str) -> tuple[int, ...]:
+    """Sorts ids, those too that have no sequence."""
+    return tuple(map(int, entry_id.split("-")))
 
 
 def _slice(deadline: float | None) -> float:

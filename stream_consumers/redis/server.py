@@ -21,7 +21,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import WILDCARD, Shard, check_stream_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, check_redis_url, claim_policy, explain, new_client
-from stream_consumers.redis.ids import behind, to_id, to_sequence
+from stream_consumers.redis.ids import behind, is_shard_id, to_id, to_sequence
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
 
@@ -155,7 +155,7 @@ class RedisServer:
     def _add_key(self, key: str, *, of: str | None = None) -> bool:
         """Note a key if it is a numbered one, of this stream; whether it is."""
         stream, _, tail = key.rpartition(":")
-        is_numbered = tail.isascii() and tail.isdigit() and str(int(tail)) == tail
+        is_numbered = is_shard_id(tail)
         is_stream = stream == of if of is not None else _is_stream_key(stream)
         if is_numbered and is_stream:
             self._keys[Shard(stream, int(tail))] = key

@@ -11,8 +11,7 @@ import pytest
 import redis
 
 from stream_consumers.errors import GroupNotFoundError
-from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer, create_entry_consumer
-from stream_consumers.redis.entry_reader import Entry
+from stream_consumers.redis.entry_consumer import Entry, EntryConsumer, GroupEntryConsumer, create_entry_consumer
 from tests.support.polling import until
 from tests.support.redis_server import redis_cluster
 from tests.support.redis_streams import unique_name

@@ -18,7 +18,7 @@ from stream_consumers.errors import (
     StreamEndedError,
 )
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.redis import entry_reader as redis_entry_reader
+from stream_consumers.redis import entry_consumer as redis_entry_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, create_entry_consumer
 from tests.stream_consumers.redis.test_coredis_consumers import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
 from tests.support.lossy_proxy import LossyProxy
@@ -252,7 +252,7 @@ def test_waiting_for_ever_ends_with_the_context(keys: Keys, monkeypatch: pytest.
 
 @pytest.mark.parametrize("timeout", [None, 0, -1])
 def test_no_timeout_does_not_wait(keys: Keys, monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
-    monkeypatch.setattr(redis_entry_reader, "BLOCK_SECONDS", 1000.0)
+    monkeypatch.setattr(redis_entry_consumer, "BLOCK_SECONDS", 1000.0)
     with keys.consumer(timeout=timeout) as consumer:
         assert consumer.get_entry() is None
         keys.add(keys.a, [1])

@@ -832,7 +832,7 @@ def test_assignments_count_from_the_next_rewind_on(place: Place) -> None:
 
 
 def test_new_shards_are_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_consumers.redis.group_reader.SHARDS_SECONDS", 0.0)
+    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARDS_SECONDS", 0.0)
     place.send(range(2), shards=2, is_sharded=True)
     with member(place, reset=AutoStreamReset.LATEST) as consumer:
         assert is_silent(consumer)

@@ -387,7 +387,7 @@ def test_sharding(place: Place, mode: ConsumerMode) -> None:
 
 
 def test_sharding_by_a_producer_that_comes_after_the_consumer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stream_consumers.redis.group_reader.SHARDS_SECONDS", SHORT)
+    monkeypatch.setattr("stream_consumers.redis.group_consumer.SHARDS_SECONDS", SHORT)
     with member(place, RESUMABLE, "g") as consumer:
         assert consumer.next(0) is None
         # The stream that the consumer has made is there without numbers.
