@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, kafka_broker(Path(scratch)) as address:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, kafka_broker(Path(scratch)) as (address, _):
         spark = create_session(SparkOptions(master="local[2]"))
         place = Measurement(spark, address, Path(scratch), messages=options.messages, partitions=options.partitions)
         ways: dict[str, Callable[[], None]] = {

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import SparkOptions, create_session
-from tests.support.kafka_broker import kafka_broker
+from tests.support.kafka_broker import Listeners, kafka_broker
 from tests.support.profiles import load_profile
 from tests.support.redis_server import redis_server
 from tests.support.settings import ROOT, SMALL
@@ -36,21 +36,24 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def kafka_listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listeners]:
+    """Where the one Kafka broker of a test run listens."""
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as listeners:
+        yield listeners
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> str:
     """The one Kafka broker of a test run, as host:port; ``TEST_KAFKA_BROKER`` names another one."""
     given = os.environ.get("TEST_KAFKA_BROKER")
-    if given:
-        yield given
-        return
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as address:
-        yield address
+    return given or str(request.getfixturevalue("kafka_listeners").plain)
 
 
 @pytest.fixture(scope="session")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A second broker, always of ours: nothing is in it but what a test puts there, and a test may break it."""
-    with kafka_broker(tmp_path_factory.mktemp("own-kafka")) as address:
-        yield address
+    with kafka_broker(tmp_path_factory.mktemp("own-kafka")) as listeners:
+        yield listeners.plain
 
 
 @pytest.fixture(scope="session")

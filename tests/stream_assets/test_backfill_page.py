@@ -42,7 +42,6 @@ def test_a_day_is_replayed_from_the_backfill_page(spark: SparkSession, folder: P
         stream = days.declare(folder, "old")
         old, new = ingest(spark, stream), ingest(spark, days.declare(folder, "new", table="clean"))
         files = days.times(stream.ingestion.table)
-        dagster.wait()
 
         launch_backfill(page, dagster, tuesday.date().isoformat())
         await_backfill(page, dagster)

@@ -18,10 +18,13 @@ from selenium.common.exceptions import (
     StaleElementReferenceException,
     TimeoutException,
 )
-from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import ActionChains, ChromeOptions, Remote
+from selenium.webdriver.chrome.remote_connection import ChromeRemoteConnection
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.support.servers import running
 
 T = TypeVar("T")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -57,7 +60,7 @@ class Browser:
         screenshots: the folder for them.
     """
 
-    driver: Chrome
+    driver: Remote
     screenshots: Path
 
     def open(self, url: str) -> None:
@@ -95,7 +98,7 @@ class Browser:
         """Replace what is written in an editor, as from the clipboard."""
         self.click(xpath)
         ActionChains(self.driver).key_down(Keys.CONTROL).send_keys("a").key_up(Keys.CONTROL).perform()
-        self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
+        self.driver.execute("executeCdpCommand", {"cmd": "Input.insertText", "params": {"text": text}})
 
     def text(self) -> str:
         """All that can be read on the page."""
@@ -139,11 +142,16 @@ def browser(folder: Path) -> Iterator[Browser]:
     options.binary_location = program
     for option in (*OPTIONS, f"--user-data-dir={folder / 'profile'}"):
         options.add_argument(option)
-    # The driver listens on the loopback interface, which no proxy reaches.
-    with patch.dict(os.environ, no_proxy="*"):
-        made = Chrome(options, ChromeService(driver, log_output=str(folder / "driver.log")))
-        try:
-            yield Browser(made, folder)
-        finally:
-            made.quit()
-            shutil.rmtree(folder / "profile", ignore_errors=True)
+    command = [driver, "--port=0"]
+    with running("chromedriver", command, folder / "driver.log") as server:
+        (port,) = server.until(
+            lambda: server.said(r"started successfully on port (\d+)"), seconds=WAIT_SECONDS, what="its start"
+        )
+        # The driver listens on the loopback interface, which no proxy reaches.
+        with patch.dict(os.environ, no_proxy="*"):
+            made = Remote(ChromeRemoteConnection(f"http://127.0.0.1:{port}"), options=options)
+            try:
+                yield Browser(made, folder)
+            finally:
+                made.quit()
+                shutil.rmtree(folder / "profile", ignore_errors=True)

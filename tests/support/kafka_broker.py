@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import argparse
 import signal
-import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import pyspark
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from spark_jobs.jars import java, resolved
-from tests.support.polling import until
+from tests.support.servers import Server, anew, running
 
 COORDINATE = ("org.apache.kafka", "kafka_2.13", "4.1.0")
-START_SECONDS = 60
+START_SECONDS = 120.0
+# Ports are chosen by the system. Nobody asks the controller before it listens: it is its own only voter.
 PROPERTIES = """
 process.roles=broker,controller
 node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},SECURE://127.0.0.1:{secure}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port},SECURE://127.0.0.1:{secure}
+controller.quorum.bootstrap.servers=127.0.0.1:1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:0,SECURE://127.0.0.1:0
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:0,SECURE://127.0.0.1:0
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
@@ -55,63 +55,70 @@ group.min.session.timeout.ms=1000
 group.consumer.min.session.timeout.ms=1000
 group.consumer.min.heartbeat.interval.ms=500
 """
+# Kafka ships no binding for its log; pyspark does.
+LOGGING_JARS = ("slf4j-api-*.jar", "log4j-slf4j2-impl-*.jar", "log4j-api-*.jar", "log4j-core-*.jar")
+LOGGING = """
+rootLogger.level=info
+rootLogger.appenderRef.console.ref=console
+appender.console.type=Console
+appender.console.name=console
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=%d{HH:mm:ss.SSS} %p %c{1}: %m%n
+logger.settings.name=org.apache.kafka.common.config
+logger.settings.level=warn
+"""
 SECURE_USER = "reader"
 SECURE_PASSWORD = "correct-horse-battery"
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class Listeners(NamedTuple):
+    """Where a broker listens, as host:port; ``secure`` wants SASL/PLAIN, with :data:`SECURE_USER` and its password."""
+
+    plain: str
+    secure: str
 
 
 @contextmanager
-def kafka_broker(folder: Path, *, port: int | None = None, secure: int | None = None) -> Iterator[str]:
-    """A running broker, as ``host:port``; its data is in ``folder``.
-
-    A second listener on ``secure`` asks for SASL/PLAIN with :data:`SECURE_USER` and :data:`SECURE_PASSWORD`.
-    """
-    port = port or free_port()
-    config = folder / "server.properties"
-    config.write_text(
-        PROPERTIES.format(
-            port=port,
-            controller=free_port(),
-            secure=secure or free_port(),
-            password=SECURE_PASSWORD,
-            folder=folder,
-        )
-    )
-    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{resolved(COORDINATE)}/*"]
-    cluster = ["-t", "stream-assets-tests-000", "-c", str(config), "--ignore-formatted"]
-    log_path = folder / "broker.log"
-    with log_path.open("wb") as log:
-        subprocess.run([*jvm, "kafka.tools.StorageTool", "format", *cluster], stdout=log, stderr=log, check=True)
-        broker = subprocess.Popen([*jvm, "kafka.Kafka", str(config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        try:
-            until(lambda: _answers(f"127.0.0.1:{port}", broker, log_path), seconds=START_SECONDS, what="the broker")
-            _load_groups(f"127.0.0.1:{port}")
-            yield f"127.0.0.1:{port}"
-        finally:
-            broker.kill()
-            broker.wait()
+def kafka_broker(folder: Path, *, port: int = 0) -> Iterator[Listeners]:
+    """A running broker that has its groups loaded; its data is in ``folder``."""
+    with anew(lambda: _broker(Path(tempfile.mkdtemp(dir=folder)), port)) as listeners:
+        yield listeners
 
 
-def _answers(address: str, broker: subprocess.Popen[bytes], log: Path) -> bool:
-    if broker.poll() is not None:
-        raise AssertionError(f"the broker ended with {broker.returncode}:\n{log.read_text()[-4000:]}")
+@contextmanager
+def _broker(folder: Path, port: int) -> Iterator[Listeners]:
+    config, logging = folder / "server.properties", folder / "log4j2.properties"
+    config.write_text(PROPERTIES.format(port=port, password=SECURE_PASSWORD, folder=folder))
+    logging.write_text(LOGGING)
+    shipped = Path(pyspark.__file__).parent / "jars"
+    jars = [str(next(shipped.glob(pattern))) for pattern in LOGGING_JARS]
+    classes = ":".join([*jars, f"{resolved(COORDINATE)}/*"])
+    jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    jvm += [f"-Dlog4j2.configurationFile={logging}", "-cp", classes]
+    prepare = ["kafka.tools.StorageTool", "format", "-t", "stream-assets-tests-000", "-c", str(config), "--standalone"]
+    with running("the format of the broker's storage", [*jvm, *prepare], folder / "format.log") as storage:
+        storage.until(lambda: storage.said("Formatting .+"), seconds=START_SECONDS, what="the storage was formatted")
+        storage.process.wait(START_SECONDS)
+    with running("the Kafka broker", [*jvm, "kafka.Kafka", str(config)], folder / "broker.log") as server:
+        server.until(lambda: server.said("Kafka Server started"), seconds=START_SECONDS, what="its start")
+        listeners = Listeners(*(_address(server, name) for name in ("PLAINTEXT", "SECURE")))
+        server.until(lambda: _loads_groups(listeners.plain), seconds=START_SECONDS, what="its groups are loaded")
+        yield listeners
+
+
+def _address(server: Server, listener: str) -> str:
+    (port,) = server.said(rf"initial RegisterBrokerRecord .*name='{listener}', host='127.0.0.1', port=(\d+)")
+    return f"127.0.0.1:{port}"
+
+
+def _loads_groups(address: str) -> bool:
+    """Whether the coordinator answers; it makes its topic first, and an admin client that asks before may crash."""
+    settings = {"bootstrap.servers": address, "group.id": "loaded", "logger": None, "log_level": 0}
     try:
-        admin = AdminClient({"bootstrap.servers": address, "logger": None, "log_level": 0})
-        return bool(admin.list_topics(timeout=2).brokers)
+        Consumer(settings).committed([TopicPartition("loaded", 0)], 5.0)
     except KafkaException:
         return False
-
-
-def _load_groups(address: str) -> None:
-    """Have the coordinator loaded: an admin client that asks it before may end the process."""
-    settings = {"bootstrap.servers": address, "group.id": "loaded", "logger": None, "log_level": 0}
-    Consumer(settings).committed([TopicPartition("loaded", 0)], START_SECONDS)
+    return True
 
 
 def main() -> None:
@@ -120,7 +127,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9092)
     port = parser.parse_args().port
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="kafka-") as folder, kafka_broker(Path(folder), port=port) as address:
+    with tempfile.TemporaryDirectory(prefix="kafka-") as folder, kafka_broker(Path(folder), port=port) as (address, _):
         print(f"Kafka {COORDINATE[2]} is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
         try:
             signal.pause()

@@ -28,10 +28,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka import (
-    admin as kafka_admin,
-)
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka import admin as kafka_admin
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
@@ -247,14 +245,6 @@ class Broker:
             yield consumer
         finally:
             consumer.close()
-
-    def secure_address(self) -> str | None:
-        """The listener that asks for a password, if there is one."""
-        broker = next(iter(self._admin.list_topics(timeout=SECONDS).brokers))
-        resource = ConfigResource(ResourceType.BROKER, str(broker))
-        found = self._admin.describe_configs([resource])[resource].result(SECONDS)
-        listeners = str(found["advertised.listeners"].value).split(",")
-        return next((text.removeprefix("SECURE://") for text in listeners if text.startswith("SECURE://")), None)
 
 
 def _result(future: Future[Any]) -> Any:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,21 +12,27 @@ from pathlib import Path
 import pyspark
 
 from spark_jobs.session import delta_spark_config
-from tests.support.polling import until
+from tests.support.servers import anew, running
 from tests.support.settings import ROOT, SMALL
+
+START_SECONDS = 240.0
+MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 @contextmanager
 def connect_server(folder: Path) -> Iterator[str]:
     """A running server; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)))) as address:
+        yield address
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
     settings = {
         **delta_spark_config(),
         **SMALL,
         "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.port": "0",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -35,27 +40,10 @@ def connect_server(folder: Path) -> Iterator[str]:
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    main = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    command = [str(submit), "--master", "local[2]", "--class", MAIN, *words, "spark-internal"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(submit), "--master", "local[2]", "--class", main, *words, "spark-internal"],
-            env=environment,
-            cwd=folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+    with running("the Spark Connect server", command, folder / "server.log", environment=environment) as server:
+        said = server.until(
+            lambda: server.said(r"Spark Connect server started at: (\S+:\d+)"), seconds=START_SECONDS, what="its start"
         )
-        try:
-            until(lambda: listens(port) or process.poll() is not None, seconds=90, what="the Connect server")
-            assert process.poll() is None, log.read_text()
-            yield f"sc://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        yield f"sc://{said[0]}"

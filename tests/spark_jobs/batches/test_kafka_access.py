@@ -27,7 +27,7 @@ from stream_consumers.kafka import cluster as kafka_cluster
 from stream_consumers.kafka.batches import KafkaSplit
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.support.kafka_broker import SECURE_PASSWORD, SECURE_USER
+from tests.support.kafka_broker import SECURE_PASSWORD, SECURE_USER, Listeners
 from tests.support.kafka_topics import Broker, Pipeline, assert_each_once, orders, pipeline, shard
 
 pytestmark = pytest.mark.spark
@@ -36,18 +36,15 @@ _LONG = re.compile(r"[A-Za-z0-9+/_-]{24,}")
 
 
 @pytest.fixture
-def broker(kafka: str) -> Iterator[Broker]:
-    with Broker(kafka) as made:
+def broker(kafka_listeners: Listeners) -> Iterator[Broker]:
+    with Broker(kafka_listeners.plain) as made:
         yield made
 
 
 @pytest.fixture
-def address(broker: Broker) -> str:
+def address(kafka_listeners: Listeners) -> str:
     """The listener that asks for a password."""
-    found = broker.secure_address()
-    if found is None:
-        pytest.skip("this broker has no listener that asks for a password")
-    return found
+    return kafka_listeners.secure
 
 
 def client(password: object = SECRET) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import socket
 import sys
 import threading
 from collections import Counter
@@ -37,7 +38,6 @@ from stream_consumers.options import (
 from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.streamer.sharders import PseudoRandom, RoundRobin
 from stream_consumers.streamer.streamer import connect
-from tests.support.kafka_broker import free_port
 from tests.support.redis_streams import unique_name
 from tests.support.ss_files import END_OF_STREAM, items, sent
 
@@ -192,8 +192,10 @@ def test_a_sharder_spreads_the_messages(sharded: str) -> None:
 @pytest.mark.parametrize("protocol", ["redis", "kafka"])
 def test_a_broker_that_is_not_there_is_told_at_once(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stream_consumers.kafka.cluster.REQUEST_SECONDS", 1.0)
-    with pytest.raises(BrokerUnavailableError):
-        connect(f"{protocol}://127.0.0.1:{free_port()}/")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # nobody else can have the port, and nobody listens on it
+        with pytest.raises(BrokerUnavailableError):
+            connect(f"{protocol}://127.0.0.1:{held.getsockname()[1]}/")
 
 
 def test_what_cannot_be_connected_to(memory: str) -> None:

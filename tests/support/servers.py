@@ -1,0 +1,112 @@
+"""Servers as processes of their own: awaited by what they say, started anew when they fail, gone after the test."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.support.polling import until
+
+T = TypeVar("T")
+STOP_SECONDS = 30.0
+TAIL = 4000
+
+
+class ServerFailedError(AssertionError):
+    """A server ended, or did not become what was waited for; the message ends with what it logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that serves, and the file with what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self, pattern: str) -> list[str]:
+        """What it has logged so far that matches."""
+        return re.findall(pattern, self.log.read_text(errors="replace"))
+
+    def until(self, condition: Callable[[], T | None], *, seconds: float, what: str) -> T:
+        """The first truthy value of ``condition``, as long as the server runs.
+
+        Raises:
+            ServerFailedError: it ended, or nothing came within ``seconds``.
+        """
+
+        def check() -> T | None:
+            value = condition()
+            if not value and self.process.poll() is not None:
+                raise self._failed(f"ended with {self.process.returncode} before {what}")
+            return value
+
+        try:
+            return until(check, seconds=seconds, what=what)
+        except ServerFailedError:
+            raise
+        except AssertionError as error:
+            raise self._failed(f"still runs, but {error}") from None
+
+    def _failed(self, what: str) -> ServerFailedError:
+        return ServerFailedError(f"{self.name} {what}; it logged:\n{self.log.read_text(errors='replace')[-TAIL:]}")
+
+
+@contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stop: signal.Signals = signal.SIGKILL,
+) -> Iterator[Server]:
+    """A running process; it works in the folder of its log, and gets ``stop`` at the end."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield Server(name, process, log)
+        finally:
+            process.send_signal(stop)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def anew(start: Callable[[], AbstractContextManager[T]], *, times: int = 2) -> Iterator[T]:
+    """What ``start`` starts; where that fails, what it starts when it is called again, up to so many ``times``."""
+    with ExitStack() as stack:
+        for left in reversed(range(times)):
+            try:
+                started = stack.enter_context(start())
+                break
+            except ServerFailedError:
+                if not left:
+                    raise
+        yield started
+
+
+def some_port() -> int:
+    """A port to try, for servers that cannot choose one and tell it; one that is in use fails, and is tried ``anew``.
+
+    It is not among those that the system gives to clients, nor is the one that is 10,000 above it (the bus of a Redis
+    cluster), so that only another server can have it.
+    """
+    return 10_000 + secrets.randbelow(12_000)
