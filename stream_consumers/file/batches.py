@@ -22,7 +22,8 @@ from stream_consumers.batches import (
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.file.format import HEADER_SIZE
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner, stream_file_size
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
@@ -171,8 +172,8 @@ class FileBatchSource(BatchSource):
         self._streams = frozenset(url.required_streams())
         self._checkpoints: list[Checkpoint] = [START]
         self._extents: dict[Shard, Extent] = {}
-        with FrameScanner(self._path) as scanner:
-            self._header = scanner.header
+        with StreamFile(self._path) as file:
+            self._header = file.header
         self._frozen_size = self._end = HEADER_SIZE
         self._tail: str | None = None
         self._is_exact = True
@@ -185,7 +186,8 @@ class FileBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
         first = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        self._frozen_size = stream_file_size(self._path)
+        with StreamFile(self._path) as file:
+            self._frozen_size = file.size
         self._checkpoints = [first]
         self._tail = None
         self._is_exact = True

@@ -5,18 +5,10 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from stream_consumers.file.format import (
-    HEADER_SIZE,
-    Beacon,
-    BeaconError,
-    Header,
-    Marker,
-    decode_beacon,
-    marker_capacity,
-)
-from stream_consumers.file.scanner import open_stream_file
+from stream_consumers.closing import ClosesOnExit
+from stream_consumers.file.format import HEADER_SIZE, Beacon, BeaconError, Marker, decode_beacon, marker_capacity
+from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import Shard
 
 _BEACON_WINDOWS = (4 * 1024, 80 * 1024)
@@ -68,7 +60,7 @@ def _outward(low: int, high: int) -> Iterator[int]:
             yield middle - distance
 
 
-class BeaconSearch:
+class BeaconSearch(ClosesOnExit):
     """The beacons of one file, read one at a time.
 
     Example:
@@ -78,29 +70,17 @@ class BeaconSearch:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
-        self._file = open_stream_file(self._path)
-        try:
-            self._interval = Header.decode(os.pread(self._file, HEADER_SIZE, 0), path=path).beacon_interval
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._file = StreamFile(path)
+        self._interval = self._file.header.beacon_interval
 
-    def __enter__(self) -> BeaconSearch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     @property
     def count(self) -> int:
         """How many beacons the file can have at its present size."""
-        return os.fstat(self._file).st_size // self._interval
-
-    @property
-    def capacity(self) -> int:
-        """How many shards a beacon can name."""
-        return marker_capacity(self._interval)
+        return self._file.size // self._interval
 
     def offset(self, index: int) -> int:
         """The file offset of a beacon; index 0 stands for the first frame behind the header."""
@@ -138,7 +118,7 @@ class BeaconSearch:
         """The beacon at ``index``; ``None`` if it is damaged or not whole yet."""
         for window in _BEACON_WINDOWS:
             try:
-                found = decode_beacon(os.pread(self._file, window, index * self._interval))
+                found = decode_beacon(self._file.read(index * self._interval, window))
             except BeaconError:
                 return None
             if found:

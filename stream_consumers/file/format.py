@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fastcrc import crc16
 
 from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
-from stream_consumers.messages import INTERNAL_KEY, MAX_STREAM_KEY_BYTES, Shard, check_stream_key
+from stream_consumers.messages import MAX_STREAM_KEY_BYTES, Shard, check_stream_key
 
 MAGIC = b"Ss"
 VERSION = 1
@@ -25,7 +25,6 @@ EOS_PAYLOAD = b"EOS"
 CHECKSUM_START = 0xFFFF
 
 FRAME_FIELDS = struct.Struct(">QQQI")
-FRAME_OVERHEAD = 1 + FRAME_FIELDS.size + 2 + 1
 _CHECKSUM = struct.Struct(">H")
 _BEACON_HEAD = struct.Struct(">BIB")
 _MARKER_TAIL = struct.Struct(">QQQH")
@@ -195,8 +194,7 @@ def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
 
 def marker_capacity(beacon_interval: int) -> int:
     """How many markers a beacon carries at most (upstream's formula)."""
-    space = beacon_interval
-    return (0 if space < EMPTY_BEACON_SIZE else min(255, (space - EMPTY_BEACON_SIZE) // _MAX_MARKER_SIZE)) // 2
+    return min(255, (beacon_interval - EMPTY_BEACON_SIZE) // _MAX_MARKER_SIZE) // 2
 
 
 def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes) -> tuple[bytes, int]:
@@ -218,8 +216,3 @@ def encode_frame(shard: Shard, sequence: int, timestamp_ms: int, payload: bytes)
         ) from error
     crc = checksum(payload)
     return b"".join((bytes((len(key),)), key, fields, payload, _CHECKSUM.pack(crc), bytes((END,)))), crc
-
-
-def eos_frame(timestamp_ms: int) -> tuple[bytes, int]:
-    """The end-of-stream message."""
-    return encode_frame(Shard(INTERNAL_KEY), 0, timestamp_ms, EOS_PAYLOAD)

@@ -12,23 +12,15 @@ What a frame is depends on the bytes alone, never on where the walk began, so th
 from __future__ import annotations
 
 import os
-import stat
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
-from stream_consumers.errors import InvalidStreamKeyError, StreamNotFoundError, StreamRemovedError
-from stream_consumers.file.format import (
-    END,
-    FRAME_FIELDS,
-    HEADER_SIZE,
-    BeaconError,
-    Header,
-    checksum,
-    decode_beacon,
-)
+from stream_consumers.closing import ClosesOnExit
+from stream_consumers.errors import InvalidStreamKeyError, StreamRemovedError
+from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
+from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import INTERNAL_KEY, Shard, check_stream_key
 
 WINDOW_BYTES = 1024 * 1024
@@ -75,7 +67,7 @@ class _Splice(NamedTuple):
     remaining: int | None
 
 
-class FrameScanner:
+class FrameScanner(ClosesOnExit):
     """Yields the frames of an open ``.ss`` file in order.
 
     Args:
@@ -103,32 +95,18 @@ class FrameScanner:
         stop: int | None = None,
         window: int = WINDOW_BYTES,
     ) -> None:
-        self.path = Path(path)
-        self._file = open_stream_file(self.path)
-        try:
-            self.header = Header.decode(os.pread(self._file, HEADER_SIZE, 0), path=self.path)
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._file = StreamFile(path)
+        self.path, self.header = self._file.path, self._file.header
         self._interval = self.header.beacon_interval
         self._stop = stop
         self._window = window
         self._shards: dict[bytes, dict[int, Shard]] = {}
         self._last: dict[Shard, int] = dict(previous or {})
-        self._closed = False
         self._reset(start)
-
-    def __enter__(self) -> FrameScanner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._file)
+        self._file.close()
 
     def seek(self, start: int, previous: Mapping[Shard, int] | None = None) -> None:
         """Go on at another place; the arguments are those of the constructor."""
@@ -154,14 +132,9 @@ class FrameScanner:
         return self._position + self._shift
 
     @property
-    def last_sequences(self) -> Mapping[Shard, int]:
-        """The last sequence of each shard that was seen or given."""
-        return self._last
-
-    @property
     def size(self) -> int:
         """The size of the file now, at most ``stop``."""
-        size = os.fstat(self._file).st_size
+        size = self._file.size
         return size if self._stop is None else min(size, self._stop)
 
     @property
@@ -171,7 +144,7 @@ class FrameScanner:
 
     def tail_holds_messages(self) -> bool:
         """Whether whole messages stand behind the last item: then it is damaged there, not just unfinished."""
-        tail = os.pread(self._file, min(TAIL_BYTES, max(0, self.size - self.offset)), self.offset)
+        tail = self._file.read(self.offset, min(TAIL_BYTES, self.incomplete_bytes))
         return any(self._is_message(tail, at) for key in self._shards for at in _places(tail, bytes((len(key),)) + key))
 
     @staticmethod
@@ -188,7 +161,7 @@ class FrameScanner:
 
     def read_bytes(self, item: Frame | Damage) -> bytes:
         """The bytes of an item as they are in the file, beacons included."""
-        return os.pread(self._file, item.end - item.offset, item.offset)
+        return self._file.read(item.offset, item.end - item.offset)
 
     def __iter__(self) -> Iterator[Frame | Damage]:
         """All items up to the end of what is written now; iterate again when the file has grown.
@@ -204,7 +177,7 @@ class FrameScanner:
 
     def _restart_incomplete(self) -> None:
         """Forget bytes of an unfinished frame: an appending producer may have cut and rewritten them."""
-        offset, size = self.offset, os.fstat(self._file).st_size
+        offset, size = self.offset, self._file.size
         if size < offset:
             raise StreamRemovedError(
                 f"{self.path} became shorter while it was read",
@@ -235,7 +208,7 @@ class FrameScanner:
             self._shift += self._position
             self._position = 0
         limit = self._window if self._stop is None else min(self._window, self._stop - self._read_to)
-        begin, window = self._read_to, os.pread(self._file, max(0, limit), self._read_to)
+        begin, window = self._read_to, self._file.read(self._read_to, max(0, limit))
         at = 0
         while at < len(window):
             offset = begin + at
@@ -297,7 +270,7 @@ class FrameScanner:
         if shard is None:
             return "no message begins here"
         spliced = bool(splices) and splices[0].at < end
-        if spliced and not self._agrees(end):
+        if spliced and not self._agrees_from(0, end):
             return "its length is at odds with the next beacon"
         if end > len(buffer):
             return None
@@ -345,10 +318,6 @@ class FrameScanner:
             shard = by_id[shard_id] = Shard(key.decode("ascii"), shard_id)
         return shard
 
-    def _agrees(self, end: int) -> bool:
-        """Whether each beacon within the frame that ends at ``end`` says how much of it is left."""
-        return self._agrees_from(0, end)
-
     def _lose_framing(self, reason: str) -> Damage | None:
         """Report everything up to the next frame that a beacon vouches for; ``None`` while there is none."""
         offset = self._position + self._shift
@@ -378,50 +347,13 @@ class FrameScanner:
                 return True
 
     def _agrees_from(self, first: int, end: int) -> bool:
+        """Whether each beacon before buffer position ``end``, but the ``first`` ones, says how far it is to there."""
         for splice in islice(self._splices, first, None):
             if splice.at >= end:
                 break
             if splice.remaining != end - splice.at:
                 return False
         return True
-
-
-def stream_file_size(path: Path) -> int:
-    """The size of the file now.
-
-    Raises:
-        StreamNotFoundError: it is gone.
-    """
-    descriptor = open_stream_file(path)
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
-
-
-def open_stream_file(path: Path) -> int:
-    """Open for reading; the caller closes the descriptor.
-
-    Raises:
-        StreamNotFoundError: naming the path, and the likely mistake.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise IsADirectoryError
-        return descriptor
-    except IsADirectoryError as error:
-        raise StreamNotFoundError(
-            f"{path} is a directory, not a stream file",
-            remedy="In a file:// URL the stream key comes after the file: file://path/to/orders.ss/orders.",
-        ) from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StreamNotFoundError(
-            f"there is no file {path}", remedy="Check the path, or create it: stream-assets produce file://…/KEY."
-        ) from error
-    except PermissionError as error:
-        raise StreamNotFoundError(f"{path} may not be read", remedy="Change its permissions.") from error
 
 
 def _places(data: bytes, needle: bytes) -> Iterator[int]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, InvalidOptionError, InvalidStreamKeyError, UnsupportedVersionError
 from stream_consumers.file.format import (
+    EOS_PAYLOAD,
     Beacon,
     BeaconError,
     Header,
@@ -17,12 +18,11 @@ from stream_consumers.file.format import (
     checksum,
     decode_beacon,
     encode_frame,
-    eos_frame,
     marker_capacity,
     running_checksum,
 )
 from stream_consumers.file.writer import FrameWriter
-from stream_consumers.messages import Shard
+from stream_consumers.messages import INTERNAL_KEY, Shard
 from tests.support.ss_files import Sent, items, sent
 
 HELLO = Shard("hello")
@@ -70,7 +70,7 @@ def test_tiny_file_is_written_byte_by_byte() -> None:
         writer.write(HELLO, number, 1_700_000_000_000 + number, b"message-%d" % number)
     assert len(TINY) == 322
     assert header == TINY[:128]
-    assert header + writer.take() + eos_frame(0x1A1FB6EA325)[0] == TINY
+    assert header + writer.take() + encode_frame(Shard(INTERNAL_KEY), 0, 0x1A1FB6EA325, EOS_PAYLOAD)[0] == TINY
 
 
 def test_tiny_file_is_read(tmp_path: Path) -> None:
