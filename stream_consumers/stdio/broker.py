@@ -23,12 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Subscription:
-    """What a consumer was told it will get, and did not take yet.
+class ConsumerQueue:
+    """The messages that were read for one consumer, and that it has not taken yet.
 
     Args:
-        streams: those that it is for.
+        streams: the streams that the consumer reads.
         group: the group that it shares them with.
+        buffer: the messages, oldest first.
+        buffered_bytes: the bytes of their payloads.
+        is_open: whether the consumer still gets messages.
     """
 
     streams: frozenset[str]
@@ -38,7 +41,7 @@ class Subscription:
     is_open: bool = True
 
     def wants(self, shard: Shard) -> bool:
-        """Whether messages of this shard are for it."""
+        """Whether messages of this shard are for the consumer."""
         return shard.stream == BROADCAST or shard.stream in self.streams
 
 
@@ -58,8 +61,8 @@ class StdioBroker:
     Example:
         >>> import io
         >>> broker = StdioBroker(io.BytesIO(b"[orders | 7] a\n[clicks] b\n[orders] c\n"), io.BytesIO())
-        >>> subscription = broker.subscribe(["orders"])
-        >>> broker.take(subscription).sequence, broker.take(subscription).sequence, broker.unclaimed
+        >>> orders = broker.subscribe(["orders"])
+        >>> broker.take(orders).sequence, broker.take(orders).sequence, broker.unclaimed
         (7, 8, 1)
     """
 
@@ -75,7 +78,7 @@ class StdioBroker:
         self._input = InputPipe(source)
         self._buffer_messages, self._buffer_bytes = buffer_messages, buffer_bytes
         self._changed = threading.Condition()
-        self._subscriptions: list[Subscription] = []
+        self._queues: list[ConsumerQueue] = []
         self._next: dict[Shard, int] = {}
         self._reader: threading.Thread | None = None
         self._is_read = False
@@ -88,56 +91,53 @@ class StdioBroker:
         with self._changed:
             return self._unclaimed
 
-    def subscribe(self, streams: list[str], group: str | None = None) -> Subscription:
+    def subscribe(self, streams: list[str], group: str | None = None) -> ConsumerQueue:
         """Get the messages of these streams from now on; members of a group are in the order of these calls."""
-        subscription = Subscription(frozenset(streams), group)
+        queue = ConsumerQueue(frozenset(streams), group)
         with self._changed:
-            self._subscriptions.append(subscription)
+            self._queues.append(queue)
             self._changed.notify_all()
-        return subscription
+        return queue
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, queue: ConsumerQueue) -> None:
         """Get no more; what waits for it is dropped."""
         with self._changed:
-            if subscription.is_open:
-                subscription.is_open = False
-                self._subscriptions.remove(subscription)
+            if queue.is_open:
+                queue.is_open = False
+                self._queues.remove(queue)
                 self._changed.notify_all()
 
-    def take(self, subscription: Subscription, timeout: float | None = None) -> Message | None:
-        """The next message for this subscription; see :meth:`stream_consumers.consumer.Consumer.next`.
+    def take(self, queue: ConsumerQueue, seconds: float | None = None) -> Message | None:
+        """The next message of the queue, waiting at most so many seconds for it.
 
         Raises:
-            StreamEndedError: the pipe is at its end, nobody writes to its consumers, and everything was taken.
+            StreamEndedError: the queue was closed, or the pipe is at its end, nobody loops messages back, and
+                everything was taken.
             StreamNotFoundError, StreamRemovedError, FormatError: the pipe cannot be read on; everything was taken.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._start()
-            while True:
-                if not subscription.is_open:
-                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-                if subscription.buffer:
-                    message = subscription.buffer.popleft()
-                    subscription.buffered_bytes -= len(message.payload or b"")
-                    self._changed.notify_all()
-                    return message
-                if self._failure is not None:
-                    raise self._failure
-                if self._is_read and not self._loopbacks:
-                    raise StreamEndedError("stdin is at its end", remedy="Pipe more into a new process.")
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: queue.buffer or not queue.is_open or self._is_at_end, seconds)
+            if not queue.is_open:
+                raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+            if queue.buffer:
+                message = queue.buffer.popleft()
+                queue.buffered_bytes -= len(message.payload or b"")
+                self._changed.notify_all()
+                return message
+            if self._failure is not None:
+                raise self._failure
+            if self._is_at_end:
+                raise StreamEndedError("stdin is at its end", remedy="Pipe more into a new process.")
+            return None
 
-    def waiting(self, subscription: Subscription) -> int:
+    def waiting(self, queue: ConsumerQueue) -> int:
         """How many messages were read from the pipe and not taken: what is lost if nobody takes them.
 
         It counts whole lines that were read and not yet looked at, whomever they are for.
         """
         with self._changed:
-            return len(subscription.buffer) + self._undelivered
+            return len(queue.buffer) + self._undelivered
 
     def open_loopback(self) -> None:
         """A producer begins to send to the consumers; the stream does not end before it does."""
@@ -155,6 +155,11 @@ class StdioBroker:
         with self._changed:
             self._next[message.shard] = message.sequence + 1
             self._deliver(message, waits_for_consumers=False)
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether no more messages can come: the pipe was read to its end, or cannot be read on."""
+        return self._failure is not None or (self._is_read and not self._loopbacks)
 
     def _start(self) -> None:
         if self._reader is None:
@@ -198,7 +203,7 @@ class StdioBroker:
         while True:
             # Who it is for may be another one after a wait: consumers come and go.
             takers = self._takers(message)
-            has_consumers = bool(self._subscriptions) or not waits_for_consumers
+            has_consumers = bool(self._queues) or not waits_for_consumers
             if has_consumers and all(self._has_room(taker, size) for taker in takers):
                 break
             if not self._changed.wait(PATIENCE_SECONDS) and takers and not is_told:
@@ -213,17 +218,17 @@ class StdioBroker:
         self._changed.notify_all()
         return len(takers)
 
-    def _takers(self, message: Message) -> list[Subscription]:
+    def _takers(self, message: Message) -> list[ConsumerQueue]:
         """Everybody without a group, and one member of each group."""
-        alone: list[Subscription] = []
-        groups: dict[str, list[Subscription]] = {}
-        for subscription in self._subscriptions:
-            if subscription.wants(message.shard):
-                members = alone if subscription.group is None else groups.setdefault(subscription.group, [])
-                members.append(subscription)
+        alone: list[ConsumerQueue] = []
+        groups: dict[str, list[ConsumerQueue]] = {}
+        for queue in self._queues:
+            if queue.wants(message.shard):
+                members = alone if queue.group is None else groups.setdefault(queue.group, [])
+                members.append(queue)
         return alone + [members[message.sequence % len(members)] for members in groups.values()]
 
-    def _has_room(self, taker: Subscription, size: int) -> bool:
+    def _has_room(self, taker: ConsumerQueue, size: int) -> bool:
         return not taker.buffer or (
             len(taker.buffer) < self._buffer_messages and taker.buffered_bytes + size <= self._buffer_bytes
         )

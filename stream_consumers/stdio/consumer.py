@@ -65,10 +65,10 @@ class StdioConsumer(MessageIterator):
         self._assignment = Assignment(streams)
         self._seen = {Shard(stream) for stream in streams}
         self._broker = broker or process_broker()
-        self._subscription = self._broker.subscribe(list(streams), group)
+        self._queue = self._broker.subscribe(list(streams), group)
 
     def __repr__(self) -> str:
-        group = self._subscription.group
+        group = self._queue.group
         return f"StdioConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={group!r})"
 
     @property
@@ -79,7 +79,7 @@ class StdioConsumer(MessageIterator):
     @property
     def waiting(self) -> int:
         """How many lines were read from the pipe and not given out: they are lost when the process ends."""
-        return self._broker.waiting(self._subscription)
+        return self._broker.waiting(self._queue)
 
     def next(self, timeout: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`.
@@ -92,7 +92,7 @@ class StdioConsumer(MessageIterator):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else deadline - time.monotonic()
-            message = self._broker.take(self._subscription, left)
+            message = self._broker.take(self._queue, left)
             if message is None or message.shard.stream == BROADCAST:
                 return message
             self._seen.add(message.shard)
@@ -125,7 +125,7 @@ class StdioConsumer(MessageIterator):
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`; what waits for it is dropped."""
-        self._broker.unsubscribe(self._subscription)
+        self._broker.unsubscribe(self._queue)
 
 
 def _check_mode(mode: ConsumerMode, group: str | None) -> None:

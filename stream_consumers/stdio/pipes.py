@@ -24,13 +24,11 @@ class InputPipe:
 
     Args:
         stream: what to read; nothing else may read it.
-        name: shown in errors.
         max_line_bytes: a longer line is an error, not a full memory.
     """
 
-    def __init__(self, stream: BinaryIO | None, *, name: str = "stdin", max_line_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._stream = stream
-        self._name = name
         self._max_line_bytes = max_line_bytes
         self._lines_read = 0
         self._held: int | None = None
@@ -53,12 +51,12 @@ class InputPipe:
         """
         self.hold()
         if self._stream is None or (self._held is None and self._stream.closed):
-            raise StreamNotFoundError(f"{self._name} is closed", remedy="Pipe something into it.")
+            raise StreamNotFoundError("stdin is closed", remedy="Pipe something into it.")
         try:
             yield from self._split(self._stream)
         except (OSError, ValueError) as error:
             raise StreamRemovedError(
-                f"{self._name} cannot be read: {error}", remedy="Pipe something into it.", lines=self._lines_read
+                f"stdin cannot be read: {error}", remedy="Pipe something into it.", lines=self._lines_read
             ) from error
 
     def _split(self, stream: BinaryIO) -> Iterator[list[bytes]]:
@@ -70,7 +68,7 @@ class InputPipe:
             size += len(first)
             if size > self._max_line_bytes:
                 raise FormatError(
-                    f"a line of {self._name} is too long",
+                    "a line of stdin is too long",
                     remedy="End messages with a newline.",
                     line=self._lines_read + 1,
                     limit=self._max_line_bytes,
@@ -108,14 +106,12 @@ class OutputPipe:
 
     Args:
         stream: where to write.
-        name: shown in errors.
     """
 
     COALESCE_BYTES = 64 * 1024
 
-    def __init__(self, stream: BinaryIO | None, *, name: str = "stdout") -> None:
+    def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
-        self._name = name
         self._lock = threading.Lock()
         self._pending = bytearray()
         self._next: dict[Shard, int] = {}
@@ -149,7 +145,7 @@ class OutputPipe:
         if not self._pending:
             return
         if self._stream is None or self._stream.closed:
-            raise BrokerError(f"{self._name} is closed", remedy="Leave it open.", bytes=len(self._pending))
+            raise BrokerError("stdout is closed", remedy="Leave it open.", bytes=len(self._pending))
         try:
             self._stream.flush()
             descriptor = _descriptor(self._stream)
@@ -167,7 +163,7 @@ class OutputPipe:
             raise
         except OSError as error:
             raise BrokerError(
-                f"{self._name} cannot be written: {error}",
+                f"stdout cannot be written: {error}",
                 remedy="Make room, then flush again.",
                 bytes=len(self._pending),
             ) from error
