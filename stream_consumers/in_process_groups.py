@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from stream_consumers.consumer import Consumer, Edge
-from stream_consumers.consumer_base import MessageIterator
-from stream_consumers.errors import InvalidOptionError, StreamEndedError
+from stream_consumers.consumer_base import PollingConsumer
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 
-READ_SECONDS = 0.05
 Open = Callable[[], Consumer]
 
 
@@ -137,7 +135,7 @@ _groups: dict[GroupKey, SharedGroup] = {}
 _groups_lock = threading.Lock()
 
 
-class SharedGroupConsumer(MessageIterator):
+class SharedGroupConsumer(PollingConsumer):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
@@ -169,7 +167,10 @@ class SharedGroupConsumer(MessageIterator):
         (['0', '2'], ['1', '3'])
     """
 
+    poll_seconds = 0.05
+
     def __init__(self, url: StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open) -> None:
+        super().__init__()
         if not group:
             raise InvalidOptionError("group='' names no group", remedy="Give it a name.")
         reading = GroupReading(frozenset(url.required_streams()), reset, live)
@@ -177,7 +178,6 @@ class SharedGroupConsumer(MessageIterator):
         self._key = GroupKey(f"{url.protocol}://{place}", group)
         self._open, self._live = open_consumer, live
         self._moving = threading.Lock()
-        self._closed = threading.Event()
         self._alone: Consumer | None = None
         self._is_detached = False
         with _groups_lock:
@@ -197,23 +197,15 @@ class SharedGroupConsumer(MessageIterator):
         """The group's name."""
         return self._key.name
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _poll(self, seconds: float) -> Message | None:
+        if self._is_detached and self._alone is not None:
+            return self._alone.next(seconds)
         while True:
-            if self._closed.is_set():
-                raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-            left = READ_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            seconds = min(left, READ_SECONDS)
-            if self._is_detached and self._alone is not None:
-                message, has_more = self._alone.next(seconds), False
-            else:
-                message, has_more = self._group.take(self._member, seconds)
-            if message is not None:
-                return message
+            message, was_read = self._group.take(self._member, seconds)
             # A message of another member is no reason to give up before the next one.
-            if left <= 0 and not has_more:
-                return None
+            if message is not None or not was_read:
+                return message
+            self._check_open()
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
@@ -246,8 +238,7 @@ class SharedGroupConsumer(MessageIterator):
                 self._alone.close()
 
     def _own(self) -> Consumer:
-        if self._closed.is_set():
-            raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
+        self._check_open()
         if self._alone is None:
             self._alone = self._open()
         return self._alone

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
-from stream_consumers.consumer_base import Assignment, MessageIterator
-from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.file.beacon_search import BeaconSearch
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
@@ -18,10 +17,11 @@ from stream_consumers.messages import DeadLetter, Message, Shard, to_millisecond
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 
+SHORTEST_WAIT_SECONDS = 0.001
 LONGEST_WAIT_SECONDS = 1.024
 
 
-class FileConsumer(MessageIterator):
+class FileConsumer(PollingConsumer):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
@@ -29,7 +29,7 @@ class FileConsumer(MessageIterator):
             the file has or gets.
         reset: where to start.
         live: wait for more at the end of the file; without it the end of the file ends the stream.
-        on_dead_letter: told of damaged frames; they are logged by default, and reading goes on.
+        on_dead_letter: called with each damaged frame; by default it is logged. Reading continues behind it.
 
     Raises:
         InvalidOptionError: ``latest`` without ``live`` would read nothing.
@@ -39,6 +39,8 @@ class FileConsumer(MessageIterator):
         ...     [message.text() for message in orders]
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
+
+    poll_seconds = LONGEST_WAIT_SECONDS
 
     def __init__(
         self,
@@ -53,13 +55,14 @@ class FileConsumer(MessageIterator):
                 f"reading {url} from the latest message on without waiting for more reads nothing",
                 remedy="Use earliest, or live=True.",
             )
+        super().__init__()
         self._path = Path(url.path)
         self._streams = frozenset(url.subscribed_streams())
         self._live = live
         self._on_dead_letter = on_dead_letter
         self._assignment = Assignment(self._streams)
         self._lock = threading.RLock()
-        self._closed = threading.Event()
+        self._wait_seconds = SHORTEST_WAIT_SECONDS
         self._skip: Callable[[Frame], bool] | None = None
         self._passed: set[Shard] = set()
         self._scanner = FrameScanner(self._path)
@@ -68,26 +71,20 @@ class FileConsumer(MessageIterator):
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        wait = 0.001
-        while not self._closed.is_set():
-            with self._lock:
-                message = self._next_available()
-                if message is not None:
-                    return message
-                if self._ended or not self._live:
-                    self._ended = True
-                    raise StreamEndedError(
-                        f"{self._path} has no more messages", remedy="Rewind, or open it live to wait for more."
-                    )
-            left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            if left <= 0:
-                return None
-            self._closed.wait(left)
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-        raise StreamEndedError(f"the consumer of {self._path} was closed", remedy="Create a new one.")
+    def _poll(self, seconds: float) -> Message | None:
+        with self._lock:
+            self._check_open()
+            message = self._next_available()
+            if message is None and (self._ended or not self._live):
+                self._ended = True
+                raise end_of(self._path)
+        if message is None:
+            # Nobody tells when a file grows, so that it is looked at less and less often while it does not.
+            self._closed.wait(min(seconds, self._wait_seconds))
+            self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+        else:
+            self._wait_seconds = SHORTEST_WAIT_SECONDS
+        return message
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
@@ -130,7 +127,7 @@ class FileConsumer(MessageIterator):
             self._scanner.close()
 
     def _next_available(self) -> Message | None:
-        if self._ended or self._closed.is_set():
+        if self._ended:
             return None
         while True:
             item = next(self._items, None)
@@ -185,9 +182,7 @@ class FileConsumer(MessageIterator):
                 if not any(
                     isinstance(item, Frame) and item.shard in self._assignment and not skip(item) for item in scanner
                 ):
-                    raise OutOfBoundsError(
-                        f"{self._path} has no message {place}", remedy="Rewind to the end to wait for newer ones."
-                    )
+                    raise no_message(place, self._path)
             self._go_to(start, skip)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:

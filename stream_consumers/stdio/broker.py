@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import BinaryIO

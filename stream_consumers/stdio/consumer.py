@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 from stream_consumers.consumer import Edge
-from stream_consumers.consumer_base import Assignment, MessageIterator
+from stream_consumers.consumer_base import Assignment, PollingConsumer
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
@@ -17,7 +16,7 @@ from stream_consumers.urls import StreamUrl
 _NOT_A_PIPE = "Spool the pipe into a file, and read that: stream-assets relay stdio:///orders file://orders.ss/orders."
 
 
-class StdioConsumer(MessageIterator):
+class StdioConsumer(PollingConsumer):
     r"""A consumer of the lines of stdin; see :class:`stream_consumers.consumer.Consumer`.
 
     A line is for the consumers of its stream; one without a stream is in the stream ``broadcast``, and for all of them.
@@ -39,6 +38,10 @@ class StdioConsumer(MessageIterator):
     Raises:
         InvalidUrlError: it names a host, or no stream.
         InvalidOptionError: mode ``resumable``, a group that the mode does not have or lacks, or ``latest``.
+        StreamEndedError: from ``next``, if the consumer was closed, or if the pipe is at its end and everything was
+            given out.
+        StreamNotFoundError, StreamRemovedError: from ``next``, if stdin is closed, or cannot be read.
+        FormatError: from ``next``, if a line is longer than 256 MiB.
 
     Example:
         >>> import io
@@ -57,6 +60,7 @@ class StdioConsumer(MessageIterator):
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         broker: StdioBroker | None = None,
     ) -> None:
+        super().__init__()
         streams = check_stdio_url(url)
         _check_mode(mode, group)
         if reset is AutoStreamReset.LATEST:
@@ -81,18 +85,9 @@ class StdioConsumer(MessageIterator):
         """How many lines were read from the pipe and not given out: they are lost when the process ends."""
         return self._broker.waiting(self._queue)
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`.
-
-        Raises:
-            StreamEndedError: the consumer was closed, or the pipe is at its end and everything was given out.
-            StreamNotFoundError, StreamRemovedError: stdin is closed, or cannot be read.
-            FormatError: a line is longer than 256 MiB.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _poll(self, seconds: float) -> Message | None:
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            message = self._broker.take(self._queue, left)
+            message = self._broker.take(self._queue, seconds)
             if message is None or message.shard.stream == BROADCAST:
                 return message
             self._seen.add(message.shard)
@@ -125,6 +120,7 @@ class StdioConsumer(MessageIterator):
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`; what waits for it is dropped."""
+        self._closed.set()
         self._broker.unsubscribe(self._queue)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import math
 import os
 import random
 import threading
@@ -12,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import MIN_CLAIM_SECONDS, host_id
+from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, host_id
 
 MAX_STREAM_BYTES = 1024
 MAX_NAME_BYTES = 256
@@ -64,14 +63,9 @@ class RetryPolicy:
     max_backoff_seconds: float = MAX_BACKOFF_SECONDS
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            raise InvalidOptionError(f"max_retries={self.max_retries} is no number of retries", remedy="Use 0 or more.")
-        for name in ("backoff_seconds", "max_backoff_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0) or (name[0] == "m" and value > MAX_BACKOFF_SECONDS):
-                raise InvalidOptionError(
-                    f"{name}={value} is not a time to wait", remedy=f"Use 0 to {MAX_BACKOFF_SECONDS:g}."
-                )
+        check_range("max_retries", self.max_retries)
+        check_range("backoff_seconds", self.backoff_seconds)
+        check_range("max_backoff_seconds", self.max_backoff_seconds, at_most=MAX_BACKOFF_SECONDS)
 
     @property
     def max_attempts(self) -> int:
@@ -152,12 +146,10 @@ class SubscriptionConfig:
                 remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses it by intention.",
             )
         for name in ("max_in_flight", "ack_batch_size"):
-            if getattr(self, name) < 1:
-                raise InvalidOptionError(f"{name}={getattr(self, name)} does nothing", remedy="Use 1 or more.")
-        for name in ("block_seconds", "claim_interval_seconds", "ack_interval_seconds", "claim_idle_seconds"):
-            least = MIN_CLAIM_SECONDS if name != "ack_interval_seconds" else 0.0
-            if not least <= getattr(self, name) < float("inf"):
-                raise InvalidOptionError(f"{name}={getattr(self, name)} is not a time", remedy=f"Use {least} or more.")
+            check_range(name, getattr(self, name), at_least=1)
+        for name in ("block_seconds", "claim_interval_seconds", "claim_idle_seconds"):
+            check_range(name, getattr(self, name), at_least=MIN_CLAIM_SECONDS)
+        check_range("ack_interval_seconds", self.ack_interval_seconds)
         if self.retry.longest_backoff_seconds >= self.claim_idle_seconds:
             raise InvalidOptionError(
                 f"the back-off of up to {self.retry.longest_backoff_seconds} s is not below claim_idle_seconds="
