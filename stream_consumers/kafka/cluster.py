@@ -1,4 +1,4 @@
-"""A Kafka cluster as this project uses it: configuration, topics, offsets, groups, and errors in our words."""
+"""A Kafka cluster as this project uses it: configuration, topics, offsets and groups."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -33,8 +34,14 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.errors import ConnectionReasons, explain, is_about_connection, until_found
-from stream_consumers.kafka.positions import GroupPositions
+from stream_consumers.kafka.errors import (
+    ConnectionReasons,
+    explain,
+    is_about_connection,
+    is_lost,
+    raise_refused,
+    until_found,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -72,6 +79,36 @@ def check_client_options(client: ClientConfig) -> None:
             raise InvalidOptionError(
                 f"the client option {name!r} is refused: {_WHY_FIXED[name]}", remedy="Leave it out."
             )
+
+
+def check_producer_options(client: ClientConfig) -> None:
+    """Refuse settings that only a consumer knows: a producer would ignore them without a word.
+
+    Raises:
+        InvalidOptionError: naming the settings.
+
+    Example:
+        >>> check_producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: a producer has no client option 'session.timeout.ms': only \
+consumers have. Leave it out here.
+    """
+    consumers = sorted(filter(_is_consumer_only, client))
+    if consumers:
+        raise InvalidOptionError(
+            f"a producer has no client option {', '.join(map(repr, consumers))}: only consumers have",
+            remedy="Leave it out here.",
+        )
+
+
+def producer_options(client: ClientConfig | None) -> ClientConfig:
+    """A configuration for consumers and producers, without what only consumers know.
+
+    Example:
+        >>> producer_options({"linger.ms": 5, "session.timeout.ms": 6000})
+        {'linger.ms': 5}
+    """
+    return {name: value for name, value in (client or {}).items() if not _is_consumer_only(name)}
 
 
 def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Scalar]:
@@ -147,7 +184,8 @@ class KafkaCluster:
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
         self._reasons = ConnectionReasons()
-        self._positions: dict[str, GroupPositions] = {}
+        # Consumers that are no members of the group whose positions they ask for.
+        self._askers: dict[str, Consumer] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -156,10 +194,7 @@ class KafkaCluster:
 
     def own_settings(self) -> dict[str, Any]:
         """The settings without those that only consumers know, for an admin client or a producer."""
-        return {
-            **{name: value for name, value in self.settings.items() if not _is_consumer_only(name)},
-            "error_cb": self._reasons,
-        }
+        return {**producer_options(self.settings), "error_cb": self._reasons}
 
     def consumer(self, *, group: str | None = None, **own: Scalar) -> Consumer:
         """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
@@ -168,6 +203,19 @@ class KafkaCluster:
         settings["group.id"] = group or "stream-assets-no-group"
         with _options_explained():
             return Consumer({**_CONSUMER_DEFAULTS, **self.settings, **settings, "error_cb": self._reasons}, logger=_log)
+
+    def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
+        """A producer of this cluster.
+
+        Args:
+            defaults: settings that the configuration of this cluster may change.
+            fixed: settings that it may not.
+
+        Raises:
+            InvalidOptionError: the client refuses its settings.
+        """
+        with _options_explained():
+            return Producer({**defaults, **self.own_settings(), **fixed}, logger=_log)
 
     def check(self) -> None:
         """Ask whether somebody is there.
@@ -193,7 +241,7 @@ class KafkaCluster:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
         for is_last in (False, False, True):
-            listed = self._ask(self._listed, "the topics")[""].topics
+            listed = self._answer(lambda left: self._admin.list_topics(timeout=left), lambda: "the topics").topics
             if not listed:
                 return {}
             try:
@@ -205,11 +253,6 @@ class KafkaCluster:
                 continue
             return {name: _topic(topic) for name, topic in found.items() if not topic.is_internal}
         return {}
-
-    def _listed(self) -> Mapping[str, Future[Any]]:
-        future: Future[Any] = Future()
-        future.set_result(self._admin.list_topics(timeout=REQUEST_SECONDS))
-        return {"": future}
 
     def _described(self, streams: Sequence[str]) -> Mapping[str, Any]:
         names = TopicCollection(list(streams))
@@ -250,64 +293,103 @@ class KafkaCluster:
 
     def _places(self, group: str, shards: Iterable[Shard]) -> Mapping[Shard, TopicPartition]:
         asked = [TopicPartition(shard.stream, shard.id) for shard in shards]
-        if not asked:
-            return {}
-        found = {}
-        for place in self._committed(group, asked):
-            if place.error is not None:
-                raise self._explain(place.error, f"the position of group {group!r}")
-            # None is told by a negative number; 0 is an offset.
-            if place.offset >= 0:
-                found[Shard(place.topic, place.partition)] = place
-        return found
+        # None is told by a negative number; 0 is an offset.
+        found = (place for place in self._committed(group, asked) if place.offset >= 0) if asked else ()
+        return {Shard(place.topic, place.partition): place for place in found}
 
-    def _committed(self, group: str, asked: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
-        if group not in self._positions:
-            with _options_explained():
-                self._positions[group] = GroupPositions(self.own_settings(), group, logger=_log)
+    def _committed(self, group: str, asked: list[TopicPartition]) -> list[TopicPartition]:
+        """The committed positions, asked for by a consumer that is no member.
+
+        An admin client could be asked, too, but librdkafka ends the process with a null pointer when the coordinator
+        of the group moves or is still loading (librdkafka issue 5040).
+        """
+        consumer = self._asker(group)
+
+        def ask(left: float) -> list[TopicPartition]:
+            places = consumer.committed(list(asked), left)
+            raise_refused(places)
+            return places
+
         try:
-            return self._positions[group].read(asked, timeout=REQUEST_SECONDS)
+            return until_found(ask, seconds=REQUEST_SECONDS)
         except KafkaException as error:
+            # Only so the client tells what it knows of its connections.
+            consumer.poll(0)
             # A consumer waits in silence for a coordinator; an admin client is told why there is none.
-            self._ask(
-                lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
-            )
+            self._described_group(group)
             raise self._explain(error.args[0], f"positions of group {group!r}") from error
 
+    def _asker(self, group: str) -> Consumer:
+        if group not in self._askers:
+            own = {
+                "group.id": group,
+                "enable.auto.commit": False,
+                # What is committed counts, whether or not a transaction is about to commit more.
+                "isolation.level": "read_uncommitted",
+            }
+            with _options_explained():
+                self._askers[group] = Consumer({**self.own_settings(), **own}, logger=_log)
+        return self._askers[group]
+
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Set the positions of a group that has no members, with ``metadata`` beside them.
+        """Set the positions of a group that has no members, with ``metadata`` stored beside them.
 
         Raises:
             GroupActiveError: it has some; the message names them.
         """
         if not positions:
             return
-        places = [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
-        request = [ConsumerGroupTopicPartitions(group, places)]
-        future = self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS)[group]
+        request = [ConsumerGroupTopicPartitions(group, places_of(positions, metadata))]
         try:
-            # The future succeeds even where a partition was refused.
-            refused = [p.error for p in self._result(future).topic_partitions if p.error is not None]
-        except KafkaException as error:
-            refused = [error.args[0]]
-        if not refused:
-            return
-        members = self.members(group)
-        if members:
+            self._ask(
+                lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS),
+                "committing for group",
+            )
+        except StreamAssetsError as error:
+            refused = error.__cause__
+            members = self.members(group) if isinstance(refused, KafkaException) else []
+            if not isinstance(refused, KafkaException) or not members:
+                raise
             raise GroupActiveError(
                 f"the positions of group {group!r} cannot be set: it has live members, {'; '.join(members)}",
                 remedy="Stop them, or ingest with a group of its own. What is in the table stays there once, and the "
                 "next run sets the positions.",
-                error=refused[0].name(),
+                error=refused.args[0].name(),
+            ) from error
+
+    def commit_as_member(
+        self, consumer: Consumer, group: str, positions: Mapping[Shard, int], *, metadata: str = ""
+    ) -> KafkaError | None:
+        """Set the positions of a group as the member that has these shards.
+
+        Returns:
+            ``None`` if they are set; else why the group refused them: another member has the shards by now, or this
+            one has left.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        places = places_of(positions, metadata)
+        try:
+            until_found(
+                lambda left: raise_refused(consumer.commit(offsets=places, asynchronous=False) or []),
+                seconds=REQUEST_SECONDS,
             )
-        raise self._explain(refused[0], f"committing for group {group!r}")
+        except RuntimeError:
+            # The client was closed meanwhile.
+            return KafkaError(KafkaError._ASSIGNMENT_LOST)
+        except KafkaException as error:
+            refusal: KafkaError = error.args[0]
+            if is_lost(refusal):
+                return refusal
+            raise self._explain(refusal, f"committing for group {group!r}") from error
+        return None
 
     def members(self, group: str) -> list[str]:
         """The live members of a group, for people: client id, host, what they read."""
-        future = self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS)[group]
         try:
-            described = self._result(future)
-        except KafkaException:
+            described = self._described_group(group)
+        except StreamAssetsError:
             return []
         return [
             f"client id {member.client_id!r} on host {member.host} "
@@ -315,30 +397,38 @@ class KafkaCluster:
             for member in described.members
         ]
 
+    def _described_group(self, group: str) -> Any:
+        return self._ask(
+            lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
+        )[group]
+
     def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
         """The answers to a request; it is repeated while a leader or coordinator is being found."""
         name: object = ""
 
-        def ask() -> Mapping[K, T]:
+        def ask(left: float) -> Mapping[K, T]:
             nonlocal name
             answers = {}
             for asked, future in request().items():
                 name = asked
-                answers[asked] = self._result(future)
+                answers[asked] = answer = future.result(REQUEST_SECONDS + 5)
+                if isinstance(answer, ConsumerGroupTopicPartitions):
+                    raise_refused(answer.topic_partitions or [])
             return answers
 
+        return self._answer(ask, lambda: f"{what} {_name(name)}")
+
+    def _answer(self, ask: Callable[[float], T], what: Callable[[], str]) -> T:
+        """The answer of :func:`until_found`, with its errors explained."""
         try:
             return until_found(ask, seconds=REQUEST_SECONDS)
         except FutureTimeoutError as error:
             raise BrokerUnavailableError(
-                f"{what} {_name(name)} at {self.settings['bootstrap.servers']}: no answer",
+                f"{what()} at {self.settings['bootstrap.servers']}: no answer",
                 remedy="Check the brokers; nothing was lost, run again.",
             ) from error
         except KafkaException as error:
-            raise self._explain(error.args[0], f"{what} {_name(name)}") from error
-
-    def _result(self, future: Future[T]) -> T:
-        return future.result(REQUEST_SECONDS + 5)
+            raise self._explain(error.args[0], what()) from error
 
     def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
         self._admin.poll(0)
@@ -360,6 +450,16 @@ def _options_explained() -> Iterator[None]:
         ) from error
 
 
+def places_of(positions: Mapping[Shard, int], metadata: str = "") -> list[TopicPartition]:
+    """Positions as the client takes them, in order."""
+    return [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
+
+
+def shards_of(places: Iterable[TopicPartition]) -> frozenset[Shard]:
+    """The shards of what the client tells."""
+    return frozenset(Shard(place.topic, place.partition) for place in places)
+
+
 def _topic(described: Any) -> Topic:
     return Topic(described.name, str(described.topic_id), len(described.partitions))
 
@@ -375,19 +475,24 @@ def _assigned(member: Any) -> Sequence[TopicPartition]:
 # After its queue was full the client would not fetch for a second: reading is six times as fast with this.
 _CONSUMER_DEFAULTS: Mapping[str, Scalar] = {"fetch.queue.backoff.ms": 10}
 _CONSUMER_ONLY = {
+    "auto.commit.interval.ms",
     "auto.offset.reset",
+    "check.crcs",
+    "coordinator.query.interval.ms",
     "enable.auto.commit",
-    "isolation.level",
-    "session.timeout.ms",
-    "heartbeat.interval.ms",
-    "max.poll.interval.ms",
+    "enable.auto.offset.store",
     "group.instance.id",
     "group.protocol",
+    "group.protocol.type",
     "group.remote.assignor",
+    "heartbeat.interval.ms",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
     "partition.assignment.strategy",
-    "check.crcs",
-    "queued.min.messages",
     "queued.max.messages.kbytes",
+    "queued.min.messages",
+    "session.timeout.ms",
 }
 
 

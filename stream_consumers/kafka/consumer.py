@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.capabilities import Positions
+from stream_consumers.capabilities import Positions, ShardObserver
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
-from stream_consumers.consumer_base import Assignment, MessageIterator
+from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.errors import (
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
-    OutOfBoundsError,
-    StreamEndedError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster
-from stream_consumers.kafka.errors import explain, is_lost
+from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
+from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
-from stream_consumers.kafka.shard_control import KafkaShardControl
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, host_id
 from stream_consumers.urls import StreamUrl
 
-POLL_SECONDS = 0.1
 METADATA_SECONDS = 5.0
 # How long a broker holds a fetch for which it has nothing: a replay ends so much later.
 FETCH_WAIT_MS = 50
 
 
-class KafkaConsumer(KafkaShardControl, MessageIterator):
+class KafkaConsumer(PollingConsumer):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
     Nothing is committed unless :meth:`commit` is called.
@@ -74,6 +71,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         client: ClientConfig | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        super().__init__()
         self._on_dead_letter = on_dead_letter
         self._group = _group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
@@ -81,12 +79,13 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._streams = url.required_streams() if has_group else url.subscribed_streams()
         self._cluster = KafkaCluster(url, client)
         self._lock = threading.RLock()
-        self._closed = threading.Event()
+        self._observer: ShardObserver | None = None
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
         self._given: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
+        # Where reading was begun; what the client tells is how far it came from there.
         self._begun: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
         self._is_reached: Callable[[Message], bool] = lambda message: True
@@ -104,23 +103,13 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
     def __repr__(self) -> str:
         return f"KafkaConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={self._group!r})"
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = POLL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            with self._lock:
-                if self._closed.is_set():
-                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-                message = self._take(min(left, POLL_SECONDS))
-                if message is not None:
-                    return message
-                if not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
-                    raise StreamEndedError(
-                        "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
-                    )
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
+    def _poll(self, seconds: float) -> Message | None:
+        with self._lock:
+            self._check_open()
+            message = self._take(seconds)
+            if message is None and not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
+                raise end_of()
+            return message
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
@@ -185,28 +174,68 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         if self._mode is ConsumerMode.RESUMABLE:
             self._cluster.commit(self._group, positions)
             return
-        places = _places(positions)
         with self._lock:
-            lost = sorted(frozenset(positions) - self._given)
-            if lost:
-                # The broker would take it, over what the new owner has committed.
-                raise GroupActiveError(
-                    f"group {self._group!r} has given {lost[0]} to another member",
-                    remedy="Its new owner reads it again from what is committed.",
-                )
-            try:
-                answers = self._consumer.commit(offsets=places, asynchronous=False) or []
-                refused = [place.error for place in answers if place.error is not None]
-            except KafkaException as raised:
-                refused = [raised.args[0]]
-        for refusal in refused:
-            if is_lost(refusal):
-                raise GroupActiveError(
-                    f"group {self._group!r} has given the shards to another member",
-                    remedy="Its new owner reads them again from what is committed.",
-                    error=refusal.name(),
-                )
-            raise explain(refusal, what=f"committing for group {self._group!r}", reason=self._cluster.reason(refusal))
+            lost = frozenset(positions) - self._given
+            # The broker would take it, over what the new owner has committed.
+            refusal = None if lost else self._cluster.commit_as_member(self._consumer, self._group, positions)
+        if lost or refusal is not None:
+            raise GroupActiveError(
+                f"group {self._group!r} has given {min(lost or positions)} to another member",
+                remedy="Its new owner reads it again from what is committed.",
+                **({} if refusal is None else {"error": refusal.name()}),
+            )
+
+    def observe(self, observer: ShardObserver) -> None:
+        """Tell ``observer`` of the shards that the group gives and takes (mode ``load_balanced``)."""
+        with self._lock:
+            self._observer = observer
+            if self._given:
+                observer.on_assigned(self._given)
+
+    def committed(self) -> Positions:
+        """What the group has committed; shards without a position are left out.
+
+        In mode ``load_balanced`` it is asked for the shards of this member only.
+
+        Raises:
+            InvalidOptionError: mode ``real_time`` has no group.
+            BrokerUnavailableError, AccessDeniedError: as the broker says.
+        """
+        if self._group is None:
+            raise InvalidOptionError("mode real_time has no group that commits", remedy="Use mode resumable.")
+        is_member = self._mode is ConsumerMode.LOAD_BALANCED
+        return self._cluster.committed(self._group, self._given if is_member else self._known)
+
+    def group_metadata(self) -> Any:
+        """Who this member is, for a transaction that takes the group's positions along."""
+        return self._consumer.consumer_group_metadata()
+
+    def reached_ends(self) -> Positions:
+        """The end of each shard that was read to its end: behind markers, which are no messages."""
+        with self._lock:
+            return dict(self._reached)
+
+    def go_to(self, positions: Positions) -> None:
+        """Continue at these sequences; other shards go on where they are.
+
+        Raises:
+            NotSubscribedError: a shard is not read by this consumer.
+        """
+        with self._lock:
+            check_read(positions, self._given)
+            others = {shard: self._here(shard) for shard in self._given - frozenset(positions)}
+            self._unreached -= frozenset(positions)
+            self._go_to({**others, **positions})
+
+    def pause(self, shards: Iterable[Shard]) -> None:
+        """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
+        with self._lock:
+            self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._given])
+
+    def resume(self, shards: Iterable[Shard]) -> None:
+        """Go on with these shards; nothing was lost meanwhile."""
+        with self._lock:
+            self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._given])
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -265,7 +294,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             self._known |= new
             self._given |= new
             self._begun |= self._cluster.starts(new)
-            self._consumer.incremental_assign(_places({shard: self._begun[shard] for shard in new}))
+            self._consumer.incremental_assign(places_of({shard: self._begun[shard] for shard in new}))
 
     def _knows_its_shards(self) -> bool:
         """Whether it is known what to read: a member's shards come when the group gives them."""
@@ -285,7 +314,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
 
     def _move(self, found: Positions, shards: list[Shard], is_reached: Callable[[Message], bool], place: str) -> None:
         if not found:
-            raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+            raise no_message(place)
         # A shard that has no such message yet goes on with the first one that comes.
         waiting = [shard for shard in shards if shard not in found]
         self._unreached, self._is_reached = set(waiting), is_reached
@@ -297,11 +326,15 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         self._reached = {}
         self._begun |= positions
         if self._is_incremental():
-            self._consumer.incremental_unassign(_places(positions))
-            self._consumer.incremental_assign(_places(positions))
+            self._consumer.incremental_unassign(places_of(positions))
+            self._consumer.incremental_assign(places_of(positions))
         else:
-            self._consumer.assign(_places(positions))
+            self._consumer.assign(places_of(positions))
         self._given = frozenset(positions)
+
+    def _here(self, shard: Shard) -> int:
+        (place,) = self._consumer.position([TopicPartition(shard.stream, shard.id)])
+        return int(place.offset) if place.offset >= 0 else self._begun[shard]
 
     def _is_incremental(self) -> bool:
         """Whether the group takes and gives single shards, and must be told so."""
@@ -311,10 +344,10 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
         return self._mode is ConsumerMode.LOAD_BALANCED and (is_new or strategy.startswith("cooperative"))
 
     def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
+        shards = shards_of(partitions)
         first = self._first(shards)
         self._begun |= first
-        places = _places(first)
+        places = places_of(first)
         if self._is_incremental():
             consumer.incremental_assign(places)
         else:
@@ -325,7 +358,7 @@ class KafkaConsumer(KafkaShardControl, MessageIterator):
             self._observer.on_assigned(shards)
 
     def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        shards = frozenset(Shard(place.topic, place.partition) for place in partitions)
+        shards = shards_of(partitions)
         try:
             if self._observer is not None:
                 self._observer.on_revoked(shards)
@@ -355,10 +388,6 @@ def _group(mode: ConsumerMode, group: str | None) -> str | None:
     if mode is ConsumerMode.LOAD_BALANCED and group is None:
         raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same one.")
     return f"{host_id()}r" if mode is ConsumerMode.RESUMABLE and group is None else group
-
-
-def _places(positions: Positions) -> list[TopicPartition]:
-    return [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
 
 
 def _message(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:

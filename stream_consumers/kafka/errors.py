@@ -1,14 +1,14 @@
-"""Kafka's errors in our words."""
+"""Maps Kafka's errors to this project's, and repeats requests while a leader or coordinator is being found."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 
 def explain(error: KafkaError, *, what: str, reason: str = "") -> StreamAssetsError:
-    """A Kafka error in our words.
+    """Maps an error of the client to a :class:`StreamAssetsError`.
 
     Args:
         error: as the client reported it.
@@ -109,15 +109,29 @@ class ConnectionReasons:
 
 
 def is_passing(error: KafkaError) -> bool:
-    """Whether it is gone as soon as a leader or coordinator was found."""
-    return error.code() in _PASSING
+    """Whether it is gone as soon as a leader or coordinator was found, or the client says that asking again helps."""
+    return error.code() in _PASSING or error.retriable()
 
 
-def until_found(ask: Callable[[], T], *, seconds: float) -> T:
+def raise_refused(places: Iterable[TopicPartition]) -> None:
+    """Raise what a request was refused with for single partitions: the client reports it as an answer.
+
+    Raises:
+        KafkaException: the first error; one that does not mean that another member has the partition comes first.
+    """
+    refused = sorted((place.error for place in places if place.error is not None), key=is_lost)
+    if refused:
+        raise KafkaException(refused[0])
+
+
+def until_found(ask: Callable[[float], T], *, seconds: float) -> T:
     """The answer; it is asked for again while a leader or coordinator is being found.
 
+    Every request that a coordinator answers goes through here: a coordinator may move, or still be loading, at any
+    moment.
+
     Args:
-        ask: raises ``KafkaException`` where there is no answer.
+        ask: is told how many seconds are left, and raises ``KafkaException`` where there is no answer.
         seconds: how long that may take.
 
     Raises:
@@ -126,7 +140,7 @@ def until_found(ask: Callable[[], T], *, seconds: float) -> T:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return ask()
+            return ask(max(RETRY_SECONDS, deadline - time.monotonic()))
         except KafkaException as error:
             if not is_passing(error.args[0]) or time.monotonic() > deadline:
                 raise

@@ -17,9 +17,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
-from stream_consumers.kafka.cluster import KafkaCluster
-from stream_consumers.kafka.errors import explain, is_lost
+from stream_consumers.kafka.cluster import KafkaCluster, shards_of
+from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -30,8 +31,11 @@ _log = logging.getLogger(__name__)
 # What concerns reading, which a member does not do.
 _ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
 
+# What to commit, the metadata beside it, and where the answer goes.
+_Request = tuple[Mapping[Shard, int], str, "Future[KafkaError | None]"]
 
-class KafkaMembership:
+
+class KafkaMembership(ClosesOnExit):
     """A member of a consumer group; see :class:`stream_consumers.batches.Membership`.
 
     Args:
@@ -53,7 +57,8 @@ class KafkaMembership:
         self._assignments = 0
         self._to_pause: list[TopicPartition] = []
         self._error: StreamAssetsError | None = None
-        self._requests: queue.SimpleQueue[tuple[list[TopicPartition], Future[list[KafkaError]]]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+
         self._closing = threading.Event()
         self._consumer: Consumer = self._cluster.consumer(group=group)
         self._consumer.subscribe(
@@ -61,12 +66,6 @@ class KafkaMembership:
         )
         self._thread = threading.Thread(target=self._stay, name=f"member of {group}", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> KafkaMembership:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def shards(self) -> frozenset[Shard]:
         """See :meth:`stream_consumers.batches.Membership.shards`."""
@@ -85,27 +84,22 @@ class KafkaMembership:
 
     def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
         """See :meth:`stream_consumers.batches.Membership.commit`."""
-        places = [TopicPartition(s.stream, s.id, offset, metadata) for s, offset in sorted(positions.items())]
-        if not places:
+        if not positions:
             return True
-        answer: Future[list[KafkaError]] = Future()
-        self._requests.put((places, answer))
+        answer: Future[KafkaError | None] = Future()
+        self._requests.put((positions, metadata, answer))
         if self._closing.is_set():
             self._answer_requests()
         try:
-            refused = answer.result(COMMIT_SECONDS)
+            refusal = answer.result(COMMIT_SECONDS)
         except FutureTimeoutError as error:
             raise BrokerUnavailableError(
                 f"group {self._group!r} did not answer a commit within {COMMIT_SECONDS:g} s",
                 remedy="Check the brokers. What is in the table stays there once, and the next run sets the positions.",
             ) from error
-        for refusal in refused:
-            if not is_lost(refusal):
-                what = f"committing for group {self._group!r}"
-                raise explain(refusal, what=what, reason=self._cluster.reason(refusal))
-        if refused:
-            _log.info("group %s refused a commit (%s): another member goes on", self._group, refused[0].name())
-        return not refused
+        if refusal is not None:
+            _log.info("group %s refused a commit (%s): another member goes on", self._group, refusal.name())
+        return refusal is None
 
     def close(self) -> None:
         """See :meth:`stream_consumers.batches.Membership.close`."""
@@ -138,17 +132,14 @@ class KafkaMembership:
         """Commit what other threads asked for: the client's own thread must, or it waits for itself."""
         while True:
             try:
-                places, answer = self._requests.get_nowait()
+                positions, metadata, answer = self._requests.get_nowait()
             except queue.Empty:
                 return
             try:
-                answers = self._consumer.commit(offsets=places, asynchronous=False) or []
-                answer.set_result([place.error for place in answers if place.error is not None])
-            except KafkaException as error:
-                answer.set_result([error.args[0]])
-            except RuntimeError:
-                # The member has left the group meanwhile.
-                answer.set_result([KafkaError(KafkaError._ASSIGNMENT_LOST)])
+                commit = self._cluster.commit_as_member
+                answer.set_result(commit(self._consumer, self._group, positions, metadata=metadata))
+            except StreamAssetsError as error:
+                answer.set_exception(error)
 
     def _fail(self, error: KafkaError) -> None:
         if error.code() == KafkaError._MAX_POLL_EXCEEDED or error.retriable():
@@ -163,16 +154,12 @@ class KafkaMembership:
         self._to_pause += partitions
         with self._changed:
             self._assignments += 1
-            self._shards |= _shards(partitions)
+            self._shards |= shards_of(partitions)
             self._changed.notify_all()
-        _log.info("group %s: gained %s", self._group, sorted(map(str, _shards(partitions))))
+        _log.info("group %s: gained %s", self._group, sorted(map(str, shards_of(partitions))))
 
     def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         with self._changed:
-            self._shards -= _shards(partitions)
+            self._shards -= shards_of(partitions)
             self._changed.notify_all()
-        _log.info("group %s: lost %s", self._group, sorted(map(str, _shards(partitions))))
-
-
-def _shards(partitions: list[TopicPartition]) -> frozenset[Shard]:
-    return frozenset(Shard(place.topic, place.partition) for place in partitions)
+        _log.info("group %s: lost %s", self._group, sorted(map(str, shards_of(partitions))))

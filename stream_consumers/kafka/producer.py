@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
@@ -16,14 +15,15 @@ from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
     OutOfBoundsError,
-    ProducerEndedError,
     SizeLimitError,
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic
+from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic, check_producer_options
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
+from stream_consumers.options import check_range
+from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
 FLUSH_SECONDS = 30.0
@@ -33,10 +33,56 @@ NOTE_SECONDS = 0.01
 _DEFAULTS: dict[str, Scalar] = {"enable.idempotence": True}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _REFUSED = {KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
+MessageHeaders = Sequence[tuple[str, "bytes | None"]]
 _UNDELIVERED = "Send what has no receipt with a sequence again."
 
 
-class KafkaProducer:
+def produce(
+    client: Producer,
+    shard: Shard,
+    timestamp_ms: int,
+    *,
+    payload: bytes | None,
+    key: bytes | None,
+    headers: MessageHeaders,
+    wait_for_room: Callable[[float], None],
+    told: Callable[[KafkaError | None, KafkaMessage], None] | None = None,
+) -> None:
+    """Put a message into the client's queue.
+
+    Args:
+        client: whose queue.
+        shard: where to.
+        timestamp_ms: unix milliseconds, at least 1.
+        payload: the bytes; ``None`` is a tombstone.
+        key: kept with the message.
+        headers: (name, value) pairs, kept in this order.
+        wait_for_room: called while the queue is full, with the ``time.monotonic`` since when; raises when that takes
+            too long.
+        told: of what became of the message.
+
+    Raises:
+        InvalidOptionError: a timestamp that the client would take for "now".
+        KafkaException: the client refuses the message.
+    """
+    if timestamp_ms < 1:
+        raise InvalidOptionError(
+            f"Kafka's client cannot send timestamp_ms={timestamp_ms}: it means now", remedy="Use 1 or more."
+        )
+    pairs: list[tuple[str, str | bytes | None]] | None = [*headers] if headers else None
+    full_since = 0.0
+    while True:
+        try:
+            client.produce(
+                shard.stream, payload, key, shard.id, on_delivery=told, timestamp=timestamp_ms, headers=pairs
+            )
+            return
+        except BufferError:
+            full_since = full_since or time.monotonic()
+            wait_for_room(full_since)
+
+
+class KafkaProducer(ProducerBase):
     """A producer of Kafka topics; see :class:`stream_consumers.consumer.Producer`.
 
     A message is on its way when :meth:`send` returns. What could not be delivered is raised by the next send, by
@@ -69,36 +115,22 @@ class KafkaProducer:
         shards: int | None = None,
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
-        if shards is not None and shards < 1:
-            raise InvalidOptionError(f"shards={shards} leaves no place for a message", remedy="Use 1 or more.")
-        streams = url.required_streams()
-        self._url = url
-        self._stream = streams[0]
+        super().__init__(url)
+        if shards is not None:
+            check_range("shards", shards, at_least=1)
+        check_producer_options(client or {})
         self._new_shards = shards
         self._patience = flush_seconds
-        self._lock = threading.RLock()
-        self._ended = False
-        self._shards: dict[tuple[str, int], Shard] = {}
+        self._shards: set[Shard] = set()
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
         self._cluster = KafkaCluster(url, client)
-        for stream in streams:
+        for stream in url.required_streams():
             self._look_up(stream)
-        try:
-            self._client = Producer({**_DEFAULTS, **self._cluster.own_settings()})
-        except KafkaException as error:
-            raise InvalidOptionError(
-                f"the client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
-            ) from error
+        self._client = self._cluster.producer(defaults=_DEFAULTS, fixed={})
 
     def __repr__(self) -> str:
         return f"KafkaProducer({str(self._url)!r})"
-
-    def __enter__(self) -> KafkaProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def send(
         self,
@@ -108,7 +140,7 @@ class KafkaProducer:
         shard: int = 0,
         timestamp_ms: int | None = None,
         key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
+        headers: MessageHeaders = (),
     ) -> Receipt:
         """See :meth:`stream_consumers.consumer.Producer.send`.
 
@@ -128,18 +160,11 @@ class KafkaProducer:
             StreamAssetsError: an earlier message was not delivered; this one was not sent.
         """
         with self._lock:
-            if self._ended:
-                raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
+            target, moment = self._defaults(stream, shard, timestamp_ms)
             self._note_deliveries()
-            target = self._shards.get((stream or self._stream, shard)) or self._known(stream or self._stream, shard)
-            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-            if moment < 1:
-                raise InvalidOptionError(
-                    f"Kafka's client cannot send timestamp_ms={moment}: it means now", remedy="Use 1 or more."
-                )
-            delivery = Delivery(self, target)
-            self._produce(delivery, payload, key, moment, headers)
-        return Receipt(target, delivery.sequence, moment)
+            if target not in self._shards:
+                self._check_shard(target)
+            return self._send(target, moment, payload, key, headers)
 
     def flush(self) -> None:
         """Wait until the brokers have everything that was sent.
@@ -154,20 +179,11 @@ class KafkaProducer:
             self.check_progress(since, left, "Check the address and that the broker runs, then flush again.")
         self._raise_failures()
 
-    def close(self) -> None:
-        """Flush and end.
-
-        Raises:
-            StreamAssetsError: as :meth:`flush` does; the producer has ended all the same, and what is left is dropped.
-        """
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
+    def _end(self) -> None:
         try:
             self.flush()
         finally:
-            # The client's own close would wait for ever for a broker that is away.
+            # The client's own close would wait for ever for a broker that is away; what is left is dropped.
             self._client.purge()
             self._client.close()
 
@@ -196,7 +212,7 @@ class KafkaProducer:
             )
 
     def explain(self, error: KafkaError, what: str, **facts: object) -> StreamAssetsError:
-        """Why a message was not delivered, in our words."""
+        """Maps why a message was not delivered to a :class:`StreamAssetsError`."""
         what = f"{what} of {self._url}"
         if error.code() in _TOO_LARGE:
             return SizeLimitError(
@@ -229,40 +245,43 @@ class KafkaProducer:
         error, shard = failed[0]
         raise self.explain(error, f"a message to {shard}", failed=len(failed))
 
-    def _produce(
+    def _send(
         self,
-        delivery: Delivery,
+        shard: Shard,
+        timestamp_ms: int,
         payload: bytes | None,
-        key: bytes | None,
-        moment: int,
-        headers: Sequence[tuple[str, bytes | None]],
-    ) -> None:
-        pairs: list[tuple[str, str | bytes | None]] | None = [*headers] if headers else None
-        shard, since = delivery.shard, 0.0
-        while True:
-            try:
-                self._client.produce(
-                    shard.stream, payload, key, shard.id, on_delivery=delivery, timestamp=moment, headers=pairs
-                )
-            except BufferError:
-                since = since or time.monotonic()
-                self.poll()
-                self.check_progress(since, len(self._client), "Check the brokers; this message was not sent.")
-            except KafkaException as error:
-                raise self.explain(error.args[0], f"a message to {shard}") from error
-            else:
-                return
+        key: bytes | None = None,
+        headers: MessageHeaders = (),
+    ) -> Receipt:
+        delivery = Delivery(self, shard)
+        try:
+            produce(
+                self._client,
+                shard,
+                timestamp_ms,
+                payload=payload,
+                key=key,
+                headers=headers,
+                wait_for_room=self._wait_for_room,
+                told=delivery,
+            )
+        except KafkaException as error:
+            raise self.explain(error.args[0], f"a message to {shard}") from error
+        return Receipt(shard, delivery.sequence, timestamp_ms)
 
-    def _known(self, stream: str, shard: int) -> Shard:
-        """The shard, if the topic has it; asks again, since partitions may have been added."""
-        count = self._look_up(stream)
-        if not 0 <= shard < count:
+    def _wait_for_room(self, since: float) -> None:
+        self.poll()
+        self.check_progress(since, len(self._client), "Check the brokers; this message was not sent.")
+
+    def _check_shard(self, shard: Shard) -> None:
+        """Refuse a shard that the topic has not; asks again, since partitions may have been added."""
+        count = self._look_up(shard.stream)
+        if shard not in self._shards:
             raise OutOfBoundsError(
-                f"the topic {stream!r} of {self._url} has no partition {shard}",
+                f"the topic {shard.stream!r} of {self._url} has no partition {shard.id}",
                 remedy=f"Use 0 to {count - 1}, or add partitions.",
                 partitions=count,
             )
-        return self._shards[stream, shard]
 
     def _look_up(self, stream: str) -> int:
         """Learn the partitions of a topic, which is created if that was asked for; returns their number."""
@@ -274,7 +293,7 @@ class KafkaProducer:
                     error.what, remedy="Create the topic, or give the number of shards to create it with."
                 ) from error
             topic = self._create(stream, self._new_shards)
-        self._shards.update({(stream, shard.id): shard for shard in topic.shards})
+        self._shards.update(topic.shards)
         return topic.partitions
 
     def _create(self, stream: str, shards: int) -> Topic:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
@@ -20,13 +21,14 @@ from stream_consumers.errors import (
     StreamAssetsError,
     TransactionAbortedError,
 )
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaCluster, check_producer_options, places_of
 from stream_consumers.kafka.consumer import KafkaConsumer
-from stream_consumers.kafka.errors import explain
+from stream_consumers.kafka.errors import RETRY_SECONDS, explain, until_found
+from stream_consumers.kafka.producer import MessageHeaders, produce
+from stream_consumers.messages import Shard, now_milliseconds
 from stream_consumers.urls import StreamUrl
 
 ANSWER_SECONDS = 30.0
-RETRY_SECONDS = 0.05
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
@@ -35,7 +37,7 @@ _FENCED = {
 }
 
 
-class KafkaTransactions:
+class KafkaTransactions(ClosesOnExit):
     """Sends messages in transactions; a :class:`stream_consumers.tracking.committers.PositionCommitter`, too.
 
     As the committer of a tracked consumer, every commit ends a transaction and begins the next one: what was sent since
@@ -75,28 +77,18 @@ class KafkaTransactions:
     ) -> None:
         if not transactional_id:
             raise InvalidOptionError("transactional_id='' names nobody", remedy="Give each instance one of its own.")
+        check_producer_options(client or {})
         self._id, self._consumer, self._timeout = transactional_id, consumer, timeout_seconds
         self._stream = url.required_streams()[0]
         self._cluster = KafkaCluster(url, client)
         self._lock = threading.RLock()
         self._is_open = self._is_ended = False
         self._aborted: TransactionAbortedError | None = None
-        try:
-            self._producer = Producer({**self._cluster.own_settings(), "transactional.id": transactional_id})
-        except KafkaException as error:
-            raise InvalidOptionError(
-                f"the client refuses its options: {error.args[0].str()}", remedy="Correct the client options."
-            ) from error
+        self._producer = self._cluster.producer(defaults={}, fixed={"transactional.id": transactional_id})
         self._ask("starting", self._producer.init_transactions)
 
     def __repr__(self) -> str:
         return f"KafkaTransactions({self._id!r})"
-
-    def __enter__(self) -> KafkaTransactions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def is_open(self) -> bool:
@@ -128,7 +120,7 @@ class KafkaTransactions:
         shard: int = 0,
         timestamp_ms: int | None = None,
         key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes | None]] = (),
+        headers: MessageHeaders = (),
     ) -> None:
         """Send a message that counts when the transaction does.
 
@@ -148,22 +140,28 @@ class KafkaTransactions:
         with self._lock:
             self._check_open()
             moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-            deadline = time.monotonic() + self._timeout
-            while True:
-                try:
-                    self._producer.produce(
-                        stream or self._stream, payload, key, shard, timestamp=moment, headers=list(headers)
-                    )
-                    return
-                except BufferError as error:
-                    if time.monotonic() >= deadline:
-                        raise BrokerUnavailableError(
-                            f"the queue of producer {self._id!r} is full, and the broker takes nothing",
-                            remedy="Check the broker; abort the transaction, and go on from what is committed.",
-                        ) from error
-                    self._producer.poll(RETRY_SECONDS)
-                except KafkaException as error:
-                    raise self._failed(error.args[0], "sending") from error
+            target = Shard(stream or self._stream, shard)
+            moment = now_milliseconds() if timestamp_ms is None else timestamp_ms
+            try:
+                produce(
+                    self._producer,
+                    target,
+                    moment,
+                    payload=payload,
+                    key=key,
+                    headers=headers,
+                    wait_for_room=self._wait_for_room,
+                )
+            except KafkaException as error:
+                raise self._failed(error.args[0], "sending") from error
+
+    def _wait_for_room(self, since: float) -> None:
+        if time.monotonic() - since >= self._timeout:
+            raise BrokerUnavailableError(
+                f"the queue of producer {self._id!r} is full, and the broker takes nothing",
+                remedy="Check the broker; abort the transaction, and go on from what is committed.",
+            )
+        self._producer.poll(RETRY_SECONDS)
 
     def commit_and_end_transactions(self, positions: Positions) -> None:
         """End the transaction: its messages and these positions count from now on, together.
@@ -179,7 +177,7 @@ class KafkaTransactions:
         """
         with self._lock:
             self._check_open()
-            places = [TopicPartition(shard.stream, shard.id, offset) for shard, offset in sorted(positions.items())]
+            places = places_of(positions)
             if places:
                 member = self._consumer.group_metadata()
                 self._ask(
@@ -250,20 +248,14 @@ class KafkaTransactions:
             raise InvalidOptionError(f"producer {self._id!r} has no open transaction", remedy="Call begin first.")
 
     def _ask(self, what: str, request: Callable[[float], Any]) -> None:
-        """Repeat what may be repeated until there is an answer."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            try:
-                request(max(RETRY_SECONDS, deadline - time.monotonic()))
-                return
-            except KafkaException as raised:
-                error = raised.args[0]
-                if not error.retriable() or time.monotonic() >= deadline:
-                    raise self._failed(error, what) from raised
-                time.sleep(RETRY_SECONDS)
+        """Repeat a request that may be repeated until the coordinator has answered it."""
+        try:
+            until_found(request, seconds=self._timeout)
+        except KafkaException as error:
+            raise self._failed(error.args[0], what) from error
 
     def _failed(self, error: KafkaError, what: str) -> StreamAssetsError:
-        """Our word for it; where the transaction is lost, it is given up at once."""
+        """What to raise for an error; where the transaction is lost, it is aborted at once."""
         if not error.txn_requires_abort():
             return self._explain(error, what)
         try:

@@ -16,7 +16,7 @@ from stream_consumers.create import check_client, check_protocol, create_consume
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.cluster import KafkaCluster, producer_options
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
@@ -140,9 +140,9 @@ class Streamer:
         def open_writer(name: str) -> Producer:
             if is_file:
                 return self._shared_writer(name)
-            return create_producer(
-                self._url_of(name), client=self._client, stdio_options=self._stdio_options, shards=shards
-            )
+            # Its consumers have the same configuration, and may have settings that a producer refuses.
+            client = producer_options(self._client) if self._url.protocol == "kafka" else self._client
+            return create_producer(self._url_of(name), client=client, stdio_options=self._stdio_options, shards=shards)
 
         with self._lock:
             self._check_connected()
