@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import check_range
 
 _NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
 
@@ -95,16 +95,10 @@ class ClaimPolicy:
     max_deliveries: int = 5
 
     def __post_init__(self) -> None:
-        if self.min_idle_seconds < 0.1:
-            raise InvalidOptionError(
-                f"min_idle_seconds={self.min_idle_seconds} takes entries away from members that are at work",
-                remedy="Use 0.1 or more; the default is 30.",
-            )
-        if self.max_deliveries < 2:
-            raise InvalidOptionError(
-                f"max_deliveries={self.max_deliveries} makes dead letters of entries whose process was just killed",
-                remedy="Use 2 or more; the default is 5.",
-            )
+        # A shorter idle time would take entries away from members that are at work.
+        check_range("min_idle_seconds", self.min_idle_seconds, at_least=0.1)
+        # Fewer deliveries would make dead letters of entries whose process was just killed.
+        check_range("max_deliveries", self.max_deliveries, at_least=2)
 
     @property
     def min_idle_ms(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
@@ -64,7 +65,7 @@ class ClaimedEntries:
         self.used += size
 
 
-class RedisClaims:
+class RedisClaims(ClosesOnExit):
     """A group in claim mode; a context manager.
 
     Args:
@@ -81,12 +82,6 @@ class RedisClaims:
         self.policy = self.server.claim_policy
         self.shards = self.server.shards()
         self.ends = {shard: facts.end for shard, facts in self._facts().items()}
-
-    def __enter__(self) -> RedisClaims:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -394,7 +389,7 @@ class RedisClaims:
         return found
 
 
-class Heartbeat:
+class Heartbeat(ClosesOnExit):
     """Touches what a name holds while its batch is written, so that nobody takes it over; a context manager."""
 
     def __init__(self, claims: RedisClaims, held: ClaimedEntries) -> None:
@@ -416,12 +411,6 @@ class Heartbeat:
         """Stop."""
         self._stop.set()
         self._thread.join()
-
-    def __enter__(self) -> Heartbeat:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _hull(part: Range | None, other: Range) -> Range:

@@ -10,22 +10,19 @@ from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge
-from stream_consumers.consumer_base import Assignment, MessageIterator, check_read
-from stream_consumers.errors import OutOfBoundsError, StreamEndedError
+from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.redis.entries import read_entry
-from stream_consumers.redis.ids import SUB_BITS, to_id
-from stream_consumers.redis.server import RedisServer
+from stream_consumers.redis.ids import SUB_BITS, before
+from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
 from stream_consumers.urls import StreamUrl
 
 PAGE = 100
-BLOCK_SECONDS = 0.1
 SHARDS_SECONDS = 5.0
-REPLY_SECONDS = 15.0
 
 
-class RedisConsumer(MessageIterator):
+class RedisConsumer(PollingConsumer):
     """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Ids grow with time, so that a seek is a range request, and a shard that has no message at the moment yet simply goes
@@ -58,11 +55,11 @@ class RedisConsumer(MessageIterator):
         client: ClientConfig | None = None,
         on_dead_letter: DeadLetterObserver,
     ) -> None:
-        self._url, self._live, self._on_dead_letter = url, live, on_dead_letter
+        super().__init__()
+        self._live, self._on_dead_letter = live, on_dead_letter
         self._server = RedisServer(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._lock = threading.RLock()
-        self._closed = threading.Event()
         self._assignment = Assignment(url.subscribed_streams())
         self._buffer: deque[Message | DeadLetter] = deque()
         self._known = frozenset(self._server.shards())
@@ -71,27 +68,19 @@ class RedisConsumer(MessageIterator):
             dict.fromkeys(self._known, 0) if reset is AutoStreamReset.EARLIEST else self._ends(self._known)
         )
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = BLOCK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            with self._lock:
-                if self._closed.is_set():
-                    raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-                if not self._buffer:
-                    self._read(min(left, BLOCK_SECONDS) if self._live else 0.0)
-                    if not self._buffer and not self._live:
-                        raise StreamEndedError(
-                            "the stream has no more messages", remedy="Rewind, or open it live to wait for more."
-                        )
-                while self._buffer:
-                    item = self._buffer.popleft()
-                    if isinstance(item, Message):
-                        return item
-                    self._on_dead_letter(item)
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
+    def _poll(self, seconds: float) -> Message | None:
+        with self._lock:
+            self._check_open()
+            if not self._buffer:
+                self._read(seconds if self._live else 0.0)
+                if not self._buffer and not self._live:
+                    raise end_of()
+            while self._buffer:
+                item = self._buffer.popleft()
+                if isinstance(item, Message):
+                    return item
+                self._on_dead_letter(item)
+        return None
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
@@ -144,7 +133,7 @@ class RedisConsumer(MessageIterator):
             self._closed.wait(seconds)
             return
         keys = {self._server.key(shard): shard for shard in sorted(self._next)}
-        places = {key: to_id(self._next[s] - 1) if self._next[s] > 0 else "0-0" for key, s in keys.items()}
+        places = {key: before(self._next[shard]) for key, shard in keys.items()}
         reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], places, seconds=seconds)
         for key, entries in reply:
             shard = keys[key.decode()]
@@ -176,7 +165,7 @@ class RedisConsumer(MessageIterator):
         with self._lock:
             shards = self._selected()
             if not any(end > sequence for end in self._ends(frozenset(shards)).values()):
-                raise OutOfBoundsError(f"there is no message {place}", remedy="Rewind to the end to wait for newer.")
+                raise no_message(place)
             self._go_to(dict.fromkeys(shards, sequence))
 
     def _go_to(self, positions: dict[Shard, int]) -> None:

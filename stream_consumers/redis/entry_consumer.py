@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
 
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
+from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard
+from stream_consumers.options import check_range
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
@@ -26,7 +29,6 @@ from stream_consumers.redis.ids import is_shard_id
 from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
-BLOCK_SECONDS = 0.1
 _IDENTIFIER = re.compile(r"\d+(-\d+)?\Z")
 Self = TypeVar("Self", bound="EntryReader")
 
@@ -57,7 +59,7 @@ class Entry:
         return not self.fields
 
 
-class EntryReader(ABC):
+class EntryReader(ClosesOnExit, ABC):
     """Reads entries of many streams, one buffer a stream; see the consumers that are made of it.
 
     Args:
@@ -91,8 +93,7 @@ class EntryReader(ABC):
             )
         for name, identifier in (identifiers or {}).items():
             self._identifiers[name] = check_identifier(identifier, self._words)
-        if buffer_size < 0:
-            raise InvalidOptionError(f"buffer_size={buffer_size} is less than nothing", remedy="Use 0 or more.")
+        check_range("buffer_size", buffer_size)
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
         self._timeout, self._count = timeout or 0.0, buffer_size + 1
         # Entries, and whether they were pending for this member before they were read now.
@@ -130,7 +131,7 @@ class EntryReader(ABC):
                 if found is not None:
                     return found
                 left = deadline - time.monotonic()
-                came = self._fetch(min(BLOCK_SECONDS, max(0.0, left)))
+                came = self._fetch(min(POLL_SECONDS, max(0.0, left)))
             if not came and left <= 0:
                 return None
 
@@ -177,9 +178,6 @@ class EntryReader(ABC):
             self._closed.clear()
             self._start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # what the consumers differ in
 

@@ -11,8 +11,8 @@ from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
-from stream_consumers.consumer_base import MessageIterator
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError, StreamEndedError
+from stream_consumers.consumer_base import PollingConsumer, end_of
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions, host_id
 from stream_consumers.redis.acknowledgements import Acknowledgements, Place
@@ -23,7 +23,6 @@ from stream_consumers.redis.ids import to_id
 from stream_consumers.redis.server import RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
-BLOCK_SECONDS = 0.1
 BATCH = 100
 SHARED_BATCH = 10
 SHARDS_SECONDS = 5.0
@@ -190,7 +189,7 @@ class SharingReader(GroupReader):
         return came
 
 
-class RedisGroupConsumer(MessageIterator):
+class RedisGroupConsumer(PollingConsumer):
     """A member of a consumer group of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
     Every message is delivered at least once (with ``immediate`` at most once): first what is pending for this member's
@@ -241,6 +240,7 @@ class RedisGroupConsumer(MessageIterator):
         options: RedisGroupOptions | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        super().__init__()
         self._options = options or RedisGroupOptions()
         name, consumer = _names(mode, group, self._options.consumer)
         self._url, self._mode, self._live, self._client = url, mode, live, client
@@ -263,7 +263,6 @@ class RedisGroupConsumer(MessageIterator):
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
         self._reading, self._moving, self._committing = threading.Lock(), threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
-        self._closed = threading.Event()
         self._buffer: deque[tuple[Place, Message | DeadLetter]] = deque()
         self._by_position: RedisConsumer | None = None
         self._is_detached = False
@@ -296,20 +295,19 @@ class RedisGroupConsumer(MessageIterator):
             GroupRemovedError: the group or the stream was removed.
             BrokerUnavailableError: nothing is lost; call it again.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._check_open()
-            self._commit_what_is_due()
-            if self._by_position is not None and self._is_detached:
-                message, has_more = self._by_position.next(_slice(deadline)), False
-            else:
-                message = self._take()
-                has_more = message is None and self._read(_slice(deadline))
-            if message is not None:
-                return message
-            # A page without a message is no reason to give up before the next one.
-            if deadline is not None and time.monotonic() >= deadline + (BLOCK_SECONDS if has_more else 0.0):
+        return super().next(timeout)
+
+    def _poll(self, seconds: float) -> Message | None:
+        self._commit_what_is_due()
+        if self._by_position is not None and self._is_detached:
+            return self._by_position.next(seconds)
+        # A page without a message is no reason to give up before the next one.
+        deadline = time.monotonic() + seconds + self.poll_seconds
+        while (message := self._take()) is None:
+            if not self._read(seconds) or self._is_detached or time.monotonic() >= deadline:
                 return None
+            seconds = 0.0
+        return message
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; leaves the group."""
@@ -394,10 +392,6 @@ class RedisGroupConsumer(MessageIterator):
             with self._reading:
                 self._group.close()
 
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-
     # committing
 
     def _commit_what_is_due(self) -> None:
@@ -465,9 +459,7 @@ class RedisGroupConsumer(MessageIterator):
         finally:
             self._reading.release()
         if not came and not self._live:
-            raise StreamEndedError(
-                "the group has no more messages for this member", remedy="Open it live to wait for more."
-            )
+            raise end_of(f"group {self.group!r}")
         return came
 
     def _receive(self, shard: Shard, entries: Sequence[RawEntry], is_again: bool) -> None:
@@ -516,8 +508,3 @@ def _too_often(message: Message, count: int, most: int) -> DeadLetter:
 def _order(entry_id: str) -> tuple[int, ...]:
     """Sorts ids, those too that have no sequence."""
     return tuple(map(int, entry_id.split("-")))
-
-
-def _slice(deadline: float | None) -> float:
-    """How long to wait at once: closing and committing happen in between."""
-    return BLOCK_SECONDS if deadline is None else min(BLOCK_SECONDS, max(0.0, deadline - time.monotonic()))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import redis
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.errors import BrokerError, InvalidOptionError, ProducerEndedError, StreamAssetsError
+from stream_consumers.errors import BrokerError, InvalidOptionError, StreamAssetsError
 from stream_consumers.messages import Receipt, Shard
+from stream_consumers.producer_base import ProducerBase
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.ids import MAX_SUB, to_sequence
 from stream_consumers.redis.server import RedisServer
@@ -33,7 +32,7 @@ return add(ms)
 """
 
 
-class RedisProducer:
+class RedisProducer(ProducerBase):
     """A producer of Redis Streams; see :class:`stream_consumers.consumer.Producer`.
 
     Messages are sent many in a round trip, at the latest at :meth:`flush` or when a receipt is asked for its sequence.
@@ -57,8 +56,7 @@ class RedisProducer:
     """
 
     def __init__(self, url: StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
-        self._url = url
-        self._stream = url.required_streams()[0]
+        super().__init__(url)
         self._wants_numbers = shards is not None and shards > 1
         # Per stream that was sent to, whether its shards are keys with numbers.
         self._is_numbered: dict[str, bool] = {}
@@ -66,16 +64,8 @@ class RedisProducer:
         self._server.shards()
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
-        self._lock = threading.RLock()
-        self._waiting: list[tuple[str, list[Any], _Place]] = []
+        self._waiting: list[tuple[str, list[Any], _Delivery]] = []
         self._failed: StreamAssetsError | None = None
-        self._ended = False
-
-    def __enter__(self) -> RedisProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def send(
         self,
@@ -92,25 +82,27 @@ class RedisProducer:
             InvalidOptionError: a header with the name of the message field, or a shard with a number where the
                 stream is one key: readers would not find what is in that key any more.
         """
+        return self._send(*self._defaults(stream, shard, timestamp_ms), payload, headers)
+
+    def _send(
+        self, shard: Shard, timestamp_ms: int, payload: bytes, headers: Sequence[tuple[str, bytes]] = ()
+    ) -> Receipt:
         field = self._server.message_field
         if any(name.encode() == field for name, _ in headers):
             raise InvalidOptionError(
                 f"a header named {field.decode()!r} would be a second message", remedy="Give the header another name."
             )
-        target = Shard(stream or self._stream, shard)
-        moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-        place = _Place(self)
-        words: list[Any] = [moment, MAX_SUB, field, payload]
+        delivery = _Delivery(self)
+        words: list[Any] = [timestamp_ms, MAX_SUB, field, payload]
         for name, value in headers:
             words += [name, value]
         with self._lock:
-            if self._ended:
-                raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
+            self._check_not_ended()
             self._raise_failure()
-            self._waiting.append((self._key(target), words, place))
+            self._waiting.append((self._key(shard), words, delivery))
             if len(self._waiting) >= PIPELINE:
                 self._send_waiting()
-        return Receipt(target, place.sequence, moment)
+        return Receipt(shard, delivery.sequence, timestamp_ms)
 
     def flush(self) -> None:
         """Send what waits.
@@ -122,16 +114,11 @@ class RedisProducer:
             self._send_waiting()
             self._raise_failure()
 
-    def close(self) -> None:
-        """Flush and end."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-            try:
-                self.flush()
-            finally:
-                self._server.close()
+    def _end(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._server.close()
 
     def _key(self, shard: Shard) -> str:
         stream = shard.stream
@@ -161,29 +148,27 @@ class RedisProducer:
                 answers = self._add(waiting)
         except StreamAssetsError as error:
             self._failed = error
-            for *_, place in waiting:
-                place.error = error
+            for *_, delivery in waiting:
+                delivery.error = error
             return
-        for (key, _, place), answer in zip(waiting, answers):
+        for (key, _, delivery), answer in zip(waiting, answers):
             if isinstance(answer, bytes):
-                place.found = to_sequence(answer)
+                delivery.found = to_sequence(answer)
             else:
-                place.error = self._failed = _refused(f"a message to {key} of {self._url} was refused", answer)
+                delivery.error = self._failed = _refused(f"a message to {key} of {self._url} was refused", answer)
 
-    def _add(self, waiting: list[tuple[str, list[Any], _Place]]) -> list[Any]:
+    def _add(self, waiting: list[tuple[str, list[Any], _Delivery]]) -> list[Any]:
         """The answer of the server to each: an id, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
         for key, words, _ in waiting:
             pipeline.execute_command("EVALSHA", self._script, 1, key, *words)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
-        forgotten = [
-            place for place, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)
-        ]
+        forgotten = [n for n, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
         if forgotten:
             # The server was restarted; it added nothing of these.
             self._server.connection.script_load(_ADD)
-            for place, answer in zip(forgotten, self._add([waiting[place] for place in forgotten])):
-                answers[place] = answer
+            for number, answer in zip(forgotten, self._add([waiting[n] for n in forgotten])):
+                answers[number] = answer
         return answers
 
     def _raise_failure(self) -> None:
@@ -198,8 +183,8 @@ def _refused(what: str, answer: object) -> StreamAssetsError:
     return BrokerError(f"{what}: {answer!r}", remedy="Send it again.")
 
 
-class _Place:
-    """Where one message ended up, once that is known."""
+class _Delivery:
+    """What became of one message, once that is known."""
 
     __slots__ = ("_producer", "error", "found")
 

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.redis.client import explain
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 _Triple = tuple[str, str, str]
 
 
-class RedisBackend:
+class RedisBackend(ClosesOnExit):
     """Redis Streams as a stream backend. A stream is the key of that name.
 
     Beside a stream, a hash ``{stream}:first-received:group`` is kept for entries that were delivered more than once.
@@ -185,12 +186,6 @@ class RedisBackend:
         for group in groups:
             group.stop_reading()
         self._server.close()
-
-    def __enter__(self) -> RedisBackend:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _group(self, stream: str, group: str, consumer: str = "") -> RedisGroup:
         with self._lock:

@@ -24,7 +24,6 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import DeadLetter, Message, Shard, from_milliseconds
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions
-from stream_consumers.redis import group_consumer as redis_group_consumer
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.ids import to_id, to_sequence
@@ -274,7 +273,7 @@ def test_r2_nothing_but_trimmed_entries(place: Place) -> None:
 
 
 def test_a_replay_ends_when_everything_was_given_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_group_consumer, "BLOCK_SECONDS", 5.0)
+    monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 5.0)
     place.send(range(30))
     begin = time.monotonic()
     with member(place, batch_size=7, live=False) as consumer:
@@ -388,7 +387,7 @@ def test_r18_two_live_members_of_one_name_lose_nothing(place: Place) -> None:
 
 
 def test_r15_a_blocking_read_does_not_delay_a_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_group_consumer, "BLOCK_SECONDS", 3.0)
+    monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 3.0)
     place.send(range(5))
     with member(place) as consumer:
         for message in take(consumer, 5):
@@ -649,7 +648,7 @@ def test_r8_a_group_that_was_removed_is_told_when_committing(place: Place, remov
 
 
 def test_r8_a_group_that_was_removed_wakes_a_waiting_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_group_consumer, "BLOCK_SECONDS", 5.0)
+    monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 5.0)
     raised: list[Exception] = []
     with member(place) as consumer:
         assert is_silent(consumer)
@@ -684,7 +683,7 @@ def test_a_group_that_is_made_again_by_hand_is_read_on(place: Place) -> None:
 def test_a_connection_that_breaks_is_told_and_the_consumer_goes_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_group_consumer, "BLOCK_SECONDS", 5.0)
+    monkeypatch.setattr(RedisGroupConsumer, "poll_seconds", 5.0)
     place.send(range(3))
     raised: list[Exception] = []
     with member(place) as consumer:
