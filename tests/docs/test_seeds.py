@@ -1,18 +1,16 @@
-"""docs/coming-from.md says where each seed's functions are: every row is true, and no function is missing."""
+"""The map check: in docs/coming-from.md every name and every test exists, and no function of a seed is missing."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import re
-from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from typing import NamedTuple
 
 import pytest
 
 from tests.docs.seed_statements import EVERY_STATEMENT, STATEMENTS
+from tests.support.documents import resolve
 from tests.support.settings import ROOT
 
 LEFT_OUT = "Statements left out"
@@ -219,27 +217,6 @@ def quoted(cell: str) -> list[str]:
     names = re.findall(r"`([^`]+)`", cell)
     assert ", ".join(f"`{name}`" for name in names) == cell, f"not a list of names: {cell!r}"
     return names
-
-
-def resolve(name: str) -> object:
-    """What a dotted name is about; ``name(option)`` must have the option."""
-    path, _, option = name.removesuffix(")").partition("(")
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found: object = import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for index, part in enumerate(parts[length:], start=length + 1):
-            is_field = is_dataclass(found) and part in {field.name for field in fields(found)}
-            if is_field and index == len(parts):
-                return found
-            found = getattr(found, part)
-        if option:
-            assert callable(found)
-            assert option in inspect.signature(found).parameters, f"{path} has no option {option}"
-        return found
-    raise AssertionError(f"no module of {name}")
 
 
 @cache

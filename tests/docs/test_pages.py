@@ -1,0 +1,230 @@
+"""The documentation is true: its examples run, its commands and settings are accepted, its links lead somewhere.
+
+The Python blocks of a page are one program: they run in order, in an empty folder. A ``text`` block behind one of them
+is what it prints. Addresses like ``localhost:9092`` become those of the test servers. What is done with a block depends
+on the language behind its fence; a language that nothing here checks is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import dagster as dg
+import pytest
+import redis
+import yaml
+
+from sensors.lag import measure
+from stream_assets import StreamAsset, StreamConfig
+from stream_assets.cli.main import main
+from stream_consumers import StreamUrl, create_producer
+from tests.support.documents import Block, anchors, blocks, commands, links, mentioned, resolve
+from tests.support.settings import ROOT
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "DESIGN.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
+PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
+README, TESTING = ROOT / "README.md", ROOT / "docs" / "testing-your-assets.md"
+BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
+# Programs whose options are not ours to check.
+OTHERS = {"cat", "export", "jq", "producer", "tail"}
+CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
+PATH = re.compile(
+    r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
+)
+
+
+def in_project(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks_of(language: str) -> list[Any]:
+    found = [block for page in PAGES for block in blocks(page) if block.language == language]
+    return [pytest.param(block, id=block.place) for block in found]
+
+
+def run(page: Path, addresses: dict[str, str]) -> dict[str, Any]:
+    """Run the Python of a page, compare what it prints, and return what it defined."""
+    namespace: dict[str, Any] = {"__name__": "example"}
+    found = blocks(page)
+    for block, behind in zip(found, [*found[1:], None]):
+        if block.language != "python":
+            continue
+        text = block.text
+        for written, real in addresses.items():
+            text = text.replace(written, real)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * block.line + text, str(page), "exec"), namespace)  # the line numbers of the page
+        if behind is not None and behind.language == "text":
+            assert printed.getvalue() == behind.text, f"what {block.place} prints"
+    return namespace
+
+
+def assets(namespace: dict[str, Any]) -> list[StreamAsset]:
+    return [value for value in namespace.values() if isinstance(value, StreamAsset)]
+
+
+# -- Python -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TESTING], ids=in_project)
+def test_the_python_of_a_page_runs(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    addresses = {written: request.getfixturevalue(name) for written, name in BROKERS.items() if written in text}
+    if server := addresses.get("localhost:6379"):
+        host, _, port = server.partition(":")
+        with redis.Redis(host, int(port)) as client:
+            client.flushdb()
+    namespace = run(page, addresses)
+    for asset in assets(namespace):
+        # The servers of the tests have no secrets: with them, an asset is declared, and that is all.
+        if not {"password", "sasl.password"} & asset.stream.client.keys():
+            with create_producer(asset.source, shards=1) as producer:
+                producer.send(b'{"id": 1, "amount": 5}')
+            assert measure(asset.stream, asset.ingestion).total >= 1
+    if defs := namespace.get("defs"):
+        dg.Definitions.validate_loadable(defs)
+        assert {asset.key for asset in assets(namespace)} <= {spec.key for spec in defs.resolve_all_asset_specs()}
+
+
+# -- shell ------------------------------------------------------------------------------------------------------------
+
+
+def check_command(words: list[str]) -> None:
+    """Raises unless the command is one that there is, with options that it has."""
+    while re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]
+    program, *rest = words
+    if program == "stream-assets":
+        with click.Context(main, info_name=program) as context:
+            name, command, options = main.resolve_command(context, rest)
+            assert command is not None
+            with command.make_context(name, options, parent=context):
+                for word in words:
+                    if re.match(r"(file|kafka|redis|rediss|stdio)://", word):
+                        StreamUrl.parse(word).required_streams()
+    elif program == "make":
+        assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {rest[0]}"
+    elif program == "dagster":
+        assert rest[0] == "dev"
+        assert rest[2] == "definitions.py" or (ROOT / rest[2]).is_file()
+    elif program == ".venv/bin/python":
+        assert (ROOT / rest[0]).is_file()
+    else:
+        assert program in OTHERS, f"nobody checks {program}"
+
+
+def check_commands(text: str) -> None:
+    for words in commands(text):
+        check_command(words)
+
+
+@pytest.mark.parametrize("block", blocks_of("sh"))
+def test_the_shell_lines_of_a_page_are_accepted(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    check_commands(block.text)
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_the_examples_in_the_help_of_a_command_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    _, heading, examples = (main.commands[name].help or "").partition("Example")
+    assert heading, f"stream-assets {name} --help shows no example"
+    check_commands(examples.partition("\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("stream-assets ingst --table t", click.UsageError),
+        ("stream-assets verify --source file://a.ss/a", click.UsageError),
+        ("stream-assets lag file://a.ss/a --tabel t", click.UsageError),
+        ("cat a | curl -d @- somewhere", AssertionError),
+        ("make everything", AssertionError),
+    ],
+)
+def test_a_wrong_line_is_found(line: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_commands(line)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", blocks_of("yaml"))
+def test_the_settings_of_a_page_are_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = yaml.safe_load(block.text)
+    if "ops" not in document:
+        (tmp_path / "dagster.yaml").write_text(block.text)
+        with dg.DagsterInstance.from_config(str(tmp_path)):
+            return
+    ((op, settings),) = document["ops"].items()
+    job = op.removesuffix("_partition") if op.endswith("_partition") else f"ingest_{op}"
+    assert dg.validate_run_config(run(block.page, {})["defs"].resolve_job_def(job), document)
+    config = StreamConfig(**settings["config"])
+    config.check()
+    config.replay("an id")
+
+
+@pytest.mark.parametrize("block", blocks_of("toml"))
+def test_the_toml_of_a_page_can_be_read(block: Block) -> None:
+    assert tomllib.loads(block.text)
+
+
+# -- links and names --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=in_project)
+def test_its_links_and_names_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"no {link}"
+        assert not anchor or anchor in anchors(target), f"no heading for {link}"
+    for name in mentioned(page):
+        if PATH.match(name.partition("::")[0]):
+            assert (ROOT / name.partition("::")[0]).exists(), f"no {name}"
+        elif CODE.match(name):
+            resolve(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=in_project)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    found = blocks(page)
+    assert {block.language for block in found} <= LANGUAGES
+    # Behind nothing that runs, a text could claim anything.
+    for before, block in zip([None, *found], found):
+        assert block.language != "text" or (before and before.language in {"python", "sh"}), block.place
+
+
+def test_a_reader_finds_every_page() -> None:
+    index = {(ROOT / "docs" / link).resolve() for link in links(ROOT / "docs" / "README.md")}
+    assert {page for page in PAGES if page.parent == ROOT / "docs" and page.name != "README.md"} <= index
+
+
+def test_the_pages_are_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+    assert len((ROOT / "DESIGN.md").read_bytes()) <= 25_000
+    for image in (ROOT / "docs" / "images").iterdir():
+        assert image.stat().st_size < 200_000
