@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -79,3 +80,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """A folder that is gone after the test, so that tables do not fill the disk."""
     yield tmp_path
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance of its own."""
+    with dg.DagsterInstance.local_temp(str(folder)) as made:
+        yield made

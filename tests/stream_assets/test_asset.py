@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,71 +12,18 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from sensors.lag import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
-from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
+from stream_assets import Json, SparkResource, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
+from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
-
-
-def declare(folder: Path, **options: Any) -> StreamAsset:
-    settings: dict[str, Any] = {
-        "source": f"file://{folder}/orders.ss/orders",
-        "group": "lakehouse",
-        "table": str(folder / "t"),
-        "decode": Json("id BIGINT, user STRING"),
-        "max_records": 40,
-    }
-
-    @stream_asset(**{**settings, **options})
-    def orders(batch: DataFrame) -> DataFrame:
-        """Orders, each once."""
-        return batch
-
-    return orders
-
-
-@pytest.fixture
-def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.local_temp(str(folder)) as made:
-        yield made
-
-
-def execute(
-    stream: StreamAsset, instance: dg.DagsterInstance, *, config: dict[str, Any] | None = None, **resources: Any
-) -> dg.ExecuteInProcessResult:
-    definitions = stream_definitions([stream], resources=resources)
-    run_config = {"ops": {stream.name: {"config": config or {}}}}
-    job = definitions.resolve_job_def(stream.job_name)
-    return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
-
-
-def tick(stream: StreamAsset, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
-    sensor = next(iter(stream_definitions([stream]).sensors or []))
-    assert isinstance(sensor, dg.SensorDefinition)
-    context = dg.build_sensor_context(instance=instance, cursor=cursor)
-    data = sensor.evaluate_tick(context)
-    return dg.SensorResult(
-        run_requests=list(data.run_requests or []) or None,
-        skip_reason=data.skip_message,
-        cursor=data.cursor,
-        asset_events=list(data.asset_events),
-    )
-
-
-def skip_message(result: dg.SensorResult) -> str:
-    assert result.skip_reason is not None
-    return result.skip_reason.skip_message or ""
-
-
-def materializations(result: dg.ExecuteInProcessResult) -> Sequence[dg.AssetMaterialization]:
-    return [e.step_materialization_data.materialization for e in result.get_asset_materialization_events()]
 
 
 @pytest.mark.parametrize("kind", ["own", "eager", "lazy"])
@@ -245,7 +191,7 @@ import dagster as dg, os, subprocess
 from dataclasses import replace
 from pathlib import Path
 from pyspark import SparkContext
-from tests.stream_assets.test_asset import declare, tick
+from tests.support.dagster_runs import declare, tick
 with dg.DagsterInstance.ephemeral() as instance:
     assert tick(declare(Path({str(folder)!r})), instance).run_requests
 assert SparkContext._gateway is None

@@ -23,12 +23,10 @@ from stream_assets import stream_asset, stream_definitions
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.stream_assets.test_asset import instance
 from tests.support.feeds import FIRST_MS, KINDS, Feed, make_feed
 from tests.support.old_and_new import Row, made, new, old, rows_of
 
 pytestmark = pytest.mark.spark
-__all__ = ["instance"]
 DAY_MS = 86_400_000
 MESSAGES = 100_000
 TUESDAY = range(40_000, 60_000)

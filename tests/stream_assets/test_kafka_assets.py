@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from stream_assets import Json, StreamAsset, stream_asset
 from stream_consumers.errors import InvalidOptionError
-from tests.stream_assets.test_asset import declare, execute, materializations, skip_message, tick
+from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.polling import until
 from tests.support.settings import ROOT
 from tests.support.streams import sequences_in_table

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sensors.lag import MEMBER_TAG
-from tests.stream_assets.test_asset import declare, execute, materializations, skip_message, tick
+from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.redis_tables import Stream
 from tests.support.settings import ROOT
 

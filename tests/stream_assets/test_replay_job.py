@@ -15,11 +15,10 @@ from pyspark.sql import functions as f
 
 from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
 from stream_consumers.create import create_producer
-from tests.stream_assets.test_asset import execute, instance, materializations, tick
+from tests.support.dagster_runs import execute, materializations, tick
 from tests.support.streams import shard, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
-__all__ = ["instance"]
 DAY_MS = 86_400_000
 TUESDAY_MS = int(datetime(2026, 11, 17, tzinfo=timezone.utc).timestamp() * 1000)
 

@@ -20,12 +20,11 @@ from spark_jobs.verify import verify
 from stream_assets import Json, StreamAsset, stream_asset
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import ConsumerMode
-from tests.stream_assets.test_asset import execute, instance, skip_message, tick
+from tests.support.dagster_runs import execute, skip_message, tick
 from tests.support.feeds import KINDS, SHARDS, Feed, make_feed
 from tests.support.old_and_new import Row, made, old, rows_of
 
 pytestmark = pytest.mark.spark
-__all__ = ["instance"]
 MESSAGES = 60
 RECORDS = 30
 

@@ -1,13 +1,12 @@
-"""One replay, or one rewind and the ingestion behind it, in a process of its own, to be killed.
+"""One replay, or one rewind and the ingestion behind it, in a process of :mod:`tests.support.killed_runs`.
 
-``python -m tests.support.one_replay URL TABLE RECORDS FAULT GROUP REMOTE ID START [STOP]``: with a stop it is a replay.
+With a stop it is a replay.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 from spark_jobs.batches import rewind as rewinding
@@ -59,7 +58,3 @@ def main(
         for report, _ in drain(spark, source, what, observer=watch):
             print("report", dict(report.batch.entry.ranges), flush=True)
     print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,13 +1,9 @@
-"""One run in a process of its own, to be killed.
-
-``python -m tests.support.one_run URL TABLE RECORDS FAULT [GROUP [MODE [REMOTE [MEMBER [TRANSFORM]]]]]``
-"""
+"""One run, in a process of :mod:`tests.support.killed_runs`."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,7 +84,3 @@ def main(
     for report, _ in drain(spark, source, ingestion, observer=watch):
         print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -16,7 +16,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.batches.test_ingest import ORDERS
+from tests.support.ingesting import ORDERS
 from tests.support.streams import sequences_in_table
 
 Identity = tuple[str, int, int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingest import IngestJob
-from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.reading.decode import Decoder, Json, Raw, Text
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
@@ -26,52 +24,12 @@ from stream_consumers.errors import (
     WriteError,
 )
 from stream_consumers.memory import forget_memory_broker, memory_broker
-from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import drain, entries, ingestion
 from tests.support.streams import assert_each_once, sequences_in_file, sequences_in_table, shard, write_stream
 
 pytestmark = pytest.mark.spark
-ORDERS = Json("id BIGINT, user STRING")
-
-
-def ingestion(
-    table: Path,
-    *,
-    records: int = 1000,
-    decoder: Decoder = ORDERS,
-    transform: Callable[[DataFrame], DataFrame] | None = None,
-    group: str = "lakehouse",
-    start: AutoStreamReset = AutoStreamReset.EARLIEST,
-    merge_schema: bool = False,
-) -> Ingestion:
-    return Ingestion(
-        group=group,
-        table=str(table),
-        decoder=decoder,
-        transform=transform,
-        start=start,
-        limits=Limits(max_records=records),
-        merge_schema=merge_schema,
-    )
-
-
-def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = ignore_steps) -> list[BatchReport]:
-    reports = []
-    with open_batch_source(url) as source:
-        job = IngestJob(spark, source, what, observer=observer)
-        while (batch := job.plan()) is not None:
-            report = job.run(batch)
-            if report is not None:
-                reports.append(report)
-    return reports
-
-
-def entries(what: Ingestion) -> list[Entry]:
-    log = what.ledger().log
-    snapshot = log.snapshot()
-    assert snapshot is not None
-    commits = [log.commit(version) for version in range(snapshot.version + 1)]
-    return [commit.entry for commit in commits if commit and commit.entry]
 
 
 def test_a_file_becomes_a_table_and_its_malformed_messages_dead_letters(spark: SparkSession, folder: Path) -> None:

@@ -16,7 +16,7 @@ from stream_consumers.errors import DataLossError, LedgerTruncatedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
-from tests.spark_jobs.writing.test_delta_traps import clean_log
+from tests.support.delta_writes import clean_log
 from tests.support.kafka_topics import Broker, Once, assert_each_once, orders, pipeline
 
 pytestmark = pytest.mark.spark

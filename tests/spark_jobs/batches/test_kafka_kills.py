@@ -14,8 +14,8 @@ from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.batches.test_ingest import ORDERS
-from tests.spark_jobs.batches.test_kills import is_stopped, kill_in_turn, logs, running
+from tests.support.ingesting import ORDERS
+from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.one_run import QUICK
 from tests.support.polling import until
 from tests.support.streams import sequences_in_table
@@ -86,7 +86,7 @@ def test_a_run_killed_with_its_jvm_in_the_middle_of_its_write(spark: SparkSessio
     pipeline = Pipeline(kafka, folder, "resumable")
     fault = "mid-write@3!group-SIGKILL"
     with running(pipeline.url, pipeline.table, fault, pipeline.group) as process:
-        assert process.wait(180) == -signal.SIGKILL, logs(pipeline.table)
+        assert process.wait() == -signal.SIGKILL, logs(pipeline.table)
     pipeline.drain(spark)
     pipeline.assert_each_once()
 
@@ -98,11 +98,11 @@ def test_a_member_stopped_in_the_middle_of_its_write_wakes_up_after_its_shards_w
     fault = "mid-write@2!group-SIGSTOP"
     with running(pipeline.url, pipeline.table, fault, pipeline.group, "load_balanced") as zombie:
         until(lambda: list(folder.glob("faults-*/fault-*")), seconds=180, what="the stop")
-        until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
+        until(zombie.is_stopped, seconds=100, what="the process being stopped")
         pipeline.drain(spark)
         pipeline.assert_each_once()
         os.killpg(zombie.pid, signal.SIGCONT)
-        assert zombie.wait(180) == 0, logs(pipeline.table)
+        assert zombie.wait() == 0, logs(pipeline.table)
     assert "drained" in logs(pipeline.table)
     pipeline.assert_each_once()
 
@@ -111,5 +111,5 @@ def test_two_members_share_the_shards(spark: SparkSession, server: str, kafka: s
     pipeline = Pipeline(kafka, folder, "load_balanced", partitions=4)
     with running(pipeline.url, pipeline.table, "", pipeline.group, "load_balanced", server, records=20) as other:
         pipeline.drain(spark)
-        assert other.wait(180) == 0, logs(pipeline.table)
+        assert other.wait() == 0, logs(pipeline.table)
     pipeline.assert_each_once()

@@ -16,7 +16,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError
 from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.batches.test_kills import kill_in_turn
+from tests.support.killed_runs import kill_in_turn
 from tests.support.redis_server import redis_server
 from tests.support.redis_tables import Stream
 

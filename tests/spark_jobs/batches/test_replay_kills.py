@@ -17,8 +17,8 @@ from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.batches.test_kills import kill_in_turn, logs, running
 from tests.support.feeds import SHARDS, Feed, make_feed
+from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.old_and_new import made, old, rows_of
 from tests.support.one_replay import MOVED
 from tests.support.streams import Identity
@@ -67,7 +67,7 @@ class Lake:
         """The last process is let live."""
         words = ("", self.feed.group, *words)
         with running(self.feed.url, self.table, *words, records=RECORDS, module="one_replay") as process:
-            assert process.wait(180) == 0, logs(self.table)
+            assert process.wait() == 0, logs(self.table)
 
     def letters(self) -> Counter[Identity]:
         """Every dead letter that counts."""
@@ -114,7 +114,7 @@ def test_a_replay_that_is_killed_with_its_jvm_in_the_middle_of_its_write(
     bounds = ("the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
     words = ("mid-write@3", lake.feed.group, "", *bounds)
     with running(lake.feed.url, lake.table, *words, records=RECORDS, module="one_replay") as process:
-        assert process.wait(180) == -signal.SIGKILL, logs(lake.table)
+        assert process.wait() == -signal.SIGKILL, logs(lake.table)
     lake.finish(server, *bounds)
     lake.assert_made(by_new=MIDDLE)
 

@@ -27,7 +27,7 @@ from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.writing.test_delta_traps import APP, VERSION, Writes
+from tests.support.delta_writes import APP, VERSION, Writes
 from tests.support.feeds import KINDS, SHARDS, Feed, FileFeed, make_feed
 from tests.support.kafka_topics import CrashError, FailOnce, Once, crash
 from tests.support.old_and_new import Row, made, new, old, rows_of

@@ -25,17 +25,16 @@ from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
-from tests.spark_jobs.batches.test_kills import logs, running
-from tests.stream_assets.cli.test_cli import failing, run
-from tests.stream_assets.test_asset import execute, instance
+from tests.support.command_line import failing, run
+from tests.support.dagster_runs import execute
 from tests.support.feeds import SHARDS, Feed, KafkaFeed, RedisFeed
 from tests.support.kafka_topics import Once
+from tests.support.killed_runs import logs, running
 from tests.support.old_and_new import made, new, old, rows_of
 from tests.support.one_run import QUICK, QUICK_CLAIMS
 from tests.support.polling import until
 
 pytestmark = pytest.mark.spark
-__all__ = ["instance"]
 SHARED = ConsumerMode.LOAD_BALANCED
 DECODER = Json("id BIGINT, user STRING")
 MESSAGES = 90
@@ -164,7 +163,7 @@ def test_a_replay_next_to_a_member_in_a_process_of_its_own(group: Group, server:
     with running(group.feed.url, table, *words, records=15) as member:
         until(lambda: DeltaTable(table).version() > before, seconds=120, what="the member's first batch")
         group.replay(range(30, 60))
-        assert member.wait(240) == 0, logs(table)
+        assert member.wait() == 0, logs(table)
     group.assert_made(by_new=range(30, 60), count=MESSAGES + 600)
 
 

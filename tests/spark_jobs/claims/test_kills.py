@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark_jobs.batches.test_kills import is_stopped, logs, running
+from tests.support.killed_runs import logs, running
 from tests.support.polling import until
 from tests.support.redis_tables import Stream
 
@@ -35,7 +35,7 @@ def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
     for member, fault in enumerate(FAULTS):
         words = (fault, stream.group, "load_balanced", server, f"m{member}")
         with running(stream.url, stream.table, *words, records=60) as process:
-            assert process.wait(120) == -signal.SIGKILL, logs(stream.table)
+            assert process.wait() == -signal.SIGKILL, logs(stream.table)
     before = len(stream.rows())
     assert 0 < before < ENTRIES, "the last ones had something to do"
     stream.drain(spark)
@@ -48,11 +48,11 @@ def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entr
     words = ("mid-write@2!group-SIGSTOP", stream.group, "load_balanced", "", "sleeper")
     with running(stream.url, stream.table, *words, records=150) as zombie:
         until(lambda: list(stream.table.parent.glob("faults-*/fault-*")), seconds=180, what="the stop")
-        until(lambda: is_stopped(zombie.pid), seconds=10, what="the process being stopped")
+        until(zombie.is_stopped, seconds=100, what="the process being stopped")
         stream.drain(spark, stream.ingestion(member="other"))
         stream.assert_each_once()
         os.killpg(zombie.pid, signal.SIGCONT)
-        assert zombie.wait(180) == 0, logs(stream.table)
+        assert zombie.wait() == 0, logs(stream.table)
     assert "drained" in logs(stream.table)
     stream.assert_each_once()
 
@@ -62,7 +62,7 @@ def test_two_members_share_the_entries(spark: SparkSession, server: str, stream:
     with running(stream.url, stream.table, *words, records=50) as process:
         until(stream.table.exists, seconds=60, what="the other member's first commit")
         stream.drain(spark, stream.ingestion(50))
-        assert process.wait(180) == 0, logs(stream.table)
+        assert process.wait() == 0, logs(stream.table)
     stream.assert_each_once()
     apps = {c.entry.app for c in stream.ingestion().ledger().newest_first() if c.entry and c.entry.kind == "batch"}
     assert len(apps) == 2, "both had their part"
@@ -80,9 +80,10 @@ def test_r11_an_entry_that_kills_its_process_each_time_becomes_a_dead_letter(
     while killed < 8:
         words = ("poison", stream.group, "load_balanced", server)
         with running(stream.url, stream.table, *words, records=8) as process:
-            if process.wait(120) == 0:
+            ended = process.wait()
+            if ended == 0:
                 break
-            assert process.returncode == -signal.SIGKILL, logs(stream.table)
+            assert ended == -signal.SIGKILL, logs(stream.table)
             killed += 1
     assert killed == 3
     stream.assert_each_once()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from delta.exceptions import ConcurrentTransactionException
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from sensors.lag import measure
@@ -21,13 +21,14 @@ from spark_jobs.batches.ingestion import Step
 from spark_jobs.batches.ledger_recovery import keep, read_or_recover
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.ledger.entries import Entry
-from spark_jobs.writing.sink import DeltaSink, is_conflict
+from spark_jobs.writing.sink import is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.delta_writes import APP, VERSION, Writes, clean_log
 from tests.support.kafka_topics import (
     MALFORMED,
     CrashError,
@@ -75,34 +76,6 @@ def pipeline(spark: SparkSession, stream: Stream, folder: Path, **options: Any) 
     return Pipeline.of(spark, str(stream.url), folder / "t", **options)
 
 
-class Writes:
-    """What became of each write into the main table, by batch id: the exception, or ``None``."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.outcomes: dict[str, Exception | None] = {}
-        self.before: Any = lambda: None
-        self.after: Any = lambda: None
-        self._write = DeltaSink.write
-
-        def watched(sink: DeltaSink, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
-            self.write(sink, rows, entry, creates)
-
-        patch.setattr(DeltaSink, "write", watched)
-
-    def write(self, sink: DeltaSink, rows: DataFrame, entry: Entry, creates: bool) -> None:
-        is_batch = entry.kind == "batch"
-        try:
-            if is_batch:
-                self.before()
-            self._write(sink, rows, entry, creates=creates)
-            if is_batch:
-                self.after()
-        except Exception as error:
-            self.outcomes[entry.bid] = error
-            raise
-        self.outcomes[entry.bid] = None
-
-
 def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
     spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,14 +93,6 @@ def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
     assert (report.batch.number, report.batch.entry.ranges) == (3, {SHARD: Range(2, 6)})
     assert_each_once(what.rows(), stream.messages())
     assert stream.committed(what) == 6
-
-
-def clean_log(table: str) -> None:
-    """Somebody else commits, much later Delta removes the commits from before the newest checkpoint."""
-    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
-    DeltaTable(table).create_checkpoint()
-    for commit in sorted(Path(table, "_delta_log").glob("*.json"))[:-1]:
-        commit.unlink()
 
 
 def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
@@ -266,9 +231,6 @@ def test_d04_a_batch_without_rows_moves_position_and_number(spark: SparkSession,
     (report,) = what.drain()
     assert (report.rows, report.batch.number) == (2, 3)
     assert_each_once(what.rows(), [("orders", 0, 4), ("orders", 0, 5)])
-
-
-APP, VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 
 
 def test_d05_no_transaction_of_ours_leaks_into_the_session(spark: SparkSession, stream: Stream, folder: Path) -> None:

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from pyspark.sql import SparkSession
 
 from stream_assets.cli.main import main
+from tests.support.command_line import SCHEMA, failing, run
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 COMMANDS = [
@@ -30,11 +31,6 @@ COMMANDS = [
     "demo",
     "doctor",
 ]
-SCHEMA = "id BIGINT, user STRING, amount DECIMAL(10,2)"
-
-
-def run(*words: str | Path, text: str | None = None) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words], input=text)
 
 
 def ingest(folder: Path, *more: str) -> Result:
@@ -91,13 +87,6 @@ def test_lines_on_stdin_are_messages(folder: Path) -> None:
         2,
         3,
     ]
-
-
-def failing(result: Result, *texts: str) -> None:
-    assert result.exit_code != 0
-    assert "Traceback" not in result.output
-    for text in texts:
-        assert text in result.stderr, result.stderr
 
 
 def test_no_such_file(folder: Path) -> None:

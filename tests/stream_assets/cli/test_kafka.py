@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.stream_assets.cli.test_cli import SCHEMA, run
+from tests.support.command_line import SCHEMA, run
 from tests.support.topics import committed, ends, unique_group
 
 pytestmark = pytest.mark.spark

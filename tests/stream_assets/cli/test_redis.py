@@ -12,7 +12,7 @@ import redis
 from pyspark.sql import SparkSession
 
 from stream_consumers.redis.ids import to_sequence
-from tests.stream_assets.cli.test_cli import SCHEMA, run
+from tests.support.command_line import SCHEMA, run
 
 pytestmark = pytest.mark.spark
 

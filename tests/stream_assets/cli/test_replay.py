@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets import Json, stream_asset
-from tests.stream_assets.cli.test_cli import failing, run
+from tests.support.command_line import failing, run
 from tests.support.feeds import KINDS, SHARDS, Feed, make_feed
 from tests.support.old_and_new import made, new, rows_of
 from tests.support.polling import until

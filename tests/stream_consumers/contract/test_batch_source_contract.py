@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from stream_consumers.batches import MESSAGE_SCHEMA, BatchPlan, BatchSource, Extent, Range, Resume
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
+from tests.support.batch_plans import Identity, identities, read
 from tests.support.contract_backends import STREAMS, Stream, in_turn
 
-Identity = tuple[str, int, int]
 WIDE = Limits()
-
-
-def identities(receipts: Iterable[Receipt]) -> set[Identity]:
-    return {(r.shard.stream, r.shard.id, r.sequence) for r in receipts}
-
-
-def split_rows(plan: BatchPlan) -> list[Counter[Identity]]:
-    """The messages of each split, read as an executor does: from a pickle."""
-    found = []
-    for split in plan.splits:
-        rows: Counter[Identity] = Counter()
-        for batch in pickle.loads(pickle.dumps(split)).read():
-            assert batch.schema == MESSAGE_SCHEMA
-            assert batch.column("error").null_count == batch.num_rows
-            rows.update(zip(*(batch.column(name).to_pylist() for name in ("stream", "shard", "sequence"))))
-        found.append(rows)
-    return found
-
-
-def read(plan: BatchPlan) -> set[Identity]:
-    """Everything in a plan; fails if something is in it twice."""
-    rows = sum(split_rows(plan), Counter[Identity]())
-    assert set(rows.values()) <= {1}, "splits overlap"
-    return set(rows)
 
 
 def in_ranges(receipts: Iterable[Receipt], ranges: Mapping[Shard, Range]) -> set[Identity]:

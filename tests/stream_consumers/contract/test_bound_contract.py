@@ -20,7 +20,7 @@ from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
-from tests.stream_consumers.contract.test_batch_source_contract import Identity, identities, read
+from tests.support.batch_plans import Identity, identities, read
 from tests.support.contract_backends import STREAMS, Stream, in_turn
 
 FIRST_MS = 1_741_564_800_000

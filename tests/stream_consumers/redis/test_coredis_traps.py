@@ -20,9 +20,9 @@ from stream_consumers.errors import (
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis import entry_consumer as redis_entry_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, create_entry_consumer
-from tests.stream_consumers.redis.test_coredis_consumers import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
+from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+"""A declared asset, and a run and a tick of its sensor in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import DataFrame
+
+from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
+
+
+def declare(folder: Path, **options: Any) -> StreamAsset:
+    settings: dict[str, Any] = {
+        "source": f"file://{folder}/orders.ss/orders",
+        "group": "lakehouse",
+        "table": str(folder / "t"),
+        "decode": Json("id BIGINT, user STRING"),
+        "max_records": 40,
+    }
+
+    @stream_asset(**{**settings, **options})
+    def orders(batch: DataFrame) -> DataFrame:
+        """Orders, each once."""
+        return batch
+
+    return orders
+
+
+def execute(
+    stream: StreamAsset, instance: dg.DagsterInstance, *, config: dict[str, Any] | None = None, **resources: Any
+) -> dg.ExecuteInProcessResult:
+    definitions = stream_definitions([stream], resources=resources)
+    run_config = {"ops": {stream.name: {"config": config or {}}}}
+    job = definitions.resolve_job_def(stream.job_name)
+    return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
+
+
+def tick(stream: StreamAsset, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
+    sensor = next(iter(stream_definitions([stream]).sensors or []))
+    assert isinstance(sensor, dg.SensorDefinition)
+    context = dg.build_sensor_context(instance=instance, cursor=cursor)
+    data = sensor.evaluate_tick(context)
+    return dg.SensorResult(
+        run_requests=list(data.run_requests or []) or None,
+        skip_reason=data.skip_message,
+        cursor=data.cursor,
+        asset_events=list(data.asset_events),
+    )
+
+
+def skip_message(result: dg.SensorResult) -> str:
+    assert result.skip_reason is not None
+    return result.skip_reason.skip_message or ""
+
+
+def materializations(result: dg.ExecuteInProcessResult) -> Sequence[dg.AssetMaterialization]:
+    return [e.step_materialization_data.materialization for e in result.get_asset_materialization_events()]

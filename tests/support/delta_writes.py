@@ -1,0 +1,52 @@
+"""Writes into a table, watched; transaction settings that leak; a log that is cleaned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from spark_jobs.ledger.entries import Entry
+from spark_jobs.writing.sink import DeltaSink
+
+
+class Writes:
+    """What became of each write into the main table, by batch id: the exception, or ``None``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.outcomes: dict[str, Exception | None] = {}
+        self.before: Any = lambda: None
+        self.after: Any = lambda: None
+        self._write = DeltaSink.write
+
+        def watched(sink: DeltaSink, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+            self.write(sink, rows, entry, creates)
+
+        patch.setattr(DeltaSink, "write", watched)
+
+    def write(self, sink: DeltaSink, rows: DataFrame, entry: Entry, creates: bool) -> None:
+        is_batch = entry.kind == "batch"
+        try:
+            if is_batch:
+                self.before()
+            self._write(sink, rows, entry, creates=creates)
+            if is_batch:
+                self.after()
+        except Exception as error:
+            self.outcomes[entry.bid] = error
+            raise
+        self.outcomes[entry.bid] = None
+
+
+def clean_log(table: str) -> None:
+    """Somebody else commits, much later Delta removes the commits from before the newest checkpoint."""
+    DeltaTable(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 day"})
+    DeltaTable(table).create_checkpoint()
+    for commit in sorted(Path(table, "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+
+
+APP, VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
