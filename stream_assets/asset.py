@@ -29,7 +29,6 @@ from stream_consumers.urls import StreamUrl
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 _DATA_VERSION = "dagster/data_version"
-_KINDS = {"file": "file", "kafka": "kafka", "redis": "redis", "rediss": "redis"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class StreamAsset:
 
     def upstream_specs(self) -> list[dg.AssetSpec]:
         """The streams as external assets, so that lineage and lag show up in the UI."""
-        kind = _KINDS.get(self.source.protocol)
+        kind = self.stream.backend.kind
         return [
             dg.AssetSpec(
                 key,
@@ -105,7 +104,7 @@ class StreamAsset:
 
     def assets_definition(self) -> dg.AssetsDefinition:
         """The Dagster asset."""
-        kind = _KINDS.get(self.source.protocol)
+        kind = self.stream.backend.kind
         spec = dg.AssetSpec(
             self.key,
             deps=[*self.upstream.values(), *self.deps],

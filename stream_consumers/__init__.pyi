@@ -1,6 +1,11 @@
 """The names that ``from stream_consumers import …`` gives, each with the module that it is from."""
 
 from stream_consumers.async_consumer import AsyncConsumer as AsyncConsumer
+from stream_consumers.backend import (
+    Backend as Backend,
+    ConsumerOptions as ConsumerOptions,
+    find_backend as find_backend,
+)
 from stream_consumers.batches import (
     MESSAGE_SCHEMA as MESSAGE_SCHEMA,
     BatchPlan as BatchPlan,
@@ -30,6 +35,7 @@ from stream_consumers.create import (
 )
 from stream_consumers.errors import (
     AccessDeniedError as AccessDeniedError,
+    BackendLoadError as BackendLoadError,
     BrokerError as BrokerError,
     BrokerUnavailableError as BrokerUnavailableError,
     DataLossError as DataLossError,
@@ -74,11 +80,13 @@ from stream_consumers.errors import (
 from stream_consumers.file.consumer import FileConsumer as FileConsumer
 from stream_consumers.file.producer import FileProducer as FileProducer
 from stream_consumers.in_process_groups import SharedGroupConsumer as SharedGroupConsumer
+from stream_consumers.kafka.committer import KafkaCommitter as KafkaCommitter
 from stream_consumers.kafka.consumer import KafkaConsumer as KafkaConsumer
 from stream_consumers.kafka.producer import KafkaProducer as KafkaProducer
 from stream_consumers.kafka.transactions import KafkaTransactions as KafkaTransactions
 from stream_consumers.memory import (
     MemoryBatchSource as MemoryBatchSource,
+    MemoryCommitter as MemoryCommitter,
     MemoryConsumer as MemoryConsumer,
     MemoryProducer as MemoryProducer,
     forget_memory_broker as forget_memory_broker,
@@ -100,8 +108,13 @@ from stream_consumers.options import (
     FileCreation as FileCreation,
     FileProducerOptions as FileProducerOptions,
     Limits as Limits,
+    Modes as Modes,
     RedisGroupOptions as RedisGroupOptions,
     host_id as host_id,
+)
+from stream_consumers.redis.committers import (
+    RedisCommitter as RedisCommitter,
+    RedisGroupCommitter as RedisGroupCommitter,
 )
 from stream_consumers.redis.consumer import RedisConsumer as RedisConsumer
 from stream_consumers.redis.entry_consumer import (
@@ -147,12 +160,8 @@ from stream_consumers.subscription.subscription import Subscription as Subscript
 from stream_consumers.tracking.committers import (
     CommitResult as CommitResult,
     EntryCommitter as EntryCommitter,
-    KafkaCommitter as KafkaCommitter,
-    MemoryCommitter as MemoryCommitter,
     PositionCommitter as PositionCommitter,
     ProcessCommitter as ProcessCommitter,
-    RedisCommitter as RedisCommitter,
-    RedisGroupCommitter as RedisGroupCommitter,
     create_committer as create_committer,
 )
 from stream_consumers.tracking.consumer import TrackedConsumer as TrackedConsumer

@@ -209,3 +209,7 @@ class TransactionAbortedError(StreamAssetsError, Transient):
 
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""
+
+
+class BackendLoadError(StreamAssetsError, Terminal):
+    """A package registers a backend for a URL scheme, and the backend cannot be used."""

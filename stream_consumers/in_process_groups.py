@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
-from pathlib import Path
 
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.consumer_base import PollingConsumer
@@ -146,7 +145,7 @@ class SharedGroupConsumer(PollingConsumer):
     A :meth:`seek` or :meth:`rewind` leaves the group; from then on, every message of the assigned shards is read.
 
     Args:
-        url: which streams; the same for all members.
+        url: which streams of which place; the same for all members.
         group: the group's name.
         reset: where the group starts; the same for all members.
         live: wait at the end; the same for all members.
@@ -154,7 +153,7 @@ class SharedGroupConsumer(PollingConsumer):
             its observer of damage), that of a later one when it leaves the group.
 
     Raises:
-        InvalidOptionError: no name, or members that would read differently.
+        InvalidOptionError: members that would read differently.
 
     Example:
         >>> from stream_consumers.create import create_consumer, create_producer
@@ -171,11 +170,8 @@ class SharedGroupConsumer(PollingConsumer):
 
     def __init__(self, url: StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open) -> None:
         super().__init__()
-        if not group:
-            raise InvalidOptionError("group='' names no group", remedy="Give it a name.")
         reading = GroupReading(frozenset(url.required_streams()), reset, live)
-        place = str(Path(url.path).resolve()) if url.protocol == "file" else ",".join(url.nodes)
-        self._key = GroupKey(f"{url.protocol}://{place}", group)
+        self._key = GroupKey(f"{url.protocol}://{','.join(url.nodes)}", group)
         self._open, self._live = open_consumer, live
         self._moving = threading.Lock()
         self._alone: Consumer | None = None

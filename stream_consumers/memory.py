@@ -12,15 +12,29 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 
 import pyarrow as pa
 
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, message_row, record_batches
-from stream_consumers.consumer import Edge
+from stream_consumers.backend import Backend, ConsumerOptions
+from stream_consumers.batches import (
+    BatchPlan,
+    BatchSource,
+    Extent,
+    Membership,
+    Range,
+    Resume,
+    message_row,
+    record_batches,
+)
+from stream_consumers.capabilities import Positions
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import Consumer, Edge, Producer
 from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
+from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
-from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
@@ -383,3 +397,66 @@ class MemoryProducer(ProducerBase):
 
     def flush(self) -> None:
         """A message is in memory as soon as it was sent."""
+
+
+class MemoryCommitter:
+    """Keeps positions in the broker of a ``memory://`` URL.
+
+    Args:
+        url: where.
+        group: whose.
+
+    Example:
+        >>> committer = MemoryCommitter(StreamUrl.parse("memory://commits/orders"), "billing")
+        >>> committer.commit({Shard("orders"): 7})
+        >>> committer.committed()
+        {Shard(stream='orders', id=0): 7}
+    """
+
+    is_transactional = False
+
+    def __init__(self, url: StreamUrl, group: str) -> None:
+        self._source, self._group = MemoryBatchSource(url), group
+
+    def commit(self, positions: Positions) -> None:
+        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.commit`."""
+        self._source.commit(self._group, positions)
+
+    def committed(self) -> Positions:
+        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.committed`."""
+        return self._source.committed(self._group) or {}
+
+
+class MemoryStreams(Backend):
+    """Streams in this process."""
+
+    consumer_modes = Modes(of="consumers of memory", available=(ConsumerMode.REAL_TIME, ConsumerMode.LOAD_BALANCED))
+    batch_modes = Modes(
+        of="batches of memory", available=(ConsumerMode.RESUMABLE,), host_groups={ConsumerMode.RESUMABLE: "r"}
+    )
+
+    def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
+        """See :meth:`stream_consumers.backend.Backend.open_consumer`."""
+        reset, live = options.reset, options.live
+        open_alone = partial(MemoryConsumer, url, reset=reset, live=live)
+        if options.group is None:
+            return open_alone()
+        return SharedGroupConsumer(url, group=options.group, reset=reset, live=live, open_consumer=open_alone)
+
+    def open_producer(
+        self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None
+    ) -> Producer:
+        """See :meth:`stream_consumers.backend.Backend.open_producer`."""
+        return MemoryProducer(url)
+
+    def open_batch_source(
+        self, url: StreamUrl, *, mode: ConsumerMode, client: ClientConfig, membership: Membership | None
+    ) -> BatchSource:
+        """See :meth:`stream_consumers.backend.Backend.open_batch_source`."""
+        return MemoryBatchSource(url)
+
+    def committer(
+        self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
+    ) -> MemoryCommitter:
+        """See :meth:`stream_consumers.backend.Backend.committer`."""
+        return MemoryCommitter(url, group)

@@ -6,7 +6,8 @@ import enum
 import math
 import os
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -264,3 +265,68 @@ def host_id() -> str:
         if container:
             return container[:_CONTAINER_ID_DIGITS]
     return f"{uuid.getnode():012X}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes:
+    """The modes that there are for some kind of reader, and its groups: the one place that checks them.
+
+    Args:
+        of: who has them, for errors, like ``consumers of files``.
+        available: the modes.
+        host_groups: for modes that need no name for the group, what follows the host's id in the name that is used
+            then (SeaStreamer's rule).
+
+    Example:
+        >>> modes = Modes(of="consumers of files", available=(ConsumerMode.REAL_TIME, ConsumerMode.LOAD_BALANCED))
+        >>> modes.group(ConsumerMode.LOAD_BALANCED, "billing")
+        'billing'
+        >>> modes.check(ConsumerMode.RESUMABLE)
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: mode 'resumable' is not available for consumers of files. \
+Use mode 'real_time' or 'load_balanced'.
+    """
+
+    of: str
+    available: tuple[ConsumerMode, ...]
+    host_groups: Mapping[ConsumerMode, str] = field(default_factory=dict)
+
+    def check(self, mode: ConsumerMode) -> None:
+        """Refuse a mode that is not among them.
+
+        Raises:
+            InvalidOptionError: naming those there are.
+        """
+        if mode not in self.available:
+            raise InvalidOptionError(
+                f"mode {mode.value!r} is not available for {self.of}", remedy=f"Use {_modes(self.available)}."
+            )
+
+    def group(self, mode: ConsumerMode, name: str | None) -> str | None:
+        """The group's name; ``None`` with mode ``real_time``, which has none.
+
+        Args:
+            mode: one of these.
+            name: as given; ``None`` for the default.
+
+        Raises:
+            InvalidOptionError: another mode; a name where there is no group, or none where one is needed.
+        """
+        self.check(mode)
+        if mode is ConsumerMode.REAL_TIME:
+            if name is None:
+                return None
+            with_group = [other for other in self.available if other is not mode]
+            raise InvalidOptionError(
+                f"mode real_time has no group, but group={name!r} is given",
+                remedy=f"Leave the group out{f', or use {_modes(with_group)}' if with_group else ''}.",
+            )
+        if name == "":
+            raise InvalidOptionError("group='' names no group", remedy="Give the group a name.")
+        if name is None and mode not in self.host_groups:
+            raise InvalidOptionError(f"mode {mode.value} needs a group", remedy="Give all members the same group.")
+        return f"{host_id()}{self.host_groups[mode]}" if name is None else name
+
+
+def _modes(modes: Sequence[ConsumerMode]) -> str:
+    return f"mode {' or '.join(repr(mode.value) for mode in modes)}"

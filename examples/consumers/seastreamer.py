@@ -27,7 +27,7 @@ async def iterate(streamer: Streamer) -> None:
 def main(url: str) -> None:
     is_file = url.startswith("file:")
     options = FileProducerOptions(creation=FileCreation.IF_MISSING, end_with_eos=True) if is_file else None
-    with connect(url, file_options=options) as streamer:
+    with connect(url, producer_options=options) as streamer:
         produce(streamer)
         with streamer.create_consumer(["apples", "pears"]) as fruit:
             first = fruit.next(timeout=10)

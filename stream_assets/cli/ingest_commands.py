@@ -27,6 +27,7 @@ from stream_assets.cli.transform_options import (
     row_options,
     spark_options,
 )
+from stream_consumers.backend import find_backend
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource, open_batch_source
@@ -141,7 +142,7 @@ def ingest(
 
 def _file_of_pipe(url: StreamUrl, table: str, spool: Path | None) -> tuple[StreamUrl, StreamUrl | None]:
     """What to ingest, and the pipe that is spooled into it first, if it is one."""
-    if url.protocol == "stdio":
+    if find_backend(url.protocol).is_pipe:
         return spool_url(url, spool or default_spool_path(table)), url
     if spool is not None:
         raise InvalidOptionError(f"{url} is read where it is: --spool is for stdio", remedy="Leave --spool out.")

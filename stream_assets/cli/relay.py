@@ -9,9 +9,10 @@ import click
 
 from stream_assets.cli.options import err, named_client_option, progress_bar, reports_errors
 from stream_assets.cli.streams import print_letter
+from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Producer
-from stream_consumers.create import check_protocol, create_consumer, create_producer
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.messages import Message, Receipt, Shard
@@ -59,17 +60,17 @@ def relay(
       stream-assets relay --live kafka://localhost:9092/orders file://copy.ss/orders
     """
     from_url, to_url = StreamUrl.parse(source), StreamUrl.parse(target)
-    check_protocol(from_url)
-    check_protocol(to_url)
+    find_backend(from_url.protocol)
+    backend = find_backend(to_url.protocol)
     run = Relay(routes(from_url, to_url))
-    if bare and to_url.protocol != "stdio":
+    if bare and backend.producer_options is not StdioProducerOptions:
         raise InvalidOptionError(f"--bare is for stdio, not for {target}", remedy="Leave it out.")
-    if shards is not None and to_url.protocol not in {"kafka", "redis", "rediss"}:
+    if shards is not None and not backend.creates_shards:
         raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {target}", remedy="Leave it out.")
-    options = StdioProducerOptions(bare=bare) if to_url.protocol == "stdio" else None
+    options = StdioProducerOptions(bare=True) if bare else None
     with (
         create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_letter) as consumer,
-        create_producer(to_url, client=target_client, stdio_options=options, shards=shards) as producer,
+        create_producer(to_url, client=target_client, producer_options=options, shards=shards) as producer,
     ):
         try:
             run.run(consumer, producer)
@@ -108,10 +109,11 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
             f"{target} has no stream for {', '.join(missing)} of {source}",
             remedy="Name the same streams in both, or one in each.",
         )
-    is_one_place = source.protocol == target.protocol != "stdio" and source.nodes == target.nodes
+    is_pipe = find_backend(source.protocol).is_pipe
+    is_one_place = not is_pipe and source.protocol == target.protocol and source.nodes == target.nodes
     if is_one_place and any(stream == place for stream, place in found.items()):
         raise InvalidOptionError(f"{target} would be sent to itself", remedy="Name another stream or place.")
-    if source.protocol == "stdio":
+    if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found
 

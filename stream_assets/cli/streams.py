@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from stream_assets.cli.options import MODES, client_option, err, print_rows, progress_bar, reports_errors
+from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
 from stream_consumers.create import StreamSource, create_consumer, create_producer
@@ -50,11 +51,12 @@ def produce(
     """
     if count is not None and lines is not None:
         raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
-    options = FileProducerOptions(beacon_interval=beacon_interval, end_with_eos=end)
+    is_file = find_backend(StreamUrl.parse(url).protocol).producer_options is FileProducerOptions
+    options = FileProducerOptions(beacon_interval=beacon_interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
-    opened = create_producer(url, file_options=options, client=client, shards=shards)
+    opened = create_producer(url, producer_options=options, client=client, shards=shards)
     sent = 0
     with opened as producer, progress_bar() as progress:
         task = progress.add_task("sent", total=count)

@@ -24,12 +24,15 @@ from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, host_id
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
 # How long a broker holds a fetch for which it has nothing: a replay ends so much later.
 FETCH_WAIT_MS = 50
+CONSUMER_MODES = Modes(
+    of="consumers of Kafka", available=tuple(ConsumerMode), host_groups={ConsumerMode.RESUMABLE: "r"}
+)
 
 
 class KafkaConsumer(PollingConsumer):
@@ -73,7 +76,7 @@ class KafkaConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         self._on_dead_letter = on_dead_letter
-        self._group = _group(mode, group)
+        self._group = CONSUMER_MODES.group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
         has_group = mode is not ConsumerMode.REAL_TIME
         self._streams = url.required_streams() if has_group else url.subscribed_streams()
@@ -377,17 +380,6 @@ class KafkaConsumer(PollingConsumer):
                 "the group assigns the shards in mode load_balanced",
                 remedy="Use mode real_time or resumable to choose them.",
             )
-
-
-def _group(mode: ConsumerMode, group: str | None) -> str | None:
-    if mode is ConsumerMode.REAL_TIME and group is not None:
-        raise InvalidOptionError(
-            f"mode real_time has no group, but group={group!r} is given",
-            remedy="Leave it out, or use mode resumable (one member) or load_balanced (several).",
-        )
-    if mode is ConsumerMode.LOAD_BALANCED and group is None:
-        raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same one.")
-    return f"{host_id()}r" if mode is ConsumerMode.RESUMABLE and group is None else group
 
 
 def _message(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:

@@ -12,9 +12,9 @@ from datetime import datetime
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.consumer_base import PollingConsumer, end_of
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamAssetsError
+from stream_consumers.errors import NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, RedisGroupOptions, host_id
+from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, Modes, RedisGroupOptions, host_id
 from stream_consumers.redis.acknowledgements import Acknowledgements, Place
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
@@ -30,6 +30,11 @@ SHARDS_SECONDS = 5.0
 CLAIM_PAGES = 100
 Receive = Callable[[Shard, Sequence[RawEntry], bool], None]
 """Gets entries of a shard in order, and whether somebody may have had them before."""
+MEMBER_MODES = Modes(
+    of="members of a Redis group",
+    available=(ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED),
+    host_groups={ConsumerMode.RESUMABLE: ":r", ConsumerMode.LOAD_BALANCED: ":s"},
+)
 
 
 class GroupReader:
@@ -242,7 +247,8 @@ class RedisGroupConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         self._options = options or RedisGroupOptions()
-        name, consumer = _names(mode, group, self._options.consumer)
+        name = MEMBER_MODES.group(mode, group) or ""
+        consumer = self._options.consumer or _member_name(mode, name)
         self._url, self._mode, self._live, self._client = url, mode, live, client
         self._on_dead_letter = on_dead_letter
         self._streams = url.required_streams()
@@ -486,18 +492,11 @@ class RedisGroupConsumer(PollingConsumer):
                 self._buffer.append((place, item))
 
 
-def _names(mode: ConsumerMode, group: str | None, consumer: str | None) -> tuple[str, str]:
-    """The names of the group and of the member (SeaStreamer's defaults)."""
-    if mode is ConsumerMode.REAL_TIME:
-        raise InvalidOptionError("mode real_time has no group", remedy="Use mode resumable or load_balanced.")
-    if group == "":
-        raise InvalidOptionError("group='' names no group", remedy="Give it a name, or leave it out.")
-    host = host_id()
+def _member_name(mode: ConsumerMode, group: str) -> str:
+    """The name of a member that was given none (SeaStreamer's rule)."""
     if mode is ConsumerMode.RESUMABLE:
-        name = group or f"{host}:r"
-        return name, consumer or name
-    unique = f"{host}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}"
-    return group or f"{host}:s", consumer or unique
+        return group
+    return f"{host_id()}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}"
 
 
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:

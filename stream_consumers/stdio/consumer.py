@@ -8,12 +8,13 @@ from stream_consumers.consumer import Edge
 from stream_consumers.consumer_base import Assignment, PollingConsumer
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
 from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
 
 _NOT_A_PIPE = "Spool the pipe into a file, and read that: stream-assets relay stdio:///orders file://orders.ss/orders."
+CONSUMER_MODES = Modes(of="consumers of stdio", available=(ConsumerMode.REAL_TIME, ConsumerMode.LOAD_BALANCED))
 
 
 class StdioConsumer(PollingConsumer):
@@ -62,14 +63,14 @@ class StdioConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         streams = check_stdio_url(url)
-        _check_mode(mode, group)
+        name = CONSUMER_MODES.group(mode, group)
         if reset is AutoStreamReset.LATEST:
             raise InvalidOptionError("a pipe has no latest message to start from", remedy="Leave the reset out.")
         self._url, self._mode = url, mode
         self._assignment = Assignment(streams)
         self._seen = {Shard(stream) for stream in streams}
         self._broker = broker or process_broker()
-        self._queue = self._broker.subscribe(list(streams), group)
+        self._queue = self._broker.subscribe(list(streams), name)
 
     def __repr__(self) -> str:
         group = self._queue.group
@@ -122,17 +123,3 @@ class StdioConsumer(PollingConsumer):
         """See :meth:`stream_consumers.consumer.Consumer.close`; what waits for it is dropped."""
         self._closed.set()
         self._broker.unsubscribe(self._queue)
-
-
-def _check_mode(mode: ConsumerMode, group: str | None) -> None:
-    if mode is ConsumerMode.RESUMABLE:
-        raise InvalidOptionError(
-            "mode 'resumable' is not available for stdio: a pipe cannot be read twice",
-            remedy="Use real_time or load_balanced, or spool the pipe into a file.",
-        )
-    if mode is ConsumerMode.REAL_TIME and group is not None:
-        raise InvalidOptionError(
-            f"mode real_time has no group, but group={group!r} is given", remedy="Leave it out, or use load_balanced."
-        )
-    if mode is ConsumerMode.LOAD_BALANCED and not group:
-        raise InvalidOptionError("mode load_balanced needs a group", remedy="Give all members the same group.")

@@ -7,31 +7,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from weakref import WeakSet
 
+from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
-from stream_consumers.create import check_client, check_protocol, create_consumer, create_producer
-from stream_consumers.errors import InvalidOptionError, ProducerEndedError, StreamEndedError
-from stream_consumers.file.producer import FileProducer
-from stream_consumers.file.scanner import FrameScanner
-from stream_consumers.kafka.cluster import KafkaCluster, producer_options
-from stream_consumers.messages import INTERNAL_KEY, WILDCARD, from_milliseconds, subscription_key, to_milliseconds
+from stream_consumers.create import check_options, create_consumer, create_producer
+from stream_consumers.errors import ProducerEndedError, StreamEndedError
+from stream_consumers.messages import WILDCARD, from_milliseconds, subscription_key, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
-    FileCreation,
-    FileProducerOptions,
-    RedisGroupOptions,
 )
-from stream_consumers.redis.server import RedisServer
-from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.streamer.producer import StreamerProducer
 from stream_consumers.streamer.sharders import Sharder
 from stream_consumers.urls import StreamUrl
-
-_REDIS = ("redis", "rediss")
 
 
 class Streamer:
@@ -40,8 +30,7 @@ class Streamer:
     Args:
         url: where; its streams are the default ones.
         client: configuration of the broker's client.
-        file_options: of the producers of a file.
-        stdio_options: of the producers of lines.
+        producer_options: of the producers, of the backend's own type.
 
     Example:
         >>> with connect("memory://fruit/") as streamer:
@@ -56,16 +45,15 @@ class Streamer:
         url: StreamUrl,
         *,
         client: ClientConfig | None = None,
-        file_options: FileProducerOptions | None = None,
-        stdio_options: StdioProducerOptions | None = None,
+        producer_options: object | None = None,
     ) -> None:
-        self._url, self._client = url, client
-        self._file_options, self._stdio_options = file_options, stdio_options
+        self._url, self._client, self._producer_options = url, client, producer_options
+        self._backend = find_backend(url.protocol)
         self._lock = threading.RLock()
         self._consumers: WeakSet[Consumer] = WeakSet()
         # Strong: what somebody sent and forgot is flushed by disconnecting.
         self._producers: list[StreamerProducer] = []
-        self._file_writer: Producer | None = None
+        self._writer: Producer | None = None
         self._is_connected = True
 
     def __repr__(self) -> str:
@@ -84,7 +72,7 @@ class Streamer:
         group: str | None = None,
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         live: bool = True,
-        group_options: RedisGroupOptions | None = None,
+        group_options: object | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> Consumer:
         """A consumer, see :func:`stream_consumers.create.create_consumer`; closed when the streamer disconnects.
@@ -95,7 +83,7 @@ class Streamer:
             group: the consumer group.
             reset: where to start without a position. SeaStreamer's default is the latest.
             live: wait at the end; without it the stream ends there.
-            group_options: of a member of a Redis group.
+            group_options: of a member of a group, of the backend's own type.
             on_dead_letter: told of what cannot be used as a message.
 
         Raises:
@@ -131,22 +119,18 @@ class Streamer:
             ProducerEndedError: the streamer was disconnected.
             ProducerBusyError: the file has a producer that is not this streamer's.
         """
-        if shards is None and sharder is not None and self._url.protocol in _REDIS:
+        if shards is None and sharder is not None and self._backend.takes_shards_of_sharder:
             shards = sharder.shards
         if stream is None and len(self._url.streams) == 1 and WILDCARD not in self._url.streams:
             stream = self._url.streams[0]
-        is_file = self._url.protocol == "file"
+        is_shared = self._backend.has_one_writer
 
         def open_writer(name: str) -> Producer:
-            if is_file:
-                return self._shared_writer(name)
-            # Its consumers have the same configuration, and may have settings that a producer refuses.
-            client = producer_options(self._client) if self._url.protocol == "kafka" else self._client
-            return create_producer(self._url_of(name), client=client, stdio_options=self._stdio_options, shards=shards)
+            return self._common_writer(name) if is_shared else self._open_writer(name, shards)
 
         with self._lock:
             self._check_connected()
-            producer = StreamerProducer(open_writer, stream=stream, sharder=sharder, is_shared=is_file)
+            producer = StreamerProducer(open_writer, stream=stream, sharder=sharder, is_shared=is_shared)
             self._producers = [*(known for known in self._producers if not known.is_ended), producer]
             return producer
 
@@ -158,7 +142,7 @@ class Streamer:
         """
         with self._lock:
             self._is_connected = False
-            consumers, producers, writer = list(self._consumers), list(self._producers), self._file_writer
+            consumers, producers, writer = list(self._consumers), list(self._producers), self._writer
         # Without the lock: a producer that is opening its writer has its own and waits for ours.
         with ExitStack() as stack:
             for consumer in consumers:
@@ -178,12 +162,20 @@ class Streamer:
         if not self._is_connected:
             raise ProducerEndedError(f"{self._url} was disconnected", remedy="Connect again.")
 
-    def _shared_writer(self, stream: str) -> Producer:
+    def _common_writer(self, stream: str) -> Producer:
         with self._lock:
             self._check_connected()
-            if self._file_writer is None:
-                self._file_writer = create_producer(self._url_of(stream), file_options=self._file_options)
-            return self._file_writer
+            if self._writer is None:
+                self._writer = self._open_writer(stream, None)
+            return self._writer
+
+    def _open_writer(self, stream: str, shards: int | None) -> Producer:
+        return create_producer(
+            self._url_of(stream),
+            client=self._backend.producer_client(self._client or {}),
+            producer_options=self._producer_options,
+            shards=shards,
+        )
 
     def _url_of(self, streams: str | Sequence[str] | None) -> StreamUrl:
         if streams is None:
@@ -196,8 +188,7 @@ def connect(
     url: str | StreamUrl,
     *,
     client: ClientConfig | None = None,
-    file_options: FileProducerOptions | None = None,
-    stdio_options: StdioProducerOptions | None = None,
+    producer_options: object | None = None,
 ) -> Streamer:
     """Connect to where a URL says (SeaStreamer's ``Streamer::connect``); disconnect when done.
 
@@ -205,13 +196,13 @@ def connect(
         url: ``redis://host:6379/``, ``kafka://host:9092/``, ``file://path/to/orders.ss/``, ``memory://name/``; streams
             behind the slash are the default ones.
         client: configuration of the broker's client.
-        file_options: of a file. Without them it must be there; with them ``creation`` says.
-        stdio_options: of lines on stdout; with ``loopback``, consumers of this process get what it sends.
+        producer_options: ``FileProducerOptions`` of a file: without them it must be there, with them ``creation`` says.
+            ``StdioProducerOptions`` of lines on stdout: with ``loopback``, consumers of this process get what it sends.
 
     Raises:
         InvalidUrlError: unknown protocol.
         BrokerUnavailableError, AccessDeniedError: as the broker says, which is asked at once.
-        StreamNotFoundError, StreamExistsError, FormatError: as the file is, and as ``file_options.creation`` asks.
+        StreamNotFoundError, StreamExistsError, FormatError: as the file is, and as ``creation`` asks.
 
     Example:
         >>> with connect("memory://market/") as streamer:
@@ -221,31 +212,11 @@ def connect(
         'apple'
     """
     parsed = StreamUrl.parse(url) if isinstance(url, str) else url
-    check_protocol(parsed)
-    if file_options is not None and parsed.protocol != "file":
-        raise InvalidOptionError(f"{parsed} is no file that file_options are for", remedy="Leave them out.")
-    if stdio_options is not None and parsed.protocol != "stdio":
-        raise InvalidOptionError(f"{parsed} is not written in lines", remedy="Leave stdio_options out.")
-    if parsed.protocol == "kafka":
-        KafkaCluster(parsed, client).check()
-    elif parsed.protocol in _REDIS:
-        RedisServer(parsed, client).check()
-    else:
-        check_client(parsed, client)
-    if parsed.protocol == "file":
-        file_options = _create_file(parsed, file_options)
-    return Streamer(parsed, client=client, file_options=file_options, stdio_options=stdio_options)
-
-
-def _create_file(url: StreamUrl, options: FileProducerOptions | None) -> FileProducerOptions:
-    """Make the file if that is asked for; returns the options for producers of it."""
-    options = options or FileProducerOptions(creation=FileCreation.NEVER)
-    is_wanted = options.creation is FileCreation.ALWAYS_NEW or not Path(url.path).exists()
-    if is_wanted and options.creation is not FileCreation.NEVER:
-        # No message: the stream does not matter.
-        FileProducer(replace(url, streams=(INTERNAL_KEY,)), replace(options, end_with_eos=False)).close()
-    FrameScanner(Path(url.path)).close()
-    return replace(options, creation=FileCreation.NEVER)
+    backend = find_backend(parsed.protocol)
+    check_options("producer_options", producer_options, backend.producer_options, parsed)
+    backend.check(parsed, client or {})
+    options = backend.connect(parsed, client or {}, producer_options)
+    return Streamer(parsed, client=client, producer_options=options)
 
 
 def rewind_after(consumer: Consumer, sequence: int) -> None:

@@ -41,7 +41,7 @@ class TrackedConsumer(MessageIterator):
     *before* they are given back; a commit that failed is tried again; waiting has a deadline.
 
     Over a member of a Redis group there are no positions: every finished message is acknowledged by itself
-    (:class:`stream_consumers.tracking.committers.RedisGroupCommitter`), and one that is not stays pending.
+    (:class:`stream_consumers.redis.committers.RedisGroupCommitter`), and one that is not stays pending.
 
     Args:
         consumer: what to read from; it is closed with this one.
@@ -55,7 +55,7 @@ class TrackedConsumer(MessageIterator):
         StreamAssetsError: as ``committer.committed`` does.
 
     Example:
-        >>> from stream_consumers.tracking.committers import MemoryCommitter
+        >>> from stream_consumers.memory import MemoryCommitter
         >>> from stream_consumers.memory import MemoryConsumer, MemoryProducer
         >>> from stream_consumers.urls import StreamUrl
         >>> url = StreamUrl.parse("memory://tracked/orders")

@@ -54,7 +54,7 @@ class Backend:
 
 def _create_file(folder: Path, address: str) -> str:
     url = f"file://{folder}/stream-{next(_numbers)}.ss/"
-    create_producer(f"{url}orders", file_options=FileProducerOptions(beacon_interval=1024)).close()
+    create_producer(f"{url}orders", producer_options=FileProducerOptions(beacon_interval=1024)).close()
     return url
 
 

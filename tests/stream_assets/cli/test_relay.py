@@ -15,8 +15,8 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
+from stream_assets.cli import relay as cli_relay
 from stream_assets.cli.main import main
-from stream_assets.cli.main import relay as cli_relay
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerError, SizeLimitError
 from stream_consumers.memory import MemoryConsumer, MemoryProducer, forget_memory_broker

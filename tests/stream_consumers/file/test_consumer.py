@@ -58,7 +58,7 @@ def sequences(consumer: Consumer) -> list[int]:
 
 def test_earliest_and_latest_until_the_end_of_the_stream(url: str) -> None:
     """F-consumer."""
-    with create_producer(url, file_options=KIB_EOS) as producer:
+    with create_producer(url, producer_options=KIB_EOS) as producer:
         for _ in range(50):
             producer.send(b"x", shard=1)
         producer.flush()
@@ -219,7 +219,7 @@ PRODUCE = """
 import sys
 from stream_consumers.create import create_producer
 from stream_consumers.options import FileProducerOptions
-with create_producer(sys.argv[1], file_options=FileProducerOptions(beacon_interval=1024)) as producer:
+with create_producer(sys.argv[1], producer_options=FileProducerOptions(beacon_interval=1024)) as producer:
     while True:
         producer.send(b"x" * 200)
         producer.flush()
@@ -228,7 +228,7 @@ with create_producer(sys.argv[1], file_options=FileProducerOptions(beacon_interv
 
 def test_following_a_producer_that_is_killed(path: Path, url: str) -> None:
     """Every message comes once, in order, over three kills, whatever was half written."""
-    create_producer(url, file_options=FileProducerOptions(beacon_interval=1024)).close()
+    create_producer(url, producer_options=FileProducerOptions(beacon_interval=1024)).close()
     found: list[int] = []
     with create_consumer(url) as consumer:
         for session in range(3):
@@ -383,7 +383,7 @@ def test_moving_is_right_from_every_place_to_every_place(path: Path, url: str) -
 @pytest.mark.parametrize("streams", ["orders,rare,clicks", "*"])
 def test_moving_in_a_file_with_more_shards_than_a_beacon_names(path: Path, streams: str) -> None:
     """The only marker of a beacon is one shard's; what the others have before it counts, too."""
-    with create_producer(f"file://{path}/rare", file_options=FileProducerOptions(beacon_interval=1024)) as producer:
+    with create_producer(f"file://{path}/rare", producer_options=FileProducerOptions(beacon_interval=1024)) as producer:
         producer.send(b"rare", stream="clicks", timestamp_ms=START_MS)
         receipts = [producer.send(b"x" * 100, stream="orders", timestamp_ms=START_MS + n) for n in range(5)]
         producer.send(b"x" * 900, timestamp_ms=START_MS + 9)

@@ -40,7 +40,7 @@ KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 
 
 def produce(url: str, count: int, options: FileProducerOptions = KIB, *, shards: int = 1) -> None:
-    with create_producer(url, file_options=options) as producer:
+    with create_producer(url, producer_options=options) as producer:
         for number in range(count):
             producer.send(b"message-%d" % number, shard=number % shards)
 
@@ -54,7 +54,7 @@ def sequences(path: Path, shard: Shard = ORDERS) -> list[int]:
 
 def test_a_missing_file_may_have_to_be_there(url: str, path: Path) -> None:
     with pytest.raises(StreamNotFoundError, match="does not exist"):
-        create_producer(url, file_options=FileProducerOptions(creation=FileCreation.NEVER))
+        create_producer(url, producer_options=FileProducerOptions(creation=FileCreation.NEVER))
     assert not path.exists()
     produce(url, 1)
     produce(url, 1, FileProducerOptions(creation=FileCreation.NEVER))
@@ -65,7 +65,7 @@ def test_an_existing_file_may_be_in_the_way(url: str, path: Path) -> None:
     new = FileProducerOptions(creation=FileCreation.ALWAYS_NEW)
     produce(url, 1, new)
     with pytest.raises(StreamExistsError, match="exists already"):
-        create_producer(url, file_options=new)
+        create_producer(url, producer_options=new)
     assert sequences(path) == [1]
 
 
@@ -92,7 +92,7 @@ def test_a_name_too_long_for_the_header_leaves_no_file(tmp_path: Path) -> None:
     for creation in (FileCreation.IF_MISSING, FileCreation.ALWAYS_NEW):
         with pytest.raises(InvalidOptionError, match="bytes=113"):
             create_producer(
-                f"file://{tmp_path}/{'n' * 110}.ss/orders", file_options=FileProducerOptions(creation=creation)
+                f"file://{tmp_path}/{'n' * 110}.ss/orders", producer_options=FileProducerOptions(creation=creation)
             )
         assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_beacon_intervals_that_cannot_be(interval: int) -> None:
 
 
 def test_each_shard_counts_from_one(url: str, path: Path) -> None:
-    with create_producer(url, file_options=KIB) as producer:
+    with create_producer(url, producer_options=KIB) as producer:
         receipts = [producer.send(b"x", shard=n % 3) for n in range(9)]
         other = producer.send(b"x", stream="clicks")
     assert [receipt.sequence for receipt in receipts] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
@@ -247,7 +247,7 @@ def test_a_producer_in_another_process_has_to_wait(url: str) -> None:
 
 
 def test_an_ended_producer(url: str, path: Path) -> None:
-    producer = create_producer(url, file_options=KIB_EOS)
+    producer = create_producer(url, producer_options=KIB_EOS)
     producer.send(b"one")
     producer.close()
     size = path.stat().st_size
@@ -262,7 +262,7 @@ def test_an_ended_producer(url: str, path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1000, 1030, 1062, 1063, 1100, 2000, 4000])
 def test_size_limit(url: str, path: Path, limit: int) -> None:
-    producer = create_producer(url, file_options=FileProducerOptions(beacon_interval=1024, file_size_limit=limit))
+    producer = create_producer(url, producer_options=FileProducerOptions(beacon_interval=1024, file_size_limit=limit))
 
     def send_for_ever() -> None:
         while True:
@@ -280,7 +280,9 @@ def test_size_limit(url: str, path: Path, limit: int) -> None:
 
 
 def test_a_smaller_message_still_fits(url: str, path: Path) -> None:
-    with create_producer(url, file_options=FileProducerOptions(beacon_interval=1024, file_size_limit=400)) as producer:
+    with create_producer(
+        url, producer_options=FileProducerOptions(beacon_interval=1024, file_size_limit=400)
+    ) as producer:
         producer.send(b"x" * 100)
         with pytest.raises(SizeLimitError):
             producer.send(b"x" * 200)

@@ -272,10 +272,10 @@ def test_a_pipe_has_no_places(move: Callable[[StdioConsumer], None]) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mode": ConsumerMode.RESUMABLE, "group": "g"}, "'resumable' is not available for stdio"),
-        ({"group": "g"}, "use load_balanced"),
+        ({"mode": ConsumerMode.RESUMABLE, "group": "g"}, "'resumable' is not available for consumers of stdio"),
+        ({"group": "g"}, "or use mode 'load_balanced'"),
         ({"mode": ConsumerMode.LOAD_BALANCED}, "needs a group"),
-        ({"mode": ConsumerMode.LOAD_BALANCED, "group": ""}, "needs a group"),
+        ({"mode": ConsumerMode.LOAD_BALANCED, "group": ""}, "names no group"),
         ({"reset": AutoStreamReset.LATEST}, "no latest message"),
         ({"client": {"a": "b"}}, "no client to configure"),
     ],

@@ -114,8 +114,8 @@ def test_what_no_line_can_say_is_refused_and_not_counted() -> None:
     assert out.getvalue() == b"[2022-01-02T03:04:05 | orders | 0] x\n"
     with pytest.raises(InvalidUrlError, match="a pipe has no host"):
         StdioProducer(StreamUrl.parse("stdio://here/orders"))
-    with pytest.raises(InvalidOptionError, match="not written in lines"):
-        create_producer("memory://m/orders", stdio_options=LOOPBACK)
+    with pytest.raises(InvalidOptionError, match="memory://m/orders cannot be StdioProducerOptions"):
+        create_producer("memory://m/orders", producer_options=LOOPBACK)
 
 
 def test_loopback_gives_a_process_its_own_messages() -> None:

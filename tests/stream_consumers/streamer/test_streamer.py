@@ -72,15 +72,15 @@ def test_a_file_that_is_missing(place: str, path: Path) -> None:
     with pytest.raises(StreamNotFoundError):
         connect(place)
     with pytest.raises(StreamNotFoundError):
-        connect(place, file_options=FileProducerOptions(creation=FileCreation.NEVER))
+        connect(place, producer_options=FileProducerOptions(creation=FileCreation.NEVER))
     assert not path.exists()
     new = FileProducerOptions(creation=FileCreation.ALWAYS_NEW, end_with_eos=True)
-    connect(place, file_options=new).disconnect()
+    connect(place, producer_options=new).disconnect()
     assert items(path) == []
     with pytest.raises(StreamExistsError):
-        connect(place, file_options=new)
+        connect(place, producer_options=new)
     path.unlink()
-    with connect(place, file_options=new) as streamer:
+    with connect(place, producer_options=new) as streamer:
         assert streamer.create_producer("hello").send(b"x").sequence == 1
     connect(place).disconnect()
 
@@ -88,8 +88,8 @@ def test_a_file_that_is_missing(place: str, path: Path) -> None:
 def test_a_file_that_is_created_if_it_is_missing(place: str) -> None:
     """F-streamer."""
     options = FileProducerOptions(creation=FileCreation.IF_MISSING)
-    connect(place, file_options=options).disconnect()
-    with connect(place, file_options=options) as streamer:
+    connect(place, producer_options=options).disconnect()
+    with connect(place, producer_options=options) as streamer:
         consumer = streamer.create_consumer("hello", reset=LATEST)
         with streamer.create_producer("hello") as producer:
             assert [producer.send(b"x").sequence for _ in range(9)] == list(range(1, 10))
@@ -97,10 +97,10 @@ def test_a_file_that_is_created_if_it_is_missing(place: str) -> None:
 
 
 def test_connecting_leaves_a_file_as_it_is(place: str, path: Path) -> None:
-    with create_producer(f"{place}hello", file_options=KIB_EOS) as producer:
+    with create_producer(f"{place}hello", producer_options=KIB_EOS) as producer:
         producer.send(b"x")
     before = path.read_bytes()
-    connect(place, file_options=KIB_EOS).disconnect()
+    connect(place, producer_options=KIB_EOS).disconnect()
     assert path.read_bytes() == before
     path.write_bytes(b"something else")
     with pytest.raises(FormatError):
@@ -109,7 +109,7 @@ def test_connecting_leaves_a_file_as_it_is(place: str, path: Path) -> None:
 
 def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> None:
     """F-producer."""
-    with connect(place, file_options=KIB_EOS) as streamer:
+    with connect(place, producer_options=KIB_EOS) as streamer:
         first, consumer = streamer.create_producer("hello"), streamer.create_consumer("hello")
         assert [first.send(b"x").sequence for _ in range(24)] == list(range(1, 25))
         second = streamer.create_producer("hello")
@@ -127,7 +127,7 @@ def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> Non
         with pytest.raises(StreamEndedError):
             consumer.next()
     assert sent(items(path))[-1].payload == END_OF_STREAM.payload
-    with connect(place, file_options=KIB_EOS) as streamer:
+    with connect(place, producer_options=KIB_EOS) as streamer:
         again = streamer.create_producer("hello")
         assert [again.send(b"x").sequence for _ in range(25)] == list(range(125, 150))
         again.end()
@@ -136,7 +136,7 @@ def test_two_producers_write_in_the_order_of_send(place: str, path: Path) -> Non
 
 
 def test_ending_one_producer_ends_the_file_for_all(place: str, path: Path) -> None:
-    with connect(place, file_options=KIB_EOS) as streamer:
+    with connect(place, producer_options=KIB_EOS) as streamer:
         one, other, consumer = (
             streamer.create_producer("hello"),
             streamer.create_producer("hello"),
@@ -154,7 +154,7 @@ def test_ending_one_producer_ends_the_file_for_all(place: str, path: Path) -> No
 def test_cats_and_dogs(place: str, reset: AutoStreamReset) -> None:
     """F-demux."""
     options = FileProducerOptions(beacon_interval=1024)
-    with connect(place, file_options=options) as streamer:
+    with connect(place, producer_options=options) as streamer:
         consumers = [streamer.create_consumer(name, reset=reset) for name in ("cat", "dog")]
         producer = streamer.create_producer()
         for number in range(100):
@@ -178,7 +178,7 @@ def test_a_sharder_spreads_the_messages(sharded: str) -> None:
     """R-sharding, with a sharder."""
     name = unique_name()
     options = FileProducerOptions() if sharded.startswith("file") else None
-    with connect(sharded, file_options=options) as streamer:
+    with connect(sharded, producer_options=options) as streamer:
         with streamer.create_producer(name, sharder=RoundRobin(3)) as producer:
             receipts = [producer.send(b"%d" % number) for number in range(10)]
             assert [receipt.shard.id for receipt in receipts] == [number % 3 for number in range(10)]
@@ -206,10 +206,10 @@ def test_what_cannot_be_connected_to(memory: str) -> None:
         connect("memory://shop")
     with pytest.raises(InvalidOptionError, match="no client"):
         connect(memory, client={"username": "me"})
-    with pytest.raises(InvalidOptionError, match="no file"):
-        connect(memory, file_options=FileProducerOptions())
-    with pytest.raises(InvalidOptionError, match="not written in lines"):
-        connect(memory, stdio_options=StdioProducerOptions())
+    with pytest.raises(InvalidOptionError, match="cannot be FileProducerOptions"):
+        connect(memory, producer_options=FileProducerOptions())
+    with pytest.raises(InvalidOptionError, match="cannot be StdioProducerOptions"):
+        connect(memory, producer_options=StdioProducerOptions())
 
 
 def test_the_streams_of_the_url_are_the_default(memory: str) -> None:
@@ -243,7 +243,7 @@ def test_modes_and_groups_reach_the_backend(redis_address: str, memory: str) -> 
 
 
 def test_disconnecting_flushes_ends_and_closes_everything(place: str, path: Path) -> None:
-    streamer = connect(f"{place}orders", file_options=FileProducerOptions())
+    streamer = connect(f"{place}orders", producer_options=FileProducerOptions())
     producer, consumer = streamer.create_producer(), streamer.create_consumer()
     caught: list[BaseException] = []
 
@@ -272,7 +272,7 @@ def test_disconnecting_flushes_ends_and_closes_everything(place: str, path: Path
 
 
 def test_disconnecting_ends_a_file_whose_producers_are_closed(place: str, path: Path) -> None:
-    with connect(place, file_options=KIB_EOS) as streamer:
+    with connect(place, producer_options=KIB_EOS) as streamer:
         for number in range(2):
             with streamer.create_producer("orders") as producer:
                 producer.send(b"%d" % number)
@@ -311,7 +311,7 @@ def test_lines_are_looped_back_after_connecting_again(monkeypatch: pytest.Monkey
             consumer.next()
         with pytest.raises(ProducerEndedError):
             producer.send(b"")
-        with connect("stdio:///hello", stdio_options=StdioProducerOptions(loopback=True)) as streamer:
+        with connect("stdio:///hello", producer_options=StdioProducerOptions(loopback=True)) as streamer:
             producer, consumer = streamer.create_producer(), streamer.create_consumer()
             for number in range(5):
                 producer.send(b"%d" % number)
@@ -322,7 +322,7 @@ def test_lines_are_looped_back_after_connecting_again(monkeypatch: pytest.Monkey
 
 
 def test_a_file_has_the_producers_of_one_streamer(place: str) -> None:
-    with connect(f"{place}orders", file_options=FileProducerOptions()) as one, connect(f"{place}orders") as other:
+    with connect(f"{place}orders", producer_options=FileProducerOptions()) as one, connect(f"{place}orders") as other:
         one.create_producer()
         with pytest.raises(ProducerBusyError):
             other.create_producer()
@@ -370,4 +370,4 @@ def test_settings_of_its_consumers_are_no_producer_s(monkeypatch: pytest.MonkeyP
     )
     client = {"session.timeout.ms": 6000, "linger.ms": 5}
     Streamer(StreamUrl.parse("kafka://nobody:1/pets"), client=client).create_producer()
-    assert given == [{"client": {"linger.ms": 5}, "stdio_options": None, "shards": None}]
+    assert given == [{"client": {"linger.ms": 5}, "producer_options": None, "shards": None}]

@@ -21,16 +21,10 @@ from stream_consumers.errors import (
     StreamEndedError,
     TransactionAbortedError,
 )
-from stream_consumers.memory import MemoryConsumer, forget_memory_broker, memory_broker
+from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Message, Shard, from_milliseconds
-from stream_consumers.tracking.committers import (
-    CommitResult,
-    MemoryCommitter,
-    Positions,
-    ProcessCommitter,
-    RedisCommitter,
-    create_committer,
-)
+from stream_consumers.redis.committers import RedisCommitter
+from stream_consumers.tracking.committers import CommitResult, Positions, ProcessCommitter, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import Activity, TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl

@@ -18,11 +18,12 @@ from stream_consumers.errors import (
     ProducerFencedError,
     TransactionAbortedError,
 )
+from stream_consumers.kafka.committer import KafkaCommitter
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.transactions import KafkaTransactions
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode
-from stream_consumers.tracking.committers import CommitResult, KafkaCommitter, create_committer
+from stream_consumers.tracking.committers import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.kafka_ends import KafkaEnds
 from stream_consumers.tracking.livelock import LivelockOptions, LivelockWatch, Standstill

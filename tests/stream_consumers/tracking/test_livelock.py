@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
-from stream_consumers.memory import MemoryConsumer, forget_memory_broker, memory_broker
+from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.tracking.committers import CommitResult, MemoryCommitter
+from stream_consumers.tracking.committers import CommitResult
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.livelock import (
     Livelock,

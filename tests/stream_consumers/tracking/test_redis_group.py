@@ -13,19 +13,18 @@ import pytest
 from stream_consumers.consumer import Edge
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
+from stream_consumers.memory import MemoryCommitter
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoCommit, ConsumerMode, RedisGroupOptions
+from stream_consumers.redis.committers import RedisCommitter, RedisGroupCommitter
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.ids import to_id
 from stream_consumers.tracking.committers import (
     CommitResult,
     EntryCommitter,
-    MemoryCommitter,
     PositionCommitter,
     ProcessCommitter,
-    RedisCommitter,
-    RedisGroupCommitter,
     create_committer,
 )
 from stream_consumers.tracking.consumer import TrackedConsumer
@@ -39,7 +38,7 @@ GROUP = "billing"
 BY_HAND = TrackingOptions(commit_interval_seconds=None, commit_every=None, close_seconds=0.0)
 WORKER = """
 import sys, time
-from stream_consumers.tracking.committers import RedisGroupCommitter
+from stream_consumers.redis.committers import RedisGroupCommitter
 from stream_consumers.options import AutoCommit, RedisGroupOptions
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.tracking.consumer import TrackedConsumer

@@ -1,0 +1,292 @@
+"""What a backend is: an object a URL scheme, that opens streams and says what they can do.
+
+``kafka://…`` and ``redis://…`` are backends of this package. Another distribution brings its own with an entry point::
+
+    [project.entry-points."stream_consumers.backends"]
+    pulsar = "stream_pulsar:PulsarStreams"
+
+and proves it with the tests of :mod:`stream_consumers.testing`. A backend is imported when its scheme is first used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from stream_consumers.batches import BatchSource, Membership
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.errors import (
+    BackendLoadError,
+    GroupsNotRememberedError,
+    InvalidOptionError,
+    InvalidUrlError,
+    UnsupportedError,
+)
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
+from stream_consumers.urls import StreamUrl
+
+if TYPE_CHECKING:
+    from stream_consumers.redis.claims import RedisClaims
+    from stream_consumers.tracking.committers import PositionCommitter
+
+ENTRY_POINTS = "stream_consumers.backends"
+_OURS = {
+    "file": "stream_consumers.file.backend:FileStreams",
+    "kafka": "stream_consumers.kafka.backend:KafkaStreams",
+    "memory": "stream_consumers.memory:MemoryStreams",
+    "redis": "stream_consumers.redis.backend:RedisStreams",
+    "rediss": "stream_consumers.redis.backend:RedisStreams",
+    "stdio": "stream_consumers.stdio.backend:StdioStreams",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """How a consumer reads, after the mode and the group were checked.
+
+    Args:
+        mode: how it shares and remembers.
+        group: the group, with its default filled in; ``None`` with mode ``real_time``.
+        reset: where to start without a position.
+        live: wait at the end; without it the stream ends there.
+        client: configuration of the broker's client.
+        group_options: of the type that the backend names.
+        on_dead_letter: told of what cannot be used as a message.
+
+    Example:
+        >>> consumer = find_backend("memory").open_consumer(StreamUrl.parse("memory://empty/orders"), ConsumerOptions())
+        >>> consumer.next(timeout=0) is None
+        True
+    """
+
+    mode: ConsumerMode = ConsumerMode.REAL_TIME
+    group: str | None = None
+    reset: AutoStreamReset = AutoStreamReset.EARLIEST
+    live: bool = True
+    client: ClientConfig = field(default_factory=dict, repr=False)
+    group_options: object | None = None
+    on_dead_letter: DeadLetterObserver = log_dead_letter
+
+
+class Backend(ABC):
+    """The streams of a URL scheme.
+
+    What it can do is data: the attributes here, which a backend sets. Everything that a URL and its options can be
+    refused for without asking a server is refused by :meth:`check` and by :class:`stream_consumers.options.Modes`,
+    before one of the other methods is called.
+
+    Attributes:
+        consumer_modes: the modes of its consumers.
+        batch_modes: the modes in which batches are ingested; none by default.
+        producer_options: the type of the options of its producers, if they have any.
+        group_options: the type of the options of a member of its groups, if there are any.
+        creates_shards: a stream has as many shards as it was created with; elsewhere a shard is there from its first message on.
+        takes_shards_of_sharder: it makes that stream with as many shards as the producer's sharder has, unless told.
+        has_one_writer: producers of one place share a writer, as nobody else may write there.
+        claims_entries: with mode ``load_balanced``, members share entries one by one and not whole shards.
+        is_pipe: a message is read once: there is no position to go back to.
+        kind: shown for its assets, one of the kinds that Dagster has an icon for.
+
+    Example:
+        >>> find_backend("kafka").claims_entries, find_backend("redis").claims_entries
+        (False, True)
+    """
+
+    consumer_modes: Modes
+    batch_modes = Modes(of="batches", available=())
+    producer_options: type | None = None
+    group_options: type | None = None
+    creates_shards = False
+    takes_shards_of_sharder = False
+    has_one_writer = False
+    claims_entries = False
+    is_pipe = False
+    kind: str | None = None
+
+    @abstractmethod
+    def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
+        """A consumer.
+
+        Raises:
+            StreamAssetsError: as the backend says.
+        """
+
+    @abstractmethod
+    def open_producer(
+        self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None
+    ) -> Producer:
+        """A producer.
+
+        Args:
+            url: where to send.
+            client: configuration of the broker's client.
+            options: of the type :attr:`producer_options`.
+            shards: a stream that is not there is made with so many, where :attr:`creates_shards`.
+
+        Raises:
+            StreamAssetsError: as the backend says.
+        """
+
+    def open_batch_source(
+        self, url: StreamUrl, *, mode: ConsumerMode, client: ClientConfig, membership: Membership | None
+    ) -> BatchSource:
+        """A source of micro-batches.
+
+        Args:
+            url: which streams.
+            mode: one of :attr:`batch_modes`.
+            client: configuration of the broker's client.
+            membership: commit as this member.
+
+        Raises:
+            UnsupportedError: the backend has no batches.
+            StreamAssetsError: as the backend says.
+        """
+        raise UnsupportedError(f"{url} cannot be read in batches", remedy="Read it with a consumer.")
+
+    def check(self, url: StreamUrl, client: ClientConfig) -> None:
+        """Refuse what cannot be right, without asking a server; by default any client option.
+
+        Raises:
+            InvalidUrlError, InvalidOptionError: naming it.
+        """
+        if client:
+            raise InvalidOptionError(
+                f"{url.protocol} has no client to configure",
+                remedy="Leave the client options out.",
+                options=sorted(client),
+            )
+
+    def producer_client(self, client: ClientConfig) -> ClientConfig:
+        """Of a configuration that consumers and producers share, what a producer takes; by default all of it."""
+        return client
+
+    def check_batches(self, url: StreamUrl, mode: ConsumerMode, client: ClientConfig) -> None:
+        """Refuse what cannot be ingested, without asking a server.
+
+        Raises:
+            InvalidUrlError, InvalidOptionError, UnsupportedError: naming it.
+        """
+        url.required_streams()
+        if self.is_pipe:
+            raise UnsupportedError(
+                f"{url}: a pipe cannot be read twice, so there is no position to go on from",
+                remedy="Spool it into a file (stream-assets ingest does, or spool_stdin), and use that.",
+            )
+        self.check(url, client)
+        self.batch_modes.check(mode)
+
+    def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
+        """Ask whether somebody is there, and make what is to be made once, before the first producer.
+
+        Args:
+            url: where; it may name no stream.
+            client: configuration of the broker's client.
+            options: of the producers to come.
+
+        Returns:
+            The options of the producers to come, after what they ask for was done.
+
+        Raises:
+            StreamAssetsError: as the backend says.
+        """
+        return options
+
+    def join(self, url: StreamUrl, group: str, client: ClientConfig) -> Membership:
+        """Become a member of a group whose members share shards; close it when done.
+
+        Raises:
+            UnsupportedError: the backend has no such groups.
+        """
+        raise UnsupportedError(f"{url}: there are no groups to join", remedy="Use mode 'resumable'.")
+
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig) -> RedisClaims:
+        """A group whose members share entries, where :attr:`claims_entries`; close it when done.
+
+        Raises:
+            UnsupportedError: the backend has no such groups.
+        """
+        raise UnsupportedError(f"{url}: there are no entries to claim", remedy="Use mode 'resumable'.")
+
+    def committer(
+        self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
+    ) -> PositionCommitter:
+        """What keeps the positions of a group.
+
+        Args:
+            url: the stream.
+            group: whose positions.
+            consumer: that reads.
+            client: configuration of the broker's client.
+
+        Raises:
+            GroupsNotRememberedError: nobody keeps them.
+        """
+        raise GroupsNotRememberedError(
+            f"no broker remembers the groups of {url}",
+            remedy="Keep the positions yourself, or use ProcessCommitter for the time of this process.",
+            group=group,
+        )
+
+
+def find_backend(scheme: str) -> Backend:
+    """The backend of a URL scheme: one of this package, or one that an installed distribution registers.
+
+    Args:
+        scheme: what is before ``://``.
+
+    Raises:
+        InvalidUrlError: there is none; it names those there are.
+        BackendLoadError: there is one, but it cannot be loaded, or two distributions claim the scheme.
+
+    Example:
+        >>> find_backend("file").kind
+        'file'
+    """
+    # Only what was found is kept: what is installed later is found later.
+    return _loaded(_entry_point(scheme))
+
+
+@cache
+def _loaded(entry: EntryPoint) -> Backend:
+    try:
+        backend = entry.load()()
+    except Exception as error:
+        raise BackendLoadError(
+            f"the backend of {entry.name}:// cannot be loaded: {_place(entry)} raises {type(error).__name__}: {error}",
+            remedy="Install what it needs, or a version of it that fits.",
+        ) from error
+    if not isinstance(backend, Backend):
+        raise BackendLoadError(
+            f"the backend of {entry.name}:// cannot be used: {_place(entry)} makes a {type(backend).__name__}",
+            remedy="Point it at a class that extends stream_consumers.Backend.",
+        )
+    return backend
+
+
+def _entry_point(scheme: str) -> EntryPoint:
+    if scheme in _OURS:
+        return EntryPoint(scheme, _OURS[scheme], ENTRY_POINTS)
+    registered = entry_points(group=ENTRY_POINTS)
+    found = {entry.value: entry for entry in registered if entry.name == scheme}
+    if not found:
+        known = sorted({*_OURS, *(entry.name for entry in registered)})
+        raise InvalidUrlError(
+            f"there is no backend for {scheme!r}",
+            remedy=f"Use one of: {', '.join(known)}; or install a package that has one.",
+        )
+    if len(found) > 1:
+        raise BackendLoadError(
+            f"{scheme}:// has {len(found)} backends: {'; '.join(_place(entry) for entry in found.values())}",
+            remedy="Remove all of them but one.",
+        )
+    return next(iter(found.values()))
+
+
+def _place(entry: EntryPoint) -> str:
+    package = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+    return f"the entry point {entry.value!r}{package}"

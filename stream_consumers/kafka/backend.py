@@ -1,0 +1,89 @@
+"""``kafka://``: Kafka topics as a backend."""
+
+from __future__ import annotations
+
+from stream_consumers.backend import Backend, ConsumerOptions
+from stream_consumers.batches import BatchSource, Membership
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.errors import GroupsNotRememberedError
+from stream_consumers.kafka.batches import KafkaBatchSource
+from stream_consumers.kafka.cluster import KafkaCluster, check_client_options, producer_options
+from stream_consumers.kafka.committer import KafkaCommitter
+from stream_consumers.kafka.consumer import CONSUMER_MODES, KafkaConsumer
+from stream_consumers.kafka.membership import KafkaMembership
+from stream_consumers.kafka.producer import KafkaProducer
+from stream_consumers.options import ConsumerMode, Modes
+from stream_consumers.urls import StreamUrl
+
+
+class KafkaStreams(Backend):
+    """Kafka topics."""
+
+    consumer_modes = CONSUMER_MODES
+    batch_modes = Modes(
+        of="batches of Kafka", available=CONSUMER_MODES.available, host_groups=CONSUMER_MODES.host_groups
+    )
+    creates_shards = True
+    kind = "kafka"
+
+    def check(self, url: StreamUrl, client: ClientConfig) -> None:
+        """See :meth:`stream_consumers.backend.Backend.check`."""
+        check_client_options(client)
+
+    def producer_client(self, client: ClientConfig) -> ClientConfig:
+        """See :meth:`stream_consumers.backend.Backend.producer_client`: not the settings that only consumers know."""
+        return producer_options(client)
+
+    def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
+        """See :meth:`stream_consumers.backend.Backend.open_consumer`."""
+        return KafkaConsumer(
+            url,
+            mode=options.mode,
+            group=options.group,
+            reset=options.reset,
+            live=options.live,
+            client=options.client,
+            on_dead_letter=options.on_dead_letter,
+        )
+
+    def open_producer(
+        self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None
+    ) -> Producer:
+        """See :meth:`stream_consumers.backend.Backend.open_producer`."""
+        return KafkaProducer(url, client, shards=shards)
+
+    def open_batch_source(
+        self, url: StreamUrl, *, mode: ConsumerMode, client: ClientConfig, membership: Membership | None
+    ) -> BatchSource:
+        """See :meth:`stream_consumers.backend.Backend.open_batch_source`."""
+        return KafkaBatchSource(url, client, mode=mode, membership=membership)
+
+    def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
+        """Ask whether the brokers answer.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as they say.
+        """
+        KafkaCluster(url, client).check()
+        return options
+
+    def join(self, url: StreamUrl, group: str, client: ClientConfig) -> Membership:
+        """See :meth:`stream_consumers.backend.Backend.join`.
+
+        Raises:
+            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the brokers say.
+        """
+        return KafkaMembership(url, group, client)
+
+    def committer(
+        self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig
+    ) -> KafkaCommitter:
+        """See :meth:`stream_consumers.backend.Backend.committer`."""
+        if not isinstance(consumer, KafkaConsumer):
+            raise GroupsNotRememberedError(
+                f"nobody may set the positions of {url} from outside of the group",
+                remedy="Give the KafkaConsumer that reads: its group takes positions from its own member.",
+                group=group,
+            )
+        return KafkaCommitter(consumer)
