@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import Producer
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError
 from stream_consumers.messages import Receipt, check_stream_key
@@ -13,7 +14,7 @@ from stream_consumers.streamer.sharders import Sharder
 OpenWriter = Callable[[str], Producer]
 
 
-class StreamerProducer:
+class StreamerProducer(ClosesOnExit):
     """A producer of a :class:`Streamer`; see :class:`stream_consumers.consumer.Producer`.
 
     Args:
@@ -116,12 +117,6 @@ class StreamerProducer:
             elif not self._ended:
                 self.flush()
                 self._ended = True
-
-    def __enter__(self) -> StreamerProducer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _opened(self, stream: str) -> Producer:
         if self._ended:

@@ -51,11 +51,6 @@ class AckWindow:
         return tuple(sorted(self._unfinished))
 
     @property
-    def oldest(self) -> int | None:
-        """The first one of :attr:`unacknowledged`."""
-        return self._pending[0] if self._pending else None
-
-    @property
     def position(self) -> int | None:
         """The next sequence to read that may be committed; ``None`` if nothing may.
 

@@ -16,7 +16,7 @@ from stream_consumers.tracking.shards import TrackedShards
 _log = logging.getLogger(__name__)
 
 
-class CommitLoop:
+class BackgroundCommit:
     """Commits what may be committed, when it is asked to and in a thread of its own.
 
     Args:
@@ -53,11 +53,6 @@ class CommitLoop:
     def is_running(self) -> bool:
         """Whether a commit is under way."""
         return self._is_running
-
-    @property
-    def pending(self) -> int:
-        """Acknowledgements since the last commit that succeeded."""
-        return self._acknowledged
 
     def start(self) -> None:
         """Commit in the background, too."""

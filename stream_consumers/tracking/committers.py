@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.backend import find_backend
+from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import InvalidOptionError
@@ -15,7 +16,6 @@ from stream_consumers.messages import Shard
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.urls import StreamUrl
 
-Positions = Mapping[Shard, int]
 Entries = Mapping[Shard, Sequence[int]]
 
 

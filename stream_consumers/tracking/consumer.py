@@ -9,17 +9,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer
+from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer, Positions
 from stream_consumers.consumer import Consumer, Edge
-from stream_consumers.consumer_base import MessageIterator
+from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.tracking.background_commit import CommitLoop
+from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import (
     CommitResult,
     EntryCommitter,
     PositionCommitter,
-    Positions,
     check_committer,
 )
 from stream_consumers.tracking.livelock import ShardProgress
@@ -30,7 +29,7 @@ from stream_consumers.tracking.shards import TrackedShards
 _log = logging.getLogger(__name__)
 
 
-class TrackedConsumer(MessageIterator):
+class TrackedConsumer(PollingConsumer):
     """Wraps any consumer; see :class:`stream_consumers.consumer.Consumer`.
 
     Every message that is handed out counts as unfinished until :meth:`ack`. What is committed is behind the longest
@@ -47,7 +46,7 @@ class TrackedConsumer(MessageIterator):
         consumer: what to read from; it is closed with this one.
         committer: where positions are kept.
         options: see :class:`stream_consumers.tracking.options.TrackingOptions`.
-        callbacks: who is told of what.
+        callbacks: lifecycle callbacks.
 
     Raises:
         InvalidOptionError: commits in the background, of a transaction that somebody else is filling; or positions for
@@ -79,6 +78,7 @@ class TrackedConsumer(MessageIterator):
         options: TrackingOptions | None = None,
         callbacks: TrackingCallbacks | None = None,
     ) -> None:
+        super().__init__()
         self._options = options or TrackingOptions()
         if committer.is_transactional and self._options.commit_interval_seconds is not None:
             raise InvalidOptionError(
@@ -90,7 +90,7 @@ class TrackedConsumer(MessageIterator):
         self._callbacks = callbacks or TrackingCallbacks()
         self._changed = threading.Condition()
         self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
-        self._commits = CommitLoop(committer, self._shards, self._changed, self._options)
+        self._commits = BackgroundCommit(committer, self._shards, self._changed, self._options)
         self._activities = Activities()
         self._reader = TrackedReader(
             consumer,
@@ -115,9 +115,8 @@ class TrackedConsumer(MessageIterator):
 
     # reading
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`; the message is unfinished until :meth:`ack`."""
-        return self._reader.next(timeout)
+    def _poll(self, seconds: float) -> Message | None:
+        return self._reader.poll(seconds)
 
     def get_many(self, max_messages: int, timeout: float | None = None) -> list[Message]:
         """What is there, up to so many messages; waits up to ``timeout`` seconds for the first one.
@@ -403,7 +402,7 @@ class TrackedConsumer(MessageIterator):
             error = self.commit_error
         finally:
             self._commits.close()
-            self._reader.close()
+            self._closed.set()
             self._consumer.close()
         if error is not None:
             raise error

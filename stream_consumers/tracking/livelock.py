@@ -9,9 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from confluent_kafka import IsolationLevel
+
+from stream_consumers.client_config import ClientConfig
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import StreamAssetsError
+from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range
+from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)
 Clock = Callable[[], float]
@@ -162,7 +168,37 @@ def log_livelock(livelock: Livelock) -> None:
     _log.error("%s", livelock)
 
 
-class LivelockWatch:
+class KafkaEnds:
+    """Where the shards of Kafka topics end; asks the brokers when it is called.
+
+    Args:
+        url: the topics.
+        client: any configuration of librdkafka; ``isolation.level`` as the consumer has it.
+
+    Example::
+
+        with LivelockWatch(consumer.progress, KafkaEnds(url)):
+            for message in consumer:
+                with consumer.processing(message):
+                    bill(message)
+    """
+
+    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+        self._cluster, self._streams = KafkaCluster(url, client), url.required_streams()
+
+    def __call__(self) -> Mapping[Shard, ShardEnd]:
+        """The ends now.
+
+        Raises:
+            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+        """
+        shards = [shard for topic in self._cluster.topics(self._streams).values() for shard in topic.shards]
+        readable = self._cluster.ends(shards)
+        written = self._cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
+        return {shard: ShardEnd(readable[shard], written[shard]) for shard in shards}
+
+
+class LivelockWatch(ClosesOnExit):
     """Looks at every shard, and tells what stands still although it should not.
 
     A shard with nothing to read, one that is paused, and one behind an open transaction are no findings; they are in
@@ -208,9 +244,6 @@ class LivelockWatch:
         self._thread = threading.Thread(target=self._run, name="livelock watch", daemon=True)
         self._thread.start()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def status(self) -> list[Livelock]:
         """What the last look found."""

@@ -36,14 +36,14 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingCallbacks:
-    """Who is told of what; called by the thread in which it happens.
+    """Lifecycle callbacks; each is called by the thread in which it happens.
 
     Args:
-        on_revoked: the group takes these shards. They are committed when this returns, and given back then: finish
+        on_revoked: the group revokes these shards. They are committed when this returns, and given back then: finish
             and acknowledge what can be finished quickly.
         on_assigned: the group gave these shards.
         on_buffer_full: so many messages of a shard are unfinished that no more of it are handed out.
-        on_buffer_drop: they are again.
+        on_buffer_drop: few enough are, and they are handed out again.
         on_task_error: processing a message failed.
 
     Example:

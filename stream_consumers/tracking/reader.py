@@ -15,8 +15,6 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.tracking.options import Activity, Shards
 from stream_consumers.tracking.shards import TrackedShards
 
-SLICE_SECONDS = 0.1
-
 
 class Activities:
     """What several threads are doing now."""
@@ -73,21 +71,9 @@ class TrackedReader:
         # Re-entrant: the group may take shards while this thread fetches.
         self.fetching = threading.RLock()
         self.fetched_at: float | None = None
-        self.is_flowing, self._is_closed = True, False
+        self.is_flowing = True
         self._handing = 0
         self._natively_paused: Shards = frozenset()
-
-    def next(self, timeout: float | None) -> Message | None:
-        """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self._is_closed:
-                raise StreamEndedError("the consumer was closed", remedy="Create a new one.")
-            message = self._turn(_slice(deadline))
-            if message is not None:
-                return message
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
 
     def let_flow(self, is_flowing: bool) -> None:
         """Stop or go on."""
@@ -99,12 +85,6 @@ class TrackedReader:
         """Wait until no thread hands out a message any more."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.is_flowing and not self._handing, timeout)
-
-    def close(self) -> None:
-        """Every :meth:`next` ends."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
 
     def forget(self, shards: Shards) -> None:
         """These shards changed their owner: their pauses are over; call it with ``changed`` held."""
@@ -122,10 +102,14 @@ class TrackedReader:
                     self._consumer.resume(self._natively_paused)
                 self._natively_paused = frozenset()
 
-    def _turn(self, seconds: float) -> Message | None:
+    def poll(self, seconds: float) -> Message | None:
+        """Hand out the next message; waits for it, for the flow and for a commit so many seconds each at most.
+
+        Raises:
+            StreamEndedError: the stream has an end, it was reached, and nothing that was fetched is left.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self.is_flowing or self._is_closed, seconds)
-            if not self.is_flowing or self._is_closed:
+            if not self._changed.wait_for(lambda: self.is_flowing, seconds):
                 return None
             self._handing += 1
         try:
@@ -199,8 +183,3 @@ class TrackedReader:
                 self._consumer.resume(self._natively_paused - closed)
                 self._consumer.pause(closed - self._natively_paused)
                 self._natively_paused = closed
-
-
-def _slice(deadline: float | None) -> float:
-    """How long to wait at once: closing and commits happen in between."""
-    return SLICE_SECONDS if deadline is None else min(SLICE_SECONDS, max(0.0, deadline - time.monotonic()))

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stream_consumers.capabilities import Positions
 from stream_consumers.messages import Message, Shard
 from stream_consumers.tracking.ack_window import AckWindow
 from stream_consumers.tracking.livelock import ShardProgress
 from stream_consumers.tracking.options import TrackingOptions
-
-Positions = Mapping[Shard, int]
 
 
 @dataclass

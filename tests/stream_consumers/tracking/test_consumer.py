@@ -155,16 +155,16 @@ def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_t
 def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE] * 5)
     with TrackedConsumer(MemoryConsumer(url), broker, options=BY_HAND) as consumer:
-        received = consumer._reader.next  # the list is cut by whoever stops the flow
+        received = consumer.next  # the list is cut by whoever stops the flow
 
         def stop_after_one(timeout: float | None) -> Message | None:
             message = received(timeout)
             consumer.stop_flow()
             return message
 
-        consumer._reader.next = stop_after_one  # type: ignore[method-assign]
+        consumer.next = stop_after_one  # type: ignore[method-assign]
         assert places(consumer.get_many(5, timeout=1)) == [(0, 0)]
-        consumer._reader.next = received  # type: ignore[method-assign]
+        consumer.next = received  # type: ignore[method-assign]
         consumer.resume_flow()
         assert places(consumer.get_many(5, timeout=1)) == [(0, n) for n in range(1, 5)]
 
@@ -406,7 +406,7 @@ def test_ack_twice_or_below_committed_or_of_a_stranger_counts_once(url: StreamUr
         consumer.commit()
         assert not consumer.ack(message)
         assert not consumer.ack(Message(Shard("clicks"), 1, 0, b""))
-        assert consumer._commits.pending == 0
+        assert consumer._commits._acknowledged == 0
 
 
 def test_many_threads_never_commit_past_an_unfinished_message(url: StreamUrl) -> None:
@@ -523,11 +523,11 @@ def test_a_failed_commit_advances_nothing_and_keeps_the_error(url: StreamUrl, br
         broker.error = BrokerUnavailableError("no answer", remedy="Wait.")
         assert [consumer.commit(), consumer.commit()] == [CommitResult.FAILED] * 2
         assert consumer.commit_error is broker.error
-        assert consumer._commits.pending == 1
+        assert consumer._commits._acknowledged == 1
         assert consumer.progress()[0].committed_at is None
         broker.error = None
         assert consumer.commit() is CommitResult.COMMITTED
-        assert (consumer.commit_error, consumer._commits.pending) == (None, 0)
+        assert (consumer.commit_error, consumer._commits._acknowledged) == (None, 0)
     assert broker.calls == [{ONE: 1}] * 3
 
 
@@ -565,11 +565,11 @@ def test_commit_every_so_many_acks_also_when_the_first_message_still_runs(url: S
         assert broker.calls == []
         consumer.ack(messages[4])
         until(lambda: broker.calls == [{ONE: 5}])
-        until(lambda: consumer._commits.pending == 0)
+        until(lambda: consumer._commits._acknowledged == 0)
         for message in messages[6:16]:
             consumer.ack(message)
         assert consumer.force_commit() is CommitResult.NOTHING_TO_DO
-        assert consumer._commits.pending == 10, "counted until a commit has succeeded"
+        assert consumer._commits._acknowledged == 10, "counted until a commit has succeeded"
         consumer.ack(messages[5])
         for message in messages[16:]:
             consumer.ack(message)

@@ -25,8 +25,7 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.tracking.committers import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
-from stream_consumers.tracking.kafka_ends import KafkaEnds
-from stream_consumers.tracking.livelock import LivelockOptions, LivelockWatch, Standstill
+from stream_consumers.tracking.livelock import KafkaEnds, LivelockOptions, LivelockWatch, Standstill
 from stream_consumers.tracking.options import Shards, TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
