@@ -84,8 +84,8 @@ class Backend(ABC):
         batch_modes: the modes in which batches are ingested; none by default.
         producer_options: the type of the options of its producers, if they have any.
         group_options: the type of the options of a member of its groups, if there are any.
-        creates_shards: a stream has as many shards as it was created with; elsewhere a shard is there from its first message on.
-        takes_shards_of_sharder: it makes that stream with as many shards as the producer's sharder has, unless told.
+        creates_shards: a stream has as many shards as it was created with; elsewhere a shard begins with a message.
+        takes_shards_of_sharder: a stream is created with as many shards as the producer's sharder has, unless told.
         has_one_writer: producers of one place share a writer, as nobody else may write there.
         claims_entries: with mode ``load_balanced``, members share entries one by one and not whole shards.
         is_pipe: a message is read once: there is no position to go back to.
