@@ -1,4 +1,4 @@
-"""Acknowledgements, many in a round trip."""
+"""Sends acknowledgements in batches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from stream_consumers.errors import StreamEndedError
 
 
 class AckFlusher:
-    """Gathers acknowledgements for a moment and sends them together (eventbus's ack flusher).
+    """Collects acknowledgements for a moment and sends them in one batch (eventbus's ack flusher).
 
-    The first one opens a window; it is sent when it is full, or when its time is over. If sending fails, everybody who
-    waits gets the error, and ``on_error`` is told once; the entries stay pending.
+    The first acknowledgement opens a batch. The batch is sent when it is full, or when its time is over. If sending
+    fails, everybody who waits for one of its acknowledgements gets the error, ``on_error`` is called once, and the
+    entries stay pending.
 
     Args:
-        send: sends these ids.
-        on_error: told of a window that could not be sent: the error, and of how many ids.
-        batch_size: how many fill a window.
-        interval_seconds: how long a window stays open.
+        send: called with the ids of a batch; it acknowledges them.
+        on_error: called with the error and the number of ids when a batch could not be sent.
+        batch_size: the number of acknowledgements that fill a batch.
+        interval_seconds: seconds that a batch waits for more acknowledgements.
 
     Example:
         >>> sent = []
@@ -49,10 +50,10 @@ class AckFlusher:
         self._thread.start()
 
     def submit(self, entry_id: str) -> Future[None]:
-        """Acknowledge an entry; the result is there when the server knows of it.
+        """Acknowledge an entry; the future has its result when the server has confirmed it.
 
         Raises:
-            StreamEndedError: it was closed; the entry stays pending.
+            StreamEndedError: the flusher was closed; the entry stays pending.
         """
         future: Future[None] = Future()
         with self._changed:
@@ -63,7 +64,7 @@ class AckFlusher:
         return future
 
     def close(self, timeout: float) -> bool:
-        """Send what waits; whether all of it was sent, or failed, in so many seconds."""
+        """Send what waits; returns whether all of it was sent, or failed, within ``timeout`` seconds."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -71,7 +72,7 @@ class AckFlusher:
         return not self._thread.is_alive()
 
     def abort(self) -> None:
-        """Send nothing more; who waits gets an error."""
+        """Send nothing more; everybody who waits gets an error."""
         with self._changed:
             self._is_closing = True
             waiting, self._waiting = self._waiting, []
@@ -80,20 +81,20 @@ class AckFlusher:
             future.set_exception(_closed())
 
     def _run(self) -> None:
-        while window := self._next_window():
-            ids = [entry_id for entry_id, _ in window]
+        while batch := self._next_batch():
+            ids = [entry_id for entry_id, _ in batch]
             try:
                 self._send(ids)
-            except Exception as error:  # noqa: BLE001 - everybody who waits gets it
+            except Exception as error:  # noqa: BLE001 - everybody who waits gets the error
                 self._on_error(error, len(ids))
-                for _, future in window:
+                for _, future in batch:
                     future.set_exception(error)
             else:
-                for _, future in window:
+                for _, future in batch:
                     future.set_result(None)
 
-    def _next_window(self) -> list[tuple[str, Future[None]]]:
-        """The next window; an empty one when it is closed and there is nothing left."""
+    def _next_batch(self) -> list[tuple[str, Future[None]]]:
+        """The next batch; an empty one when the flusher is closed and nothing is left."""
         with self._changed:
             while not self._waiting and not self._is_closing:
                 self._changed.wait()
@@ -103,8 +104,8 @@ class AckFlusher:
                 if left <= 0:
                     break
                 self._changed.wait(left)
-            window, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
-            return window
+            batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
+            return batch
 
 
 def _closed() -> StreamEndedError:

@@ -1,23 +1,24 @@
-"""What a subscription needs of a streaming server (eventbus-core's ``StreamBackend`` trait), and nothing more."""
+"""The operations that a subscription needs from a streaming server (eventbus-core's ``StreamBackend`` trait)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.subscription.messages import EventMessage, FetchedEntry, GroupPosition
 
 Published = str | StreamAssetsError
-"""The id of a message that was published, or why it was not."""
+"""The id of a message that was published, or the error that kept it from being published."""
 
 
-class StreamBackend(Protocol):
-    """Streams of messages, and groups that share them. Threads may share it.
+class StreamBackend(ClosesOnExit, ABC):
+    """Streams of messages, and groups that share them. Threads may share a backend.
 
-    Every method raises :class:`stream_consumers.errors.BrokerUnavailableError` where the server does not answer, and,
-    if it needs a group that is gone, :class:`stream_consumers.errors.GroupRemovedError`; a group is never made again
-    behind anybody's back.
+    Every method raises :class:`stream_consumers.errors.BrokerUnavailableError` if the server does not answer, and
+    :class:`stream_consumers.errors.GroupRemovedError` if it needs a group that was removed: only :meth:`create_group`
+    creates groups.
 
     Example:
         >>> from stream_consumers.subscription.memory_backend import MemoryBackend
@@ -32,19 +33,20 @@ class StreamBackend(Protocol):
         1
     """
 
+    @abstractmethod
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
-        """Make a group, and its stream, unless it is there.
+        """Create a group, and its stream, unless they exist.
 
         Args:
-            stream: its name.
-            group: its name.
-            start: the id to start behind: ``0`` gives everything that is there, ``$`` only what comes.
+            stream: the name of the stream.
+            group: the name of the group.
+            start: the id after which a new group starts: ``0`` delivers everything, ``$`` only what is published later.
 
         Returns:
-            Where the group stands. One that was there is left where it is; what differs is told (and logged).
+            The position of the group. A group that exists keeps its position; the difference is returned and logged.
         """
-        ...
 
+    @abstractmethod
     def publish(self, stream: str, message: EventMessage) -> str:
         """Publish a message; returns its id.
 
@@ -52,71 +54,78 @@ class StreamBackend(Protocol):
             SizeLimitError: its payload is too large.
             FormatError: the codec cannot encode it.
         """
-        ...
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
-        """Publish messages in order; one result for each, in order. One that is refused does not stop the others."""
-        ...
+        """Publish messages in order; returns a result for each. One that is refused does not stop the others."""
+        results: list[Published] = []
+        for message in messages:
+            try:
+                results.append(self.publish(stream, message))
+            except StreamAssetsError as error:
+                results.append(error)
+        return results
 
+    @abstractmethod
     def reclaim_idle(
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
-        """Take over entries that nobody has touched for so long, this consumer's own as well.
+        """Take over entries that were idle for so long, this consumer's own as well.
 
-        Each counts as delivered once more. The search goes on where the last one of this consumer ended.
+        Each of them counts as delivered once more. The search continues where the last one of this consumer ended.
 
         Args:
-            stream: where.
-            group: whose.
-            consumer: who gets them.
-            min_idle_seconds: since the last delivery, or :meth:`touch`.
-            count: the most to take; none is claimed that is not returned.
+            stream: the name of the stream.
+            group: the group that the entries are pending in.
+            consumer: the consumer that gets them.
+            min_idle_seconds: seconds since the last delivery, or the last :meth:`touch`.
+            count: the most entries to take over; none is claimed that is not returned.
         """
-        ...
 
+    @abstractmethod
     def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
-        """Entries that the group has not given to anybody.
+        """Read entries that the group has not delivered to any consumer.
 
         Args:
-            stream: where.
-            group: whose.
-            consumer: who gets them.
-            count: the most to read.
-            timeout: seconds to wait for one; 0 does not wait, and nothing waits for ever.
+            stream: the name of the stream.
+            group: the name of the group.
+            consumer: the consumer that gets them.
+            count: the most entries to read.
+            timeout: seconds to wait for an entry; 0 does not wait, and nothing waits for ever.
         """
-        ...
 
+    @abstractmethod
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
-        """Deliver an entry once more to the consumer that holds it; ``None`` if it holds it no longer."""
-        ...
+        """Deliver an entry once more to the consumer that holds it; ``None`` if it holds the entry no longer."""
 
+    @abstractmethod
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
-        """The heartbeat: those of the entries that the consumer holds are idle no more. No delivery is counted."""
-        ...
+        """Send a heartbeat: those of the entries that the consumer holds are not idle any more.
+
+        This does not count as a delivery.
+        """
 
     def ack(self, stream: str, group: str, entry_id: str) -> int:
         """See :meth:`ack_many`."""
-        ...
+        return self.ack_many(stream, group, [entry_id])
 
+    @abstractmethod
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
-        """The group is done with these entries; sent in one round trip for each 1000.
+        """Acknowledge entries, in one round trip for each 1000.
 
         Returns:
-            How many were pending. Fewer than given is no error: somebody else may have acknowledged them.
+            The number of entries that were pending. Fewer than given is no error: others may have acknowledged them.
 
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
         """
-        ...
 
+    @abstractmethod
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """Drop what is remembered of a consumer, and remove it from the group unless it holds entries.
 
         Returns:
             Whether it was removed.
         """
-        ...
 
     def close(self) -> None:
-        """Release what is open."""
-        ...
+        """Release what is open; nothing is, unless a backend says so."""

@@ -1,4 +1,4 @@
-"""Messages as bytes, and back: the codec, and the size limit around it."""
+"""Encodes messages as bytes and decodes them: the codec, and the size limit around it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EventCodec(Protocol):
         ...
 
     def decode(self, raw: bytes) -> EventMessage:
-        """The message of the bytes; whatever it raises makes the entry malformed."""
+        """The message that the bytes hold; an entry for which this raises is malformed."""
         ...
 
 
@@ -61,8 +61,8 @@ class JsonCodec:
         """See :meth:`EventCodec.decode`.
 
         Raises:
-            ValueError: no JSON.
-            FormatError: JSON, but not a message.
+            ValueError: the bytes are not JSON.
+            FormatError: they are JSON, but not a message.
         """
         parts = json.loads(raw)
         if not isinstance(parts, dict):
@@ -89,7 +89,7 @@ class JsonCodec:
 
 
 class Envelope:
-    """A codec with a size limit: what is too large is refused when it is published, and not decoded when it comes.
+    """A codec with a size limit: a message that is too large is neither published nor decoded.
 
     Args:
         codec: how messages become bytes.
@@ -139,7 +139,7 @@ class Envelope:
         return sealed
 
     def open(self, entry_id: str, raw: bytes, delivery: Delivery) -> FetchedEntry:
-        """An entry of what was read."""
+        """The entry that was read: decoded, or malformed."""
         size = len(raw)
         if self._most and size > self._most_sealed:
             return self._oversize(entry_id, size, delivery)
@@ -152,7 +152,7 @@ class Envelope:
         return DecodedEntry(entry_id, message, delivery)
 
     def malformed(self, entry_id: str, raw: bytes, error: str, delivery: Delivery) -> MalformedEntry:
-        """An entry that is no message, with its bytes where a dead letter can hold them."""
+        """An entry that is not a message, with its bytes if a dead letter can hold them."""
         original = raw if not self._most or len(raw) <= self._most else b""
         return MalformedEntry(entry_id, error, original, delivery, len(raw))
 
@@ -161,15 +161,15 @@ class Envelope:
         return MalformedEntry(entry_id, error, b"", delivery, size)
 
 
-def removed(entry_id: str, delivery: Delivery) -> MalformedEntry:
-    """An entry that was removed from the stream while it was pending."""
+def removed_entry(entry_id: str, delivery: Delivery) -> MalformedEntry:
+    """The malformed entry that stands for one that was removed from the stream while it was pending."""
     return MalformedEntry(entry_id, f"the entry {entry_id} was removed while it was pending", b"", delivery, 0)
 
 
 def _text(parts: Mapping[str, Any], name: str) -> str:
     value = parts.get(name, "")
     if not isinstance(value, str):
-        raise _no_message(f"its {name} is no text")
+        raise _no_message(f"its {name} is not text")
     # Half a surrogate pair could not be published again, not even as a dead letter.
     value.encode()
     return value

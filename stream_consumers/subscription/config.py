@@ -1,4 +1,4 @@
-"""Options of a subscription, checked together."""
+"""The options of a subscription: acknowledgements, retries, limits and intervals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _numbers = itertools.count()
 class AckMode(str, enum.Enum):
     """When a message is acknowledged.
 
-    ``on_receive``: before its handler is called. That is *at most once*: what the handler fails on, or a killed process
-    was working on, is gone. ``on_success``: when the handler has returned; one that raises is retried. ``manual``: the
-    handler decides by calling ``ack``, ``nack`` or ``retry``; what it leaves undecided is delivered again when it is
-    idle. The last two are *at least once*.
+    ``on_receive``: before its handler is called. That is *at most once*: a message that the handler fails on, or that a
+    crashed process was working on, is lost. ``on_success``: when the handler has returned; if it raises, the message is
+    retried. ``manual``: when the handler calls ``ack``, ``nack`` or ``retry``; a message that it does not settle is
+    delivered again when it has been idle. The last two are *at least once*.
 
     Example:
         >>> SubscriptionConfig(stream="orders", group="billing", ack_mode=AckMode.ON_RECEIVE).ack_mode.value
@@ -39,17 +39,17 @@ class AckMode(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The budget of a message, counted by the backend's delivery counter: what a killed process got counts, too.
+    """The retries of a message, counted by the backend's delivery counter: deliveries to crashed consumers count.
 
     Args:
-        max_retries: how often it is delivered after the first time; 0 makes the first failure a dead letter, and one
-            whose process was killed as well.
-        backoff_seconds: before the first retry, twice as long before each next one, give or take a half (eventbus's
-            rule).
-        max_backoff_seconds: the longest, at most 5.
+        max_retries: the most deliveries after the first one; with 0 a message becomes a dead letter when its handler
+            fails, or its process crashes, once.
+        backoff_seconds: seconds to wait before the first retry, twice as long before each further one, with a random
+            deviation of up to a half (eventbus's rule).
+        max_backoff_seconds: the longest wait in seconds, at most 5.
 
     Raises:
-        InvalidOptionError: a number that makes no sense.
+        InvalidOptionError: a number is out of its range.
 
     Example:
         >>> RetryPolicy(max_retries=2).max_attempts
@@ -69,16 +69,16 @@ class RetryPolicy:
 
     @property
     def max_attempts(self) -> int:
-        """How often a message is delivered at most."""
+        """The most times that a message is delivered."""
         return self.max_retries + 1
 
     @property
     def longest_backoff_seconds(self) -> float:
-        """The longest wait that can come out."""
+        """The longest wait that :meth:`delay` returns."""
         return round(min(1.5 * self._middle(max(1, self.max_retries)), self.max_backoff_seconds), 9)
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after so many failed attempts."""
+        """Seconds to wait after so many failed attempts, with the random deviation."""
         middle = self._middle(attempt)
         return min(middle / 2 + random.uniform(0.0, middle), self.max_backoff_seconds)  # noqa: S311 - spreads load
 
@@ -88,25 +88,27 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionConfig:
-    """What a subscription reads, and how (eventbus's names and defaults where it has them).
+    """The stream and group of a subscription, and how it reads (eventbus's names and defaults where it has them).
 
     Args:
-        stream: what to read.
-        group: who shares it.
-        consumer: this member's name; a name that stays the same keeps the group small. By default a new one.
+        stream: the stream to read.
+        group: the group whose members share its messages.
+        consumer: this member's name, by default a new one. A name that is used again after a restart keeps the group
+            small.
         ack_mode: see :class:`AckMode`.
-        retry: the budget of each message.
-        dead_letter_stream: gets what failed for good, with its bytes. Only with ``on_receive`` it may be left out.
-        start: where a new group starts: ``0`` at what is there, ``$`` behind it, or an id.
-        max_in_flight: how many messages are worked on at a time; with 1 they stay in order.
-        block_seconds: how long one read waits for a message.
-        claim_idle_seconds: how long nobody must have touched an entry until it is taken over.
-        claim_interval_seconds: how often to look for such entries.
-        ack_batch_size: acknowledgements to send together.
-        ack_interval_seconds: how long the first of them waits for others.
+        retry: the retries of each message.
+        dead_letter_stream: the stream for messages that failed for good, with their bytes. It may only be left out with
+            ``on_receive``.
+        start: where a new group starts: ``0`` at the beginning, ``$`` at the end, or after an id.
+        max_in_flight: the most messages that are worked on at a time; with 1 they stay in order.
+        block_seconds: seconds that one read waits for a message.
+        claim_idle_seconds: seconds without a heartbeat after which another member takes an entry over.
+        claim_interval_seconds: seconds between two searches for such entries.
+        ack_batch_size: the most acknowledgements that are sent together.
+        ack_interval_seconds: seconds that the first of them waits for others.
 
     Raises:
-        InvalidOptionError: naming the option, and what it is at odds with.
+        InvalidOptionError: an option is out of range, or contradicts another one.
 
     Example:
         >>> SubscriptionConfig(stream="orders", group="billing", dead_letter_stream="orders.dead").start
@@ -141,9 +143,9 @@ class SubscriptionConfig:
             )
         if self.dead_letter_stream is None and self.ack_mode is not AckMode.ON_RECEIVE:
             raise InvalidOptionError(
-                f"there is no dead_letter_stream, so that what fails for good would be lost (ack_mode="
+                f"there is no dead_letter_stream, so that messages that fail for good would be lost (ack_mode="
                 f"{self.ack_mode.value})",
-                remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses it by intention.",
+                remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses them by intention.",
             )
         for name in ("max_in_flight", "ack_batch_size"):
             check_range(name, getattr(self, name), at_least=1)
@@ -153,13 +155,13 @@ class SubscriptionConfig:
         if self.retry.longest_backoff_seconds >= self.claim_idle_seconds:
             raise InvalidOptionError(
                 f"the back-off of up to {self.retry.longest_backoff_seconds} s is not below claim_idle_seconds="
-                f"{self.claim_idle_seconds}: somebody else would take the message over meanwhile",
+                f"{self.claim_idle_seconds}: another member would take the message over meanwhile",
                 remedy="Make backoff_seconds or max_retries smaller, or claim_idle_seconds longer.",
             )
 
 
 def new_consumer_name() -> str:
-    """A name that nobody else has: host, process, thread, time.
+    """A unique name of a group's member: host, process, thread and time.
 
     Example:
         >>> new_consumer_name() == new_consumer_name()
@@ -171,7 +173,7 @@ def new_consumer_name() -> str:
 def _check_name(option: str, name: str, most: int) -> None:
     if not name.strip() or len(name.encode()) > most or any(ord(letter) < 32 for letter in name):
         raise InvalidOptionError(
-            f"{option}={name[:60]!r} is not a name",
+            f"{option}={name[:60]!r} is not a valid name",
             remedy=f"Use 1 to {most} bytes without control characters.",
             bytes=len(name.encode()),
         )

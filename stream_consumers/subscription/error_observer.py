@@ -1,4 +1,4 @@
-"""Telling somebody of errors without ever waiting for him."""
+"""Reports errors to an observer without ever waiting for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _log = logging.getLogger(__name__)
 
 
 class ErrorScope(str, enum.Enum):
-    """What failed (eventbus's scopes).
+    """The operation that failed (eventbus's scopes).
 
-    ``read``: reading, or an entry that is malformed. ``reclaim``: taking over, keeping or redelivering entries.
-    ``ack``: acknowledging. ``dead_letter``: publishing a dead letter. ``handler``: the handler raised. ``drop``: the
-    subscription was dropped without being closed.
+    ``read``: reading entries, or a malformed entry. ``reclaim``: taking entries over, keeping them by a heartbeat, or
+    delivering them again. ``ack``: acknowledging. ``dead_letter``: publishing a dead letter. ``handler``: the handler
+    raised. ``drop``: the subscription was garbage-collected without being closed.
 
     Example:
         >>> ErrorScope("handler") is ErrorScope.HANDLER
@@ -34,16 +34,16 @@ class ErrorScope(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """One error and where it belongs.
+    """One error, and the subscription and entry that it belongs to.
 
     Args:
-        scope: what failed.
-        error: how.
-        stream: of the subscription.
-        group: of the subscription.
-        consumer: of the subscription.
-        entry_id: which entry; ``None`` if it is not about one.
-        attempt: which delivery of it.
+        scope: the operation that failed.
+        error: the exception.
+        stream: the stream of the subscription.
+        group: the group of the subscription.
+        consumer: the name of the group's member.
+        entry_id: the entry that was worked on; ``None`` if the error does not belong to one.
+        attempt: the number of the entry's delivery, from 1.
 
     Example:
         >>> report = ErrorReport(ErrorScope.HANDLER, ValueError("no"), "orders", "billing", "me", "7-0", 2)
@@ -75,24 +75,26 @@ def log_error(report: ErrorReport) -> None:
 
 
 class ObserverThread:
-    """Calls an observer on a thread of its own. What it raises is logged once; what it is too slow for is dropped.
+    """Calls an observer on a thread of its own.
+
+    What it raises is logged once; reports that it is too slow for are dropped.
 
     Args:
         observer: gets the reports in order.
-        capacity: how many may wait for it.
+        capacity: the most reports that may wait for it.
     """
 
     def __init__(self, observer: ErrorObserver, *, capacity: int = 1000) -> None:
         self.dropped = 0
         self._observer, self._capacity = observer, capacity
-        # Can be put to from anywhere, also while garbage is collected.
+        # A SimpleQueue may be put to from anywhere, also while garbage is collected.
         self._reports: queue.SimpleQueue[ErrorReport | None] = queue.SimpleQueue()
         self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="error-observer", daemon=True)
         self._thread.start()
 
-    def tell(self, report: ErrorReport) -> None:
-        """Pass a report on; never waits, never raises."""
+    def report(self, report: ErrorReport) -> None:
+        """Pass a report on to the observer; never waits, never raises."""
         if self._reports.qsize() >= self._capacity:
             if not self.dropped:
                 _log.warning("the error observer is too slow: reports are dropped (capacity=%d)", self._capacity)
@@ -101,7 +103,7 @@ class ObserverThread:
             self._reports.put(report)
 
     def close(self, timeout: float) -> None:
-        """Wait at most so many seconds until the observer was told everything."""
+        """Wait at most ``timeout`` seconds until the observer has got every report."""
         self._reports.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(max(0.0, timeout))

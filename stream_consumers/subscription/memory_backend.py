@@ -1,4 +1,4 @@
-"""A stream backend in memory, for tests of users' own handlers: the same contract, nothing to start."""
+"""A stream backend in memory, for users' tests of their handlers: the same contract, and no server to start."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 
-from stream_consumers.errors import GroupRemovedError, StreamAssetsError
+from stream_consumers.errors import GroupRemovedError
 from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
-from stream_consumers.subscription.backend import Published
-from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
+from stream_consumers.subscription.backend import StreamBackend
+from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
 from stream_consumers.urls import StreamUrl
 
 
-class MemoryBackend:
+class MemoryBackend(StreamBackend):
     """Streams in memory; see :class:`stream_consumers.subscription.backend.StreamBackend`. Ids are ``1-0``, ``2-0``, ….
 
     A stream is shard 0 of that name, and entry ``n-0`` the message with sequence n - 1.
@@ -88,16 +88,6 @@ class MemoryBackend:
             del self._broker.groups[Shard(stream), group]
             self._broker.changed.notify_all()
 
-    def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
-        """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish_batch`."""
-        results: list[Published] = []
-        for message in messages:
-            try:
-                results.append(self.publish(stream, message))
-            except StreamAssetsError as error:
-                results.append(error)
-        return results
-
     def reclaim_idle(
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
@@ -140,10 +130,6 @@ class MemoryBackend:
             for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
                 held.touched = time.monotonic()
 
-    def ack(self, stream: str, group: str, entry_id: str) -> int:
-        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
-        return self.ack_many(stream, group, [entry_id])
-
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
         with self._broker.changed:
@@ -160,9 +146,6 @@ class MemoryBackend:
                 return False
             known.consumers.discard(consumer)
             return True
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def _group(self, stream: str, group: str) -> MemoryGroup:
         known = self._broker.groups.get((Shard(stream), group))
@@ -182,7 +165,7 @@ class MemoryBackend:
         delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))
         if message is None:
             # As on Redis: not claimed, so that whoever finds it reports that it is lost.
-            return removed(_id(sequence), delivery)
+            return removed_entry(_id(sequence), delivery)
         return self._envelope.open(_id(sequence), message.payload or b"", delivery)
 
 

@@ -1,4 +1,4 @@
-"""What a stream backend passes on: messages to publish, and entries as a group delivers them."""
+"""The values that pass a stream backend: messages to publish, and entries that a group delivers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """A message to publish, or as it was published (eventbus-core's ``Message``).
+    """A message that is published, or was (eventbus-core's ``Message``).
 
     Args:
         payload: the bytes.
-        uid: the producer's own id; may be empty.
-        key: what belongs together.
-        kind: what the payload is about.
-        idempotency_key: by which a receiver may recognise a second copy.
+        uid: the producer's own id of the message; may be empty.
+        key: messages with the same key belong together.
+        kind: the type of the event.
+        idempotency_key: a key by which a receiver recognises a second copy.
         headers: names and values.
 
     Example:
@@ -34,12 +34,12 @@ class EventMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How often, and since when, a group has delivered an entry.
+    """The number of times that a group has delivered an entry, and since when.
 
     Args:
-        attempt: the backend's own delivery counter, from 1; it counts what a killed process got, too.
-        first_received: when somebody got it first.
-        last_received: when this delivery was.
+        attempt: the backend's own delivery counter, from 1; deliveries to crashed consumers count.
+        first_received: the time of its first delivery, to whatever consumer.
+        last_received: the time of this delivery.
 
     Example:
         >>> from datetime import timezone
@@ -54,7 +54,7 @@ class Delivery:
 
     @property
     def redelivered(self) -> bool:
-        """Whether somebody got it before."""
+        """Whether it was delivered before."""
         return self.attempt > 1
 
 
@@ -63,9 +63,9 @@ class DecodedEntry:
     """An entry that is a message.
 
     Args:
-        id: its place in the stream.
-        message: what was published.
-        delivery: which delivery this is.
+        id: its id in the stream.
+        message: the message that was published.
+        delivery: the number and the time of this delivery.
 
     Example:
         >>> from datetime import timezone
@@ -84,11 +84,11 @@ class MalformedEntry:
     """An entry that cannot be used as a message; the others of its batch can.
 
     Args:
-        id: its place in the stream.
-        error: why it cannot be used.
-        original: its bytes; none if they are too many, or were removed from the stream.
-        delivery: which delivery this is.
-        size: how many bytes it has; 0 where it was removed.
+        id: its id in the stream.
+        error: the reason why it cannot be used.
+        original: its bytes; empty if they are too many, or were removed from the stream.
+        delivery: the number and the time of this delivery.
+        size: its size in bytes; 0 if it was removed.
 
     Example:
         >>> from datetime import timezone
@@ -109,12 +109,12 @@ FetchedEntry = DecodedEntry | MalformedEntry
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """Where a group stands that was to be made.
+    """The position of a group that was created, or was there already.
 
     Args:
-        is_new: it was made just now.
-        start: the id that it was asked to start behind.
-        position: the id of the last entry that it has given to somebody, or skipped.
+        is_new: whether it was created just now.
+        start: the id after which it was asked to start.
+        position: the id of the last entry that it has delivered or skipped.
 
     Example:
         >>> GroupPosition(is_new=False, start="0-0", position="7-0").difference
@@ -127,7 +127,7 @@ class GroupPosition:
 
     @property
     def difference(self) -> str | None:
-        """What is not as it was asked for; ``None`` if all is."""
+        """How the position differs from what was asked for; ``None`` if it does not."""
         if self.is_new or self.position == self.start:
             return None
         return f"the group was there already and stands at {self.position}, not at {self.start}"

@@ -1,4 +1,4 @@
-"""What becomes of one entry: its handler, acknowledgement, retries, dead letter."""
+"""Processes one entry: calls the handler, then acknowledges, retries, or publishes a dead letter."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ MAX_REASON = 2000
 MessageHandler = Callable[[ReceivedMessage], object]
 
 
-class Tell(Protocol):
-    """Tells the observer of an error; one that is ``lasting`` is raised when the subscription is closed, too."""
+class ReportError(Protocol):
+    """Reports an error to the observer. One that is ``lasting`` is raised when the subscription is closed, too."""
 
     def __call__(
         self, scope: ErrorScope, error: BaseException, entry: FetchedEntry | None = None, *, lasting: bool = False
     ) -> None:
-        """Pass it on."""
+        """Pass the error on."""
         ...
 
 
 class EntryProcessor:
-    """Works on one entry at a time per thread.
+    """Processes entries, each on the thread that calls :meth:`process`.
 
     Args:
-        backend: where the entries come from.
-        config: of the subscription.
-        consumer: this member's name.
-        handler: gets every message.
-        flusher: acknowledges.
-        tell: gets the errors; nothing is raised.
-        stopping: set when no further delivery is to begin.
+        backend: the backend that the entries come from.
+        config: the options of the subscription.
+        consumer: this member's name in the group.
+        handler: called with every message.
+        flusher: sends the acknowledgements.
+        report: called with every error; nothing is raised.
+        stopping: set when no further retry is to begin.
     """
 
     def __init__(
@@ -52,41 +52,41 @@ class EntryProcessor:
         handler: MessageHandler,
         *,
         flusher: AckFlusher,
-        tell: Tell,
+        report: ReportError,
         stopping: threading.Event,
     ) -> None:
         self._backend, self._config, self._consumer, self._handler = backend, config, consumer, handler
-        self._flusher, self._tell, self._stopping = flusher, tell, stopping
+        self._flusher, self._report, self._stopping = flusher, report, stopping
 
     def process(self, entry: FetchedEntry) -> None:
-        """Deliver an entry until it is settled, left pending, or somebody else's."""
+        """Deliver an entry until it is settled, is left pending, or belongs to another member."""
         next_entry: FetchedEntry | None = entry
         while next_entry is not None:
             next_entry = self._deliver(next_entry)
 
     def _deliver(self, entry: FetchedEntry) -> FetchedEntry | None:
-        """Deliver once; returns the next delivery if there is to be one at once."""
+        """Deliver the entry once; returns its next delivery if it is retried now."""
         if isinstance(entry, MalformedEntry):
             error = FormatError(
-                f"entry {entry.id} of {self._config.stream!r}: {entry.error}", remedy="See its producer."
+                f"entry {entry.id} of {self._config.stream!r}: {entry.error}", remedy="Correct its producer."
             )
-            self._tell(ErrorScope.READ, error, entry)
-            self._bury(entry, entry.error)
+            self._report(ErrorScope.READ, error, entry)
+            self._dead_letter(entry, entry.error)
             return None
         mode, attempt, most = self._config.ack_mode, entry.delivery.attempt, self._config.retry.max_attempts
         if mode is AckMode.ON_RECEIVE:
-            # Where it is not known whether that worked, calling the handler could make it twice.
+            # If the acknowledgement may have failed, the entry may be delivered again, and would be handled twice.
             if self._acknowledged(entry):
                 self._call(entry, is_settled=True)
             return None
         if attempt > most:
-            reason = f"it was delivered {attempt} times, and max_retries={most - 1} allows {most}; nobody settled it"
-            self._bury(entry, reason)
+            reason = f"it was delivered {attempt} times, and max_retries={most - 1} allows {most}; none settled it"
+            self._dead_letter(entry, reason)
             return None
         return self._handle(entry)
 
     def _handle(self, entry: DecodedEntry) -> FetchedEntry | None:
-        """Call the handler and do what it decides; returns the next delivery if there is to be one at once."""
+        """Call the handler and do what it decides; returns the next delivery if the entry is retried now."""
         received, failure = self._call(entry)
         if received.retry_reason is not None:
             return self._retry(entry, received.retry_reason)
@@ -110,42 +110,42 @@ class EntryProcessor:
             self._handler(received)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is about its message only
             failure = error
-            self._tell(ErrorScope.HANDLER, error, entry)
+            self._report(ErrorScope.HANDLER, error, entry)
         received.end()
         return received, failure
 
     def _retry(self, entry: DecodedEntry, reason: str) -> FetchedEntry | None:
         attempt = entry.delivery.attempt
         if attempt >= self._config.retry.max_attempts:
-            self._bury(entry, reason)
+            self._dead_letter(entry, reason)
             return None
         if self._stopping.wait(self._config.retry.delay(attempt)):
             return None
         try:
-            # It stays the entry that it is: a copy in the stream would be a new message for every other group.
+            # Not a copy in the stream, which would be a new message for every other group.
             return self._backend.redeliver(self._config.stream, self._config.group, self._consumer, entry.id)
-        except Exception as error:  # noqa: BLE001 - it stays pending and is found when it is idle
-            self._tell(ErrorScope.RECLAIM, error, entry)
+        except Exception as error:  # noqa: BLE001 - the entry stays pending and is reclaimed when it is idle
+            self._report(ErrorScope.RECLAIM, error, entry)
             return None
 
     def _acknowledge(self, entry: FetchedEntry) -> None:
         self._flusher.submit(entry.id).result()
 
     def _acknowledged(self, entry: FetchedEntry) -> bool:
-        """Acknowledge; whether that worked. The flusher tells of it if not."""
+        """Acknowledge; returns whether that worked. If not, the flusher reports it."""
         try:
             self._acknowledge(entry)
-        except Exception:  # noqa: BLE001 - told by the flusher; the entry stays pending
+        except Exception:  # noqa: BLE001 - the flusher reported it; the entry stays pending
             return False
         return True
 
     def _reject(self, entry: FetchedEntry, reason: str) -> None:
-        """Publish a dead letter and acknowledge; without the one never the other."""
+        """Publish a dead letter, then acknowledge; an entry without a dead letter is never acknowledged."""
         if self._config.dead_letter_stream is not None:
             try:
                 self._publish_dead_letter(self._config.dead_letter_stream, entry, reason)
             except Exception as error:
-                self._tell(ErrorScope.DEAD_LETTER, error, entry, lasting=True)
+                self._report(ErrorScope.DEAD_LETTER, error, entry, lasting=True)
                 raise
         self._acknowledge(entry)
 
@@ -154,25 +154,25 @@ class EntryProcessor:
         try:
             self._backend.publish(stream, dead_letter(entry, stream=source, group=group, reason=reason))
         except SizeLimitError:
-            # With its reason the message is larger than it was.
+            # The reason and the place have made the message larger than it was.
             pointer = dead_letter(entry, stream=source, group=group, reason=reason, only_place=True)
             self._backend.publish(stream, pointer)
 
-    def _bury(self, entry: FetchedEntry, reason: str) -> None:
+    def _dead_letter(self, entry: FetchedEntry, reason: str) -> None:
         try:
             self._reject(entry, reason)
-        except Exception:  # noqa: BLE001 - told where it happened; the entry stays pending
+        except Exception:  # noqa: BLE001 - reported where it happened; the entry stays pending
             return
 
 
 def dead_letter(entry: FetchedEntry, *, stream: str, group: str, reason: str, only_place: bool = False) -> EventMessage:
-    """The dead letter of an entry: the message itself, or the bytes that are none, and where it was and why.
+    """The dead letter of an entry: its message or undecodable bytes, with the place and the reason in the headers.
 
     Args:
-        entry: what failed.
-        stream: where it was read.
-        group: whose member gave it up.
-        reason: why; cut after 2000 letters.
+        entry: the entry that failed.
+        stream: the stream that it was read from.
+        group: the group that gave it up.
+        reason: the reason; cut after 2000 characters.
         only_place: leave the message itself out.
 
     Example:

@@ -1,4 +1,4 @@
-"""A message in the hands of its handler."""
+"""A message that a handler works on, and what the handler decides about it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stream_consumers.subscription.messages import DecodedEntry, Delivery, Event
 
 
 class ReceivedMessage:
-    """A message, and what its handler may decide about it: once.
+    """A message that a handler works on. The handler may settle it once: acknowledge it, reject it, or ask for a retry.
 
     Args:
-        entry: what came.
-        max_attempts: how often it is delivered at most.
-        acknowledge: acknowledges it.
-        reject: makes a dead letter of it, for this reason.
-        is_settled: it was acknowledged before the handler got it.
+        entry: the entry that was delivered.
+        max_attempts: the most times that it is delivered.
+        acknowledge: called to acknowledge it.
+        reject: called with a reason to make it a dead letter.
+        is_settled: whether it was acknowledged before the handler got it.
 
     Example:
         >>> from stream_consumers.subscription.memory_backend import MemoryBackend
@@ -58,61 +58,60 @@ class ReceivedMessage:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was decided."""
+        """Whether it was acknowledged or rejected, or a retry was asked for."""
         return self._is_settled
 
     @property
     def retry_reason(self) -> str | None:
-        """Why the handler wants it again; ``None`` if it does not."""
+        """The reason why the handler asked for a retry; ``None`` if it did not."""
         return self._retry_reason
 
     def ack(self) -> None:
-        """The group is done with it; returns when the server knows.
+        """Acknowledge the message; returns when the server has confirmed it.
 
         Raises:
-            DeliverySettledError: it was decided before.
-            StreamAssetsError: the server does not know; the message stays pending, and will be delivered again.
+            DeliverySettledError: it was settled before.
+            StreamAssetsError: the server has not confirmed it; the message stays pending, and is delivered again.
         """
         self._settle()
         self._acknowledge()
 
     def nack(self, reason: str) -> None:
-        """It can never be handled: it becomes a dead letter, and is acknowledged when that is published.
+        """Reject the message, since it can never be handled: publish a dead letter, then acknowledge it.
 
         Args:
-            reason: why; goes into the dead letter.
+            reason: the reason, for the dead letter.
 
         Raises:
-            DeliverySettledError: it was decided before.
-            StreamAssetsError: no dead letter was published, or it was not acknowledged; the message stays pending.
+            DeliverySettledError: it was settled before.
+            StreamAssetsError: the dead letter was not published, or the message was not acknowledged; it stays pending.
         """
         self._settle()
         self._reject(reason)
 
     def retry(self, reason: str) -> None:
-        """Deliver it again: after the handler has returned and the back-off is over, if its budget allows that.
+        """Deliver the message again when the handler has returned and the back-off is over, if it has attempts left.
 
-        It stays where it is in the stream, so that nobody else sees a copy.
+        It keeps its place in the stream, so that other groups see no copy.
 
         Args:
-            reason: why; goes into the dead letter if the budget is spent.
+            reason: the reason, for the dead letter that it becomes if no attempt is left.
 
         Raises:
-            DeliverySettledError: it was decided before, or the handler has returned.
+            DeliverySettledError: it was settled before, or the handler has returned.
         """
         self._settle(only_within=True)
         self._retry_reason = reason
 
-    def end(self) -> bool:
-        """The handler has returned; whether it had decided."""
+    def end(self) -> None:
+        """The handler has returned; it may not ask for a retry any more."""
         with self._lock:
             self._is_over = True
-            return self._is_settled
 
     def _settle(self, *, only_within: bool = False) -> None:
         with self._lock:
             if self._is_settled or (only_within and self._is_over):
-                what = "was settled already" if self._is_settled else "is not with its handler any more"
+                what = "was settled already" if self._is_settled else "cannot be retried after its handler returned"
                 raise DeliverySettledError(
                     f"entry {self.id} {what}",
                     remedy="Call one of ack, nack and retry, once; none with ack_mode on_receive.",

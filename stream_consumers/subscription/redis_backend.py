@@ -12,7 +12,6 @@ from typing import Any
 import redis
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.redis.client import explain
@@ -20,8 +19,8 @@ from stream_consumers.redis.entries import original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
-from stream_consumers.subscription.backend import Published
-from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed
+from stream_consumers.subscription.backend import Published, StreamBackend
+from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
 from stream_consumers.urls import StreamUrl
 
@@ -37,7 +36,7 @@ _log = logging.getLogger(__name__)
 _Triple = tuple[str, str, str]
 
 
-class RedisBackend(ClosesOnExit):
+class RedisBackend(StreamBackend):
     """Redis Streams as a stream backend. A stream is the key of that name.
 
     Beside a stream, a hash ``{stream}:first-received:group`` is kept for entries that were delivered more than once.
@@ -149,10 +148,6 @@ class RedisBackend(ClosesOnExit):
         for begin in range(0, len(entry_ids), ACK_CHUNK):
             self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
 
-    def ack(self, stream: str, group: str, entry_id: str) -> int:
-        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
-        return self.ack_many(stream, group, [entry_id])
-
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
         done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)
@@ -220,7 +215,7 @@ class RedisBackend(ClosesOnExit):
 
     def _entry(self, entry_id: str, fields: list[bytes] | None, delivery: Delivery) -> FetchedEntry:
         if fields is None:
-            return removed(entry_id, delivery)
+            return removed_entry(entry_id, delivery)
         field = self._server.message_field
         sealed = [value for name, value in zip(fields[::2], fields[1::2]) if name == field]
         if len(sealed) == 1:

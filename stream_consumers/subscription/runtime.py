@@ -14,17 +14,17 @@ from stream_consumers.subscription.error_observer import ErrorObserver, ErrorRep
 from stream_consumers.subscription.messages import FetchedEntry
 from stream_consumers.subscription.processor import EntryProcessor, MessageHandler
 
-# How long what must end soon is waited for where nobody has set a time.
-BRIEFLY_SECONDS = 2.0
+# The wait for something that must end soon, where the caller has set no time.
+SHORT_WAIT_SECONDS = 2.0
 TOUCHES_PER_IDLE = 3
 _LOOP_BACKOFF = RetryPolicy(backoff_seconds=0.1)
 
 
 class InFlight:
-    """Places for messages, and which entries are in them.
+    """Limits the messages that are worked on at a time: places are claimed before anything is fetched.
 
     Args:
-        limit: how many places there are.
+        limit: the number of places.
 
     Example:
         >>> places = InFlight(2)
@@ -51,7 +51,7 @@ class InFlight:
             return sorted(self._entries)
 
     def claim(self, timeout: float) -> int:
-        """Take all free places, waiting at most so many seconds for one; how many they are."""
+        """Take all free places, waiting at most ``timeout`` seconds for one; returns their number."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._free <= 0 and not self._is_woken:
@@ -63,7 +63,7 @@ class InFlight:
             return claimed
 
     def enter(self, entry_id: str) -> bool:
-        """Put an entry into a claimed place; false if it is in one already."""
+        """Put an entry into a claimed place; returns false if it is in one already."""
         with self._changed:
             if entry_id in self._entries:
                 return False
@@ -71,34 +71,34 @@ class InFlight:
             return True
 
     def leave(self, entry_id: str) -> None:
-        """The entry is done with, and its place is free."""
+        """Free the place of an entry that was processed."""
         with self._changed:
             self._entries.discard(entry_id)
             self._free += 1
             self._changed.notify_all()
 
     def release(self, places: int) -> None:
-        """Give claimed places back that were not needed."""
+        """Free claimed places that were not needed."""
         with self._changed:
             self._free += places
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let nobody wait for a place any more."""
+        """End every wait for a place, now and later."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Whether nothing was being worked on within so many seconds."""
+        """Wait until no entry is worked on; returns whether that came within ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._entries, timeout)
 
 
 class SubscriptionRuntime:
-    """What :class:`stream_consumers.subscription.subscription.Subscription` runs; it does not know it.
+    """The threads of a :class:`stream_consumers.subscription.subscription.Subscription`, and their shutdown.
 
-    One thread reads, reclaims and keeps in turn, so that no claim is ever given up while the server carries it out.
+    One thread reads, reclaims and sends heartbeats in turn, so that no claim is given up while the server executes it.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class SubscriptionRuntime:
         self._first_error: BaseException | None = None
         self._flusher = AckFlusher(
             lambda ids: backend.ack_many(config.stream, config.group, ids),
-            on_error=lambda error, count: self.tell(ErrorScope.ACK, error, lasting=True),
-            # With every place waiting for its acknowledgement nothing more can come.
+            on_error=lambda error, count: self.report(ErrorScope.ACK, error, lasting=True),
+            # A batch of more than all places could never fill up.
             batch_size=min(config.ack_batch_size, config.max_in_flight),
             interval_seconds=config.ack_interval_seconds,
         )
         self._processor = EntryProcessor(
-            backend, config, self.consumer, handler, flusher=self._flusher, tell=self.tell, stopping=self._stopping
+            backend, config, self.consumer, handler, flusher=self._flusher, report=self.report, stopping=self._stopping
         )
         self._entries: queue.SimpleQueue[FetchedEntry | None] = queue.SimpleQueue()
         self._touch_seconds = config.claim_idle_seconds / TOUCHES_PER_IDLE
@@ -135,28 +135,28 @@ class SubscriptionRuntime:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still reads."""
+        """Whether it is still reading."""
         return self._loop.is_alive() and not self._stopping.is_set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the threads."""
         for thread in (self._loop, *self._workers):
             thread.start()
 
     def drop(self) -> None:
-        """The subscription is gone without being closed. Called by the garbage collector, so that it takes no lock."""
+        """End, since the subscription was garbage-collected without being closed. It takes no lock."""
         self._is_dropped = True
 
-    def tell(
+    def report(
         self, scope: ErrorScope, error: BaseException, entry: FetchedEntry | None = None, *, lasting: bool = False
     ) -> None:
-        """See :class:`stream_consumers.subscription.processor.Tell`."""
+        """See :class:`stream_consumers.subscription.processor.ReportError`."""
         with self._lock:
             if lasting and self._first_error is None:
                 self._first_error = error
         config = self._config
         place = (None, None) if entry is None else (entry.id, entry.delivery.attempt)
-        self._observer.tell(ErrorReport(scope, error, config.stream, config.group, self.consumer, *place))
+        self._observer.report(ErrorReport(scope, error, config.stream, config.group, self.consumer, *place))
 
     def close(self, timeout: float) -> None:
         """See :meth:`stream_consumers.subscription.subscription.Subscription.close`."""
@@ -195,9 +195,9 @@ class SubscriptionRuntime:
         self._stop()
         self._flusher.abort()
         if threading.current_thread() is not self._loop:
-            self._loop.join(BRIEFLY_SECONDS)
+            self._loop.join(SHORT_WAIT_SECONDS)
         self._leave()
-        self._observer.close(BRIEFLY_SECONDS)
+        self._observer.close(SHORT_WAIT_SECONDS)
 
     def _begin_to_close(self) -> bool:
         with self._lock:
@@ -209,13 +209,13 @@ class SubscriptionRuntime:
         self._places.wake()
 
     def _leave(self) -> None:
-        """Leave the group, whatever happened before; who begins to close does it, so that it happens once."""
+        """Leave the group, whatever happened before. Only the call that begins to close does it."""
         try:
             self._backend.forget_consumer(self._config.stream, self._config.group, self.consumer)
-        except Exception as error:  # noqa: BLE001 - the name stays in the group; nothing is lost
-            self.tell(ErrorScope.RECLAIM, error)
+        except Exception as error:  # noqa: BLE001 - the name stays in the group, and no message is lost
+            self.report(ErrorScope.RECLAIM, error)
 
-    # the thread that fetches
+    # The thread that fetches.
 
     def _run(self) -> None:
         failures = 0
@@ -225,37 +225,37 @@ class SubscriptionRuntime:
                     error = StreamEndedError(
                         "the subscription was dropped", remedy="Close it when you are done with it."
                     )
-                    self.tell(ErrorScope.DROP, error)
+                    self.report(ErrorScope.DROP, error)
                     self.abort()
                     return
                 failures = 0 if self._turn() else failures + 1
                 if failures:
-                    # Not longer than the heartbeat may wait.
+                    # Not longer than until the next heartbeat.
                     self._stopping.wait(min(_LOOP_BACKOFF.delay(failures), self._touch_seconds))
         finally:
             for _ in self._workers:
                 self._entries.put(None)
 
     def _turn(self) -> bool:
-        """Keep what is due, fetch what there are places for; false if that failed."""
+        """Send the heartbeat if it is due, and fetch what there are places for; returns false if that failed."""
         room, found = 0, 0
         try:
-            self._keep()
-            room = self._places.claim(min(BRIEFLY_SECONDS, max(0.0, self._next_touch - time.monotonic())))
+            self._send_heartbeat()
+            room = self._places.claim(min(SHORT_WAIT_SECONDS, max(0.0, self._next_touch - time.monotonic())))
             for entry in self._fetch(room) if room and not self._stopping.is_set() else ():
-                # What is in somebody's hands was taken over from ourselves.
+                # An entry that is worked on already was reclaimed from ourselves.
                 if self._places.enter(entry.id):
                     found += 1
                     self._entries.put(entry)
-        except Exception as error:  # noqa: BLE001 - tried again; somebody may repair what is wrong
-            self.tell(self._doing, error, lasting=isinstance(error, Terminal))
+        except Exception as error:  # noqa: BLE001 - tried again, since the cause may be repaired
+            self.report(self._doing, error, lasting=isinstance(error, Terminal))
             return False
         finally:
             self._places.release(room - found)
         return True
 
-    def _keep(self) -> None:
-        """The heartbeat of what is in hand, so that neither a peer nor we ourselves take it over."""
+    def _send_heartbeat(self) -> None:
+        """Keep the entries that are worked on, so that neither a peer nor this member reclaims them."""
         now = time.monotonic()
         if now < self._next_touch:
             return
@@ -266,7 +266,7 @@ class SubscriptionRuntime:
         self._next_touch = now + self._touch_seconds
 
     def _fetch(self, room: int) -> list[FetchedEntry]:
-        """What was left behind, when it is time to look for that, else what is new; at most so many."""
+        """At most ``room`` entries: idle ones if it is time to reclaim, else new ones."""
         config, now = self._config, time.monotonic()
         if now >= self._next_claim and not self._is_turn_of_new:
             self._doing = ErrorScope.RECLAIM
@@ -275,7 +275,7 @@ class SubscriptionRuntime:
                 config.stream, config.group, self.consumer, config.claim_idle_seconds, room
             )
             if len(found) >= room:
-                # There may be more: look again, but not without looking for what is new in between.
+                # There may be more idle entries: reclaim again, but read new ones in between.
                 self._next_claim, self._is_turn_of_new = now, True
             if found:
                 return found
@@ -287,14 +287,14 @@ class SubscriptionRuntime:
     def _seconds_to_next_duty(self) -> float:
         return max(0.0, min(self._next_claim, self._next_touch) - time.monotonic())
 
-    # the threads that handle
+    # The threads that call the handler.
 
     def _work(self) -> None:
         while (entry := self._entries.get()) is not None:
             try:
                 if not (self._is_aborted or self._is_dropped):
                     self._processor.process(entry)
-            except Exception as error:  # noqa: BLE001 - one entry must not end what handles the others
-                self.tell(ErrorScope.HANDLER, error, entry, lasting=True)
+            except Exception as error:  # noqa: BLE001 - one entry must not end the thread
+                self.report(ErrorScope.HANDLER, error, entry, lasting=True)
             finally:
                 self._places.leave(entry.id)

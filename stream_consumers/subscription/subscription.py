@@ -1,4 +1,4 @@
-"""Gives the messages of a group to a handler, and takes care of what it leaves undone."""
+"""Calls a handler with the messages of a group, with retries, dead letters and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ Self = TypeVar("Self", bound="Subscription")
 class Subscription:
     """A member of a group that works: reading, handling, retrying, acknowledging (eventbus-core's ``StreamBus``).
 
-    Messages are handled on threads of its own, at most ``max_in_flight`` at a time; places are claimed before anything
-    is fetched, so that nothing waits in memory. Entries that a member which is gone has left behind are taken over, and
-    those in hand are kept by a heartbeat for as long as their handler takes. A failed message stays the entry that it
-    is, and is delivered again after a back-off; when its budget is spent it becomes a dead letter.
+    Messages are handled on threads of its own, at most ``max_in_flight`` at a time, and no more are fetched than can be
+    handled. Entries that a crashed member left pending are taken over, and entries that are worked on are kept by a
+    heartbeat for as long as their handler takes. A failed message is not copied: it is delivered again after a
+    back-off, and becomes a dead letter when no attempt is left.
 
     Args:
-        backend: where the stream is; not closed with this. Its group is made if it is not there.
+        backend: the streaming server; it stays open. The group is created if it does not exist.
         config: see :class:`stream_consumers.subscription.config.SubscriptionConfig`.
-        handler: gets every message, as a :class:`stream_consumers.subscription.received_message.ReceivedMessage`.
-        on_error: gets every :class:`stream_consumers.subscription.error_observer.ErrorReport`, on a thread of its own.
+        handler: called with every message, a :class:`stream_consumers.subscription.received_message.ReceivedMessage`.
+        on_error: called with every :class:`stream_consumers.subscription.error_observer.ErrorReport`, on a thread
+            of its own.
 
     Raises:
-        StreamAssetsError: the group could not be made.
+        StreamAssetsError: the group could not be created.
 
     Example:
         >>> import threading
@@ -69,34 +70,34 @@ class Subscription:
 
     @property
     def position(self) -> GroupPosition:
-        """Where the group stood at the start, and whether that is where it was asked to."""
+        """The position of the group at the start, and whether it is the one that was asked for."""
         return self._position
 
     @property
     def is_running(self) -> bool:
-        """Whether it still reads."""
+        """Whether it is still reading."""
         return self._runtime.is_running
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Stop reading, wait for the handlers, send their acknowledgements, leave the group. Again it does nothing.
+        """Stop reading, wait for the handlers, send their acknowledgements, and leave the group.
 
-        A retry that waits for its back-off is not waited for: its entry stays pending, and is delivered again when
-        somebody takes it over.
+        Closing again does nothing. A retry that waits for its back-off is not waited for: its entry stays pending, and
+        is delivered again when a member takes it over.
 
         Args:
-            timeout: seconds for all of it. Handlers that take longer are left alone; their messages stay pending.
+            timeout: seconds for all of that. Handlers that take longer keep running; their messages stay pending.
 
         Raises:
             ShutdownTimeoutError: handlers were still running.
-            StreamAssetsError: else the first error in acknowledging or publishing a dead letter since the start, or
-                that the group was removed.
-            InvalidOptionError: called by a handler, which would wait for itself.
+            StreamAssetsError: otherwise the first lasting error since the start: an acknowledgement or a dead letter
+                failed, or the group was removed.
+            InvalidOptionError: a handler called it, and would wait for itself.
         """
         self._finalizer.detach()
         self._runtime.close(timeout)
 
     def abort(self) -> None:
-        """Stop without waiting for handlers; what they do not acknowledge from here on stays pending."""
+        """Stop without waiting for handlers; messages that they have not acknowledged stay pending."""
         self._finalizer.detach()
         self._runtime.abort()
 
