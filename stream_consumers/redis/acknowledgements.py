@@ -1,4 +1,4 @@
-"""What a member of a Redis group holds: given to it, acknowledged, to be committed."""
+"""The entries that a member of a Redis group holds: received, acknowledged, to be committed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoCommit, RedisGroupOptions
 
-Place = tuple[Shard, bytes]
-"""An entry: its shard and its id."""
+EntryLocation = tuple[Shard, bytes]
+"""Where an entry is: its shard and its id."""
 
 
 class Acknowledgements:
-    """Acknowledging and committing are two steps; which entries wait for which of them. Threads may share it.
+    """Tells which entries are to be acknowledged, and which are to be committed; these are two steps. Thread-safe.
 
     Args:
         options: what decides when an entry may be committed.
@@ -35,45 +35,45 @@ class Acknowledgements:
         self._delay = options.auto_commit_delay_seconds
         self._interval = options.auto_commit_interval_seconds
         self._lock = threading.Lock()
-        self._held: set[Place] = set()
-        self._aging: deque[tuple[float, Place]] = deque()
+        self._held: set[EntryLocation] = set()
+        self._aging: deque[tuple[float, EntryLocation]] = deque()
         # Dictionaries, because they keep the order.
-        self._acknowledged: dict[Place, None] = {}
-        self._settled: dict[Place, None] = {}
+        self._acknowledged: dict[EntryLocation, None] = {}
+        self._settled: dict[EntryLocation, None] = {}
         self._next_commit = time.monotonic() + self._interval
 
-    def receive(self, place: Place) -> bool:
+    def receive(self, location: EntryLocation) -> bool:
         """Note an entry that came from the server; false if this member holds it already."""
         with self._lock:
-            if place in self._held:
+            if location in self._held:
                 return False
             if self._mode is not AutoCommit.IMMEDIATE:
-                self._held.add(place)
+                self._held.add(location)
             return True
 
-    def is_held(self, place: Place) -> bool:
-        """Whether the entry came and is not committed yet."""
+    def is_held(self, location: EntryLocation) -> bool:
+        """Whether the entry was received and is not committed yet."""
         with self._lock:
-            return place in self._held
+            return location in self._held
 
-    def forget(self, places: Iterable[Place]) -> None:
-        """Entries that came and will not be handed out; they stay pending."""
+    def forget(self, locations: Iterable[EntryLocation]) -> None:
+        """These entries were received and will not be handed out; they stay pending."""
         with self._lock:
-            self._held.difference_update(places)
+            self._held.difference_update(locations)
 
-    def hand_out(self, place: Place) -> None:
-        """The user gets this message now."""
+    def hand_out(self, location: EntryLocation) -> None:
+        """The user gets this message now; with ``delayed``, its time begins."""
         if self._mode is AutoCommit.DELAYED:
             with self._lock:
-                self._aging.append((time.monotonic() + self._delay, place))
+                self._aging.append((time.monotonic() + self._delay, location))
 
-    def settle(self, place: Place) -> None:
-        """Nobody will acknowledge this entry, which is not a message: it is committed in every mode."""
+    def settle(self, location: EntryLocation) -> None:
+        """This entry is not a message, so that nobody will acknowledge it: it is committed in every mode."""
         if self._mode is not AutoCommit.IMMEDIATE:
             with self._lock:
-                self._settled[place] = None
+                self._settled[location] = None
 
-    def acknowledge(self, place: Place) -> None:
+    def acknowledge(self, location: EntryLocation) -> None:
         """The user is done with this message.
 
         Raises:
@@ -87,7 +87,7 @@ class Acknowledgements:
             )
         if self._mode is not AutoCommit.IMMEDIATE:
             with self._lock:
-                self._acknowledged[place] = None
+                self._acknowledged[location] = None
 
     def check_manual(self) -> None:
         """Refuse to commit by hand where it is done automatically.
@@ -102,16 +102,16 @@ class Acknowledgements:
                 auto_commit_interval_seconds=self._interval,
             )
 
-    def acknowledged(self) -> list[Place]:
-        """What a commit by hand sends."""
+    def acknowledged(self) -> list[EntryLocation]:
+        """The entries that a commit by hand sends."""
         with self._lock:
             return [*self._settled, *self._acknowledged]
 
-    def due(self, *, is_last: bool = False) -> list[Place]:
-        """What a commit that nobody asked for sends now.
+    def due(self, *, is_last: bool = False) -> list[EntryLocation]:
+        """The entries that an automatic commit sends now.
 
         Args:
-            is_last: there will be no later one, so that the interval does not matter; the delay does.
+            is_last: there will be no later commit, so that the interval does not matter; the delay does.
         """
         now = time.monotonic()
         with self._lock:
@@ -122,10 +122,10 @@ class Acknowledgements:
             self._next_commit = now + self._interval
             return [*self._settled, *self._acknowledged]
 
-    def committed(self, places: Iterable[Place]) -> None:
-        """The server knows of these."""
+    def committed(self, locations: Iterable[EntryLocation]) -> None:
+        """These entries were committed: the server has acknowledged them."""
         with self._lock:
-            for place in places:
-                self._held.discard(place)
-                self._settled.pop(place, None)
-                self._acknowledged.pop(place, None)
+            for location in locations:
+                self._held.discard(location)
+                self._settled.pop(location, None)
+                self._acknowledged.pop(location, None)

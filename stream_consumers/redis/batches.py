@@ -1,7 +1,7 @@
 """Micro-batches from Redis Streams: ranges of ids, read by XRANGE in parallel slices.
 
 Redis does not tell how many entries an id range holds, so the server walks it (a script, no payload crosses the
-network), and the plan knows which entries it covers: a slice that yields fewer was trimmed meanwhile, and that is told.
+network), and the plan knows how many entries it covers: a slice that yields fewer was trimmed meanwhile: data loss.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Slice:
         key: the Redis key of the shard.
         part: from where to where.
         count: how many entries there are in it.
-        places: only these, one by one.
-        error: they are dead letters, for this reason.
+        sequences: only these, one by one.
+        error: its entries are dead letters, for this reason.
     """
 
     shard: Shard
     key: str
     part: Range
     count: int
-    places: tuple[int, ...] | None = None
+    sequences: tuple[int, ...] | None = None
     error: str | None = None
 
 
@@ -109,11 +109,11 @@ class RedisSplit:
             )
 
     def _entries(self, server: RedisServer, piece: Slice) -> Iterator[tuple[bytes, list[bytes]]]:
-        if piece.places is not None:
-            for begin in range(0, len(piece.places), self.page):
+        if piece.sequences is not None:
+            for begin in range(0, len(piece.sequences), self.page):
                 pipeline = server.connection.pipeline(transaction=False)
-                for place in piece.places[begin : begin + self.page]:
-                    pipeline.execute_command("XRANGE", piece.key, to_id(place), to_id(place))
+                for sequence in piece.sequences[begin : begin + self.page]:
+                    pipeline.execute_command("XRANGE", piece.key, to_id(sequence), to_id(sequence))
                 with server.explained(f"reading {piece.shard}"):
                     replies = pipeline.execute()
                 yield from (entry for reply in replies for entry in reply)
@@ -131,7 +131,7 @@ class RedisSplit:
 def split_slices(
     url: StreamUrl, client: Mapping[str, Scalar], slices: Sequence[Slice], *, size: int, parallelism: int
 ) -> list[RedisSplit]:
-    """Share slices out to executors.
+    """Distribute slices over executors.
 
     Args:
         url: of the server.
@@ -172,7 +172,7 @@ class _Walk:
         return self.at >= self.gap.end
 
     def go(self, records: int, room: int, *, take_one: bool) -> bool:
-        """Walk over at most so many entries and bytes; whether bytes stopped it."""
+        """Walk over at most so many entries and bytes; whether the limit of bytes was reached."""
         script = self._server.connection.register_script(WALK)
         key = self._server.key(self.shard)
         left = records
@@ -230,7 +230,7 @@ class RedisBatchSource(BatchSource):
         return self._extents
 
     def _remember(self, resume: Resume | None) -> None:
-        """How many entries were added before the position, if an earlier batch wrote it down for this position."""
+        """Note how many entries were added before each position, where an earlier batch has written that down."""
         listed = (resume.hint or {}).get("added_before") if resume else None
         for name, noted in listed.items() if isinstance(listed, Mapping) else ():
             shard = Shard.parse(str(name))
@@ -238,7 +238,7 @@ class RedisBatchSource(BatchSource):
                 self._note(shard, int(noted[0]), int(noted[1]))
         for shard, facts in self._facts.items():
             if facts.added is not None and shard not in (resume.positions if resume else {}):
-                # Never read: what is gone by now was never ours.
+                # Never read before: entries that are gone by now do not count as lost.
                 self._note(shard, self._extents[shard].start, facts.added - facts.length)
 
     def _note(self, shard: Shard, position: int, added: int) -> None:
@@ -254,13 +254,13 @@ class RedisBatchSource(BatchSource):
         return {s: max(e.start, min(timestamp_ms << 16, e.end)) for s, e in self._extents.items()}
 
     def first(self, shard: Shard) -> int:
-        """What is there first; nothing is known of what may have been before."""
+        """The first sequence that exists; nothing is known of entries before it."""
         return self._extents[shard].start
 
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-        """What was trimmed before it was read: entries that were added behind the position and are not there any more.
+        """Entries that were trimmed before they were read: added behind the position, and no longer in the stream.
 
-        Redis 7 counts the entries ever added; before it, nothing can be told.
+        Redis 7 counts the entries ever added; with an older server it is unknown.
         """
         lost = {}
         for shard, gap in gaps.items():
@@ -337,19 +337,19 @@ class RedisBatchSource(BatchSource):
         return counted
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
-        """Behind the group's last-delivered-id, per shard."""
+        """The sequence behind the group's last-delivered-id, per shard."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
         found = {shard: RedisGroup(self.server, group).facts(shard) for shard in self._extents or self.extents()}
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
-        """Set the group's last-delivered-id, and acknowledge what other clients were given below it and never did."""
+        """Set the group's last-delivered-id, and acknowledge entries below it that are pending for other clients."""
         for shard, position in sorted(positions.items()):
             if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
                 continue
             known = RedisGroup(self.server, group)
-            # In claim mode, what is pending is not ours to acknowledge.
+            # In claim mode, pending entries belong to the members that claimed them.
             if known.set_position(shard, position, entries_read=self._added_before.get(shard, {}).get(position)):
                 known.acknowledge_below(shard, position)
 

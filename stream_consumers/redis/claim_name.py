@@ -1,4 +1,4 @@
-"""Claiming entries one by one: names that hold what one batch claimed, and what is known of them (Redis)."""
+"""Claim mode: the consumer names that hold the entries of one batch, and when entries of others are taken over."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
 
 @dataclass(frozen=True, order=True, slots=True)
 class ClaimName:
-    """The consumer name that holds the entries of one batch attempt, so that the ledger can tell what became of them.
+    """The consumer name that holds the entries of one batch attempt; the ledger knows whether the batch was written.
 
     Args:
         member: who claimed.
-        number: the number that the batch has on the member's line.
+        number: of the batch in the member's transaction sequence.
         bid: the batch id.
 
     Example:
@@ -35,17 +35,17 @@ class ClaimName:
 
     @classmethod
     def parse(cls, raw: bytes) -> ClaimName | None:
-        """Read it back; ``None`` if it is the name of another kind of client, which may be any bytes."""
+        """Parse a consumer name; ``None`` if it is the name of another kind of client, which may be any bytes."""
         match = _NAME.match(raw.decode("utf-8", "replace"))
         return cls(match[1], int(match[2]), match[3]) if match else None
 
 
 class Backlog(NamedTuple):
-    """What a group has before it in one shard.
+    """How many entries of a shard a group has not finished.
 
     Args:
-        unread: entries that nobody was given yet; an upper bound if entries were deleted singly.
-        pending: entries that somebody was given and has not acknowledged.
+        unread: entries that were not delivered yet; an upper bound if single entries were deleted.
+        pending: entries that were delivered and not acknowledged.
     """
 
     unread: int
@@ -53,18 +53,18 @@ class Backlog(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Unread and pending entries."""
         return self.unread + self.pending
 
 
 class Trimmed(NamedTuple):
-    """Entries that were removed from a stream before the group was given them.
+    """Entries that were removed from a stream before they were delivered to the group.
 
     Args:
-        start: the sequence behind the last one that was given.
-        end: what was lost lies below it: the first sequence that is there, or the end where it lay in between.
+        start: the sequence behind the last one that was delivered.
+        end: the lost entries are below it: the first sequence that exists, or the end where they were in between.
         entries: how many.
-        read: what the group has counted as read; together with ``start`` it tells one loss from the next.
+        read: how many entries the group counts as read; together with ``start`` it identifies the loss.
     """
 
     start: int
@@ -75,16 +75,16 @@ class Trimmed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimPolicy:
-    """When entries of somebody else are taken over, and how often one is tried.
+    """When entries of another member are taken over, and how often one is tried.
 
     Args:
-        min_idle_seconds: entries that nobody touched for so long are taken over; a member that writes touches its own
+        min_idle_seconds: entries that were idle for so long are taken over; a member that is writing sends a heartbeat
             three times as often.
-        max_deliveries: an entry that was given to so many batches whose process died, at last alone, becomes a dead
-            letter; at least 2.
+        max_deliveries: an entry that was in so many batches whose process crashed becomes a dead letter; it is alone
+            in the last of them. At least 2.
 
     Raises:
-        InvalidOptionError: a value that makes no sense.
+        InvalidOptionError: a value is out of range.
 
     Example:
         >>> [ClaimPolicy(max_deliveries=4).most(1000, deliveries=n) for n in (0, 1, 2, 3)]
@@ -102,18 +102,18 @@ class ClaimPolicy:
 
     @property
     def min_idle_ms(self) -> int:
-        """The same in milliseconds."""
+        """``min_idle_seconds`` in milliseconds."""
         return round(self.min_idle_seconds * 1000)
 
     def most(self, records: int, *, deliveries: int) -> int:
-        """How many entries that were given so often go into one batch: fewer each time, so that the bad one is found.
+        """How many entries that were delivered so often go into one batch: fewer each time, to find the bad one.
 
         Args:
             records: the most in any batch.
-            deliveries: how often they were given to somebody.
+            deliveries: how often they were delivered.
         """
         left = self.max_deliveries - 1 - deliveries
-        # Those that have had their tries are not decoded any more, so that they can do no harm.
+        # Entries that were tried often enough are not decoded any more, so that they can do no harm.
         if left < 0:
             return records
         return max(1, round(records ** min(1.0, left / max(1, self.max_deliveries - 2)))) if left else 1

@@ -25,24 +25,24 @@ from stream_consumers.redis.server import PAGE, RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
 
 CLAIM_PAGE = 4096
-# So idle are entries that were let go: three years.
+# A released entry is this idle (three years), so that anybody takes it over at once.
 RELEASED_MS = 100_000_000_000
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class ClaimedEntries:
-    """What a name holds by now: the batch that is being claimed.
+    """The entries that a consumer name holds by now: the batch that is being claimed.
 
     Args:
         name: the consumer name.
         records: the most entries.
         room: the most bytes; one entry is always taken.
-        ids: what it holds.
-        slices: how to read that.
-        doubtful: where entries came from clients of another kind: they may have had them from one of our names, so that
-            only the table can tell whether they are written.
-        used: bytes.
+        ids: of the entries that it holds.
+        slices: how to read them.
+        doubtful: per shard, the range of entries that other clients held: these may have claimed them from one of our
+            names, so that only the table can tell whether they are written.
+        used: the bytes of the entries.
     """
 
     name: ClaimName
@@ -55,11 +55,11 @@ class ClaimedEntries:
 
     @property
     def count(self) -> int:
-        """Entries."""
+        """How many entries it holds."""
         return sum(map(len, self.ids.values()))
 
     def add(self, piece: Slice, ids: Sequence[bytes], size: int) -> None:
-        """Entries that were claimed."""
+        """Add entries that were claimed."""
         self.ids.setdefault(piece.shard, []).extend(ids)
         self.slices.append(piece)
         self.used += size
@@ -96,13 +96,13 @@ class RedisClaims(ClosesOnExit):
         return {shard: facts for shard, facts in found.items() if facts is not None}
 
     def check(self, known: Mapping[Shard, int | None]) -> None:
-        """Refuse a group or a stream that is not what the ledger remembers.
+        """Refuse a group or a stream that does not match the ledger.
 
         Args:
-            known: the shards that the ledger knows, and behind which sequence nothing is in the table yet.
+            known: the shards that the ledger knows, and for each the sequence behind the last one in the table.
 
         Raises:
-            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
         """
         for shard, written in sorted(known.items()):
             if shard.stream not in self.url.required_streams():
@@ -112,14 +112,14 @@ class RedisClaims(ClosesOnExit):
                 raise self._lost_group(shard, facts)
             if group.position > facts.end:
                 raise SourceRecreatedError(
-                    f"{shard} of {self.url} ends before the position of group {name!r}: it was made anew",
+                    f"{shard} of {self.url} ends before the position of group {name!r}: it was recreated",
                     remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
                     position=group.position,
                     end=facts.end,
                 )
             if written is not None and group.position < written:
                 raise SourceRecreatedError(
-                    f"group {name!r} of {shard} at {self.url} was moved back, or the server lost what it knew: "
+                    f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If nothing before it is missing, move it on: "
                     f"XGROUP SETID {self.server.key(shard)} {name} {to_id(written - 1)}. Else ingest the stream "
@@ -129,17 +129,17 @@ class RedisClaims(ClosesOnExit):
                 )
 
     def prepare(self, start: AutoStreamReset, known: Mapping[Shard, int | None] | None = None) -> Mapping[Shard, int]:
-        """Make the group where it is not there yet, and let it enter claim mode.
+        """Create the group where it does not exist yet, and let it enter claim mode.
 
         Args:
-            start: where a new group starts; in a group that is there already nothing is moved.
+            start: where a new group starts; a group that exists is not moved.
             known: see :meth:`check`.
 
         Returns:
-            Per shard, where the group began, as far as that is known.
+            Per shard, the sequence at which the group started, as far as that is known.
 
         Raises:
-            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was made anew.
+            SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
         """
         known = known or {}
         self.check(known)
@@ -149,23 +149,24 @@ class RedisClaims(ClosesOnExit):
                 is_latest = start is AutoStreamReset.LATEST and not known
                 self.group.create(shard, NOW if is_latest else START)
             self.check({shard: None})
-            # What the ledger knows was in claim mode; if not any more, the mode was switched, or somebody cleaned up.
+            # A shard that the ledger knows entered it before: if it is not in it now, somebody switched it back.
             is_new = shard not in known and self.group.enter_claim_mode(shard)
-            # One that another member has made, from the start, may have gone on since.
+            # A group that another member has created at the beginning may have moved on since.
             positions[shard] = self.position(shard) if is_new or not known else 0
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
-        what = f"the stream {shard}" if facts is None else f"group {self.group.name!r} of {shard}"
+        key, name = self.server.key(shard), self.group.name
+        what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
-            f"{what} is gone from {self.url}, and with it what is read and what is pending",
-            remedy="Ingest it with a new group name and another table; or, if nothing was pending, make it again where "
-            f"it was: XGROUP CREATE {self.server.key(shard)} {self.group.name} <the last id that is in the table>.",
+            f"{what} is gone from {self.url}, and with it its position and its pending entries",
+            remedy="Ingest it with a new group name and another table; or, if nothing was pending, create it again "
+            f"where it was: XGROUP CREATE {key} {name} <the last id that is in the table>.",
             end=facts.end if facts else None,
         )
 
     def backlog(self) -> Mapping[Shard, Backlog]:
-        """What is before the group in each shard; all entries where there is no group yet."""
+        """How many entries of each shard the group has not finished; all of them where there is no group yet."""
         found = {}
         for shard, facts in self._facts().items():
             group = self.group.facts(shard)
@@ -176,7 +177,7 @@ class RedisClaims(ClosesOnExit):
         return found
 
     def _unread(self, shard: Shard, facts: StreamFacts, group: GroupFacts) -> int:
-        """Entries behind the group: Redis' own lag counts what was trimmed, and is nil where it does not know."""
+        """Entries not delivered yet; Redis' own lag counts trimmed ones, too, and is nil where Redis does not know."""
         if facts.last is None or facts.last < group.position:
             return 0
         if facts.first is not None and facts.first >= group.position:
@@ -193,12 +194,12 @@ class RedisClaims(ClosesOnExit):
         return False
 
     def position(self, shard: Shard) -> int:
-        """Behind the last entry of a shard that was given to somebody."""
+        """The sequence behind the last entry of a shard that was delivered."""
         group = self.group.facts(shard)
         return group.position if group else 0
 
     def is_drained(self) -> bool:
-        """Whether every entry up to the ends at the beginning was given to somebody and acknowledged."""
+        """Whether every entry up to the end offsets captured at the start was delivered and acknowledged."""
         for shard, end in self.ends.items():
             group = self.group.facts(shard)
             if group and group.pending and any(self.group.pending(shard, below=end, page=1)):
@@ -211,14 +212,14 @@ class RedisClaims(ClosesOnExit):
         return True
 
     def trimmed(self) -> Mapping[Shard, Trimmed]:
-        """Entries that were removed unread, per shard, as far as Redis 7 counts them."""
+        """Entries that were removed before they were delivered, per shard, as far as Redis 7 counts them."""
         found = {}
         for shard, facts in self._facts().items():
             group = self.group.facts(shard)
             if group is None or facts.added is None:
                 continue
             if group.read is None:
-                # From here on it is counted; what was lost before nobody knows.
+                # Entries are counted from here on; how many were lost before is unknown.
                 unread = self.server.count(shard, group.position, facts.end, length=facts.length)
                 self._count_as_read(shard, group.position, "", facts.added - unread)
                 continue
@@ -230,18 +231,18 @@ class RedisClaims(ClosesOnExit):
         return found
 
     def account_for(self, shard: Shard, trimmed: Trimmed) -> None:
-        """Let the group count them as read, now that the loss is recorded."""
+        """Let the group count lost entries as read, now that the loss is recorded in the table."""
         self._count_as_read(shard, trimmed.start, str(trimmed.read), trimmed.read + trimmed.entries)
 
     def _count_as_read(self, shard: Shard, position: int, counted: str, read: int) -> None:
         self.group.run(shard, ACCOUNT, [before(position), counted, read])
 
     def idle_names(self, shard: Shard) -> frozenset[bytes]:
-        """The names that nobody has touched for the policy's time."""
+        """The names that were idle for the policy's time."""
         return frozenset(m["name"] for m in self.group.members(shard) if m["idle"] >= self.policy.min_idle_ms)
 
     def is_released(self, shard: Shard, name: ClaimName) -> bool:
-        """Whether a name has let go of what it holds."""
+        """Whether a name has released the entries that it holds."""
         return any(self.group.pending(shard, consumer=str(name), idle_ms=RELEASED_MS, page=1))
 
     def holders(self) -> Mapping[Shard, list[bytes]]:
@@ -250,21 +251,21 @@ class RedisClaims(ClosesOnExit):
         return {shard: [m["name"] for m in self.group.members(shard) if m["pending"]] for shard in made}
 
     def pending(self, shard: Shard, name: ClaimName | bytes, *, idle: bool) -> Iterator[list[PendingEntry]]:
-        """What a name holds, in pages; with ``idle`` only what nobody touched for the policy's time."""
+        """The entries that a name holds, in pages; with ``idle`` only those that were idle for the policy's time."""
         return self.group.pending(shard, consumer=_consumer(name), idle_ms=self.policy.min_idle_ms if idle else 0)
 
     def claim_new(self, held: ClaimedEntries, shard: Shard, records: int) -> bool:
-        """Claim new entries of a shard, in order, up to the end at the beginning; whether bytes stopped it.
+        """Claim new entries of a shard, in order, up to the captured end; whether the limit of bytes was reached.
 
         Raises:
-            StreamAssetsError: whether something was claimed is unknown: give up the name (protocol R4).
+            StreamAssetsError: it is unknown whether entries were claimed: give up the name (protocol R4).
         """
         key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
         while left > 0 and end:
             asked = min(left, CLAIM_PAGE)
             room, take_one = held.room - held.used, int(not held.count)
-            words = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL]
-            is_full, is_trimmed, size, ids = self.group.run(shard, CLAIM_NEW, words)
+            arguments = [str(held.name), before(end), asked, room, take_one, CLAIM_MODE_SENTINEL]
+            is_full, is_trimmed, size, ids = self.group.run(shard, CLAIM_NEW, arguments)
             if ids:
                 part = Range(to_sequence(ids[0]), to_sequence(ids[-1]) + 1)
                 held.add(Slice(shard, key, part, len(ids)), ids, size)
@@ -283,27 +284,27 @@ class RedisClaims(ClosesOnExit):
         idle: bool,
         error: str | None,
     ) -> tuple[bool, list[bytes]]:
-        """Move entries of a dead name, if it still holds them.
+        """Move entries from a dead name, if it still holds them.
 
         Args:
-            held: where to.
+            held: gets the entries.
             shard: of the entries.
             name: who holds them.
             entries: which.
-            idle: only if nobody touched them for the policy's time.
+            idle: only if they were idle for the policy's time.
             error: they become dead letters with this text.
 
         Returns:
-            Whether bytes stopped it, and the ids of those that are not in the stream any more.
+            Whether the limit of bytes was reached, and the ids of entries that are no longer in the stream.
 
         Raises:
-            StreamAssetsError: whether something was moved is unknown: give up the name (protocol R4).
+            StreamAssetsError: it is unknown whether entries were moved: give up the name (protocol R4).
         """
         gone: list[bytes] = []
         least = self.policy.min_idle_ms if idle else 0
         for begin in range(0, len(entries), PAGE):
             ids = [entry.id for entry in entries[begin : begin + PAGE]]
-            words = [
+            arguments = [
                 _consumer(name),
                 str(held.name),
                 least,
@@ -313,11 +314,11 @@ class RedisClaims(ClosesOnExit):
                 CLAIM_MODE_SENTINEL,
                 *ids,
             ]
-            is_full, size, moved, missing = self.group.run(shard, TAKE_OVER, words)
+            is_full, size, moved, missing = self.group.run(shard, TAKE_OVER, arguments)
             if moved:
-                places = tuple(to_sequence(entry_id) for entry_id in moved)
-                piece = Slice(shard, self.server.key(shard), Range(min(places), max(places) + 1), len(places))
-                held.add(replace(piece, places=places, error=error), moved, size)
+                sequences = tuple(to_sequence(entry_id) for entry_id in moved)
+                piece = Slice(shard, self.server.key(shard), Range(min(sequences), max(sequences) + 1), len(sequences))
+                held.add(replace(piece, sequences=sequences, error=error), moved, size)
                 if not isinstance(name, ClaimName):
                     held.doubtful[shard] = _hull(held.doubtful.get(shard), piece.part)
             gone += missing
@@ -326,14 +327,14 @@ class RedisClaims(ClosesOnExit):
         return False, gone
 
     def plan(self, held: ClaimedEntries, *, parallelism: int) -> BatchPlan:
-        """How to read what a name holds."""
+        """How to read the entries that a name holds."""
         splits = split_slices(
             self.url, self.server.client_options, held.slices, size=held.used, parallelism=parallelism
         )
         return BatchPlan({}, splits, held.count)
 
     def acknowledge(self, ids: Mapping[Shard, Sequence[bytes]]) -> None:
-        """Acknowledge entries that are in the table; whoever holds them by now.
+        """Acknowledge entries that are in the table, whoever holds them by now.
 
         Raises:
             StreamNotFoundError: the group is gone.
@@ -349,7 +350,7 @@ class RedisClaims(ClosesOnExit):
                 ) from error
 
     def missing(self, ids: Mapping[Shard, Sequence[bytes]]) -> Mapping[Shard, list[bytes]]:
-        """Those of the entries that are not in the stream any more."""
+        """The entries among these that are no longer in the stream."""
         found: dict[Shard, list[bytes]] = {}
         for shard, listed in ids.items():
             for begin in range(0, len(listed), PAGE):
@@ -363,25 +364,25 @@ class RedisClaims(ClosesOnExit):
         return {shard: listed for shard, listed in found.items() if listed}
 
     def release(self, shard: Shard, name: ClaimName) -> None:
-        """Let others take at once what a name holds, and do not count it as a delivery."""
+        """Let others take over at once the entries that a name holds; this delivery does not count."""
         self._page_through(RELEASE, shard, name, RELEASED_MS)
 
     def touch(self, name: ClaimName, shards: Iterable[Shard]) -> None:
-        """The heartbeat: what the name still holds is idle no more."""
+        """Send a heartbeat: the entries that the name still holds are no longer idle."""
         for shard in shards:
             self._page_through(TOUCH, shard, name)
 
-    def _page_through(self, script: str, shard: Shard, name: ClaimName, *words: object) -> None:
-        place: object = "-"
-        while place:
-            place = self.group.run(shard, script, [str(name), place, PAGE, *words])
+    def _page_through(self, script: str, shard: Shard, name: ClaimName, *arguments: object) -> None:
+        start: object = "-"
+        while start:
+            start = self.group.run(shard, script, [str(name), start, PAGE, *arguments])
 
     def forget(self, shard: Shard, name: ClaimName) -> bool:
-        """Remove a name that holds nothing; whether it was removed."""
+        """Remove a name if it holds no entry; whether it was removed."""
         return bool(self.group.run(shard, FORGET, [str(name)]))
 
     def empty_names(self) -> Mapping[Shard, list[ClaimName]]:
-        """Names of batches that hold nothing any more and were left behind."""
+        """Names of batches that hold no entry any more and were not removed."""
         found = {}
         for shard in self.shards:
             parsed = [ClaimName.parse(member["name"]) for member in self.group.members(shard) if not member["pending"]]
@@ -390,7 +391,7 @@ class RedisClaims(ClosesOnExit):
 
 
 class Heartbeat(ClosesOnExit):
-    """Touches what a name holds while its batch is written, so that nobody takes it over; a context manager."""
+    """Sends heartbeats for a name while its batch is written, so that nobody takes its entries over."""
 
     def __init__(self, claims: RedisClaims, held: ClaimedEntries) -> None:
         self._claims = claims
@@ -404,11 +405,11 @@ class Heartbeat(ClosesOnExit):
             try:
                 self._claims.touch(self._held.name, list(self._held.ids))
             except StreamAssetsError as error:
-                # Not needed for safety: at worst somebody else writes the batch, and the ledger picks one.
-                _log.warning("the claim of %s could not be kept: %s", self._held.name, error)
+                # No harm is done: at worst another member writes the batch, too, and the ledger picks one.
+                _log.warning("the heartbeat of %s failed: %s", self._held.name, error)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the heartbeat."""
         self._stop.set()
         self._thread.join()
 

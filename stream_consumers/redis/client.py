@@ -1,4 +1,4 @@
-"""Clients of a Redis server or cluster: which options, which replies, errors in our words."""
+"""Clients of a Redis server or cluster: their options, raw replies, and their errors as StreamAssetsError."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-
 
 
 def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: float, is_cluster: bool) -> Any:
-    """A client that does not repeat what may have been done.
+    """A client that never sends a command twice: the first one may have been executed.
 
     Args:
         url: of the server.
         options: with the secrets looked up.
-        reply_seconds: the most to wait for a reply.
+        reply_seconds: how long to wait for a reply.
         is_cluster: whether the server is a cluster.
     """
     common: dict[str, Any] = {
@@ -63,10 +63,10 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
 
 
 def check_redis_url(url: StreamUrl) -> None:
-    """Refuse credentials in a URL: it shows up in logs and in the UI.
+    """Refuse credentials in a URL, since it is shown in logs and in the UI.
 
     Raises:
-        InvalidUrlError: without repeating them.
+        InvalidUrlError: the message does not repeat them.
     """
     if any("@" in node for node in url.nodes):
         raise InvalidUrlError(
@@ -88,10 +88,10 @@ def check_redis_options(client: ClientConfig) -> None:
 
 
 def claim_policy(client: ClientConfig) -> ClaimPolicy:
-    """The policy that is among the client options.
+    """The claim policy that the client options contain.
 
     Raises:
-        InvalidOptionError: a value that is no number, or makes no sense.
+        InvalidOptionError: a value is no number, or out of range.
     """
     given = {name: str(client[name]) for name in _POLICY if name in client}
     try:
@@ -106,10 +106,10 @@ def claim_policy(client: ClientConfig) -> ClaimPolicy:
 
 
 def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
-    """A Redis error in our words."""
+    """Maps an error of the Redis client to a StreamAssetsError."""
     said = f"{what}: {error}"
     text = str(error)
-    if isinstance(error, redis.AuthenticationError) or any(mark in text for mark in _DENIED):
+    if isinstance(error, redis.AuthenticationError) or any(sign in text for sign in _DENIED):
         return AccessDeniedError(said, remedy="Check the client options username and password, and the ACLs.")
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
         return BrokerUnavailableError(
@@ -117,9 +117,9 @@ def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
         )
     if "UNCLAIMED" in text:
         return BrokerError(
-            f"{what}: the group is not marked any more as one whose entries are claimed",
-            remedy="Its mode was switched; or the consumer 'stream-assets:claimed' was removed from it: bring it back "
-            "with stream-assets switch --to load_balanced.",
+            f"{what}: the group is no longer in claim mode",
+            remedy="Its mode was switched, or the consumer 'stream-assets:claimed' was removed from it; if so, bring "
+            "it back with stream-assets switch --to load_balanced.",
         )
     if "no such key" in text:
         return StreamNotFoundError(said, remedy="Check the stream key.")

@@ -25,15 +25,15 @@ SHARDS_SECONDS = 5.0
 class RedisConsumer(PollingConsumer):
     """A consumer of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
-    Ids grow with time, so that a seek is a range request, and a shard that has no message at the moment yet simply goes
-    on with the first one that comes.
+    Ids grow with time, so that a seek is a range request; a shard that has no message at or after the moment yet
+    continues with the first one that is added.
 
     Args:
         url: ``redis://host:6379/orders``; with ``*`` all streams of the database, also those that come later.
         reset: where to start.
-        live: wait at the end; without it the stream ends there.
+        live: wait for more messages at the end; without it the stream ends there.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        on_dead_letter: told of entries that cannot be used as a message.
+        on_dead_letter: called for entries that cannot be used as a message.
 
     Raises:
         BrokerUnavailableError, AccessDeniedError: as the server says.
@@ -127,14 +127,14 @@ class RedisConsumer(PollingConsumer):
             self._server.close()
 
     def _read(self, seconds: float) -> None:
-        """Fill the buffer with a page; waits for one entry at most so long."""
+        """Fill the buffer with a page, waiting at most so long for an entry."""
         self._meet_new_shards()
         if not self._next:
             self._closed.wait(seconds)
             return
         keys = {self._server.key(shard): shard for shard in sorted(self._next)}
-        places = {key: before(self._next[shard]) for key, shard in keys.items()}
-        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], places, seconds=seconds)
+        after = {key: before(self._next[shard]) for key, shard in keys.items()}
+        reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], after, seconds=seconds)
         for key, entries in reply:
             shard = keys[key.decode()]
             for entry_id, fields in entries:

@@ -68,11 +68,11 @@ class EntryReader(ClosesOnExit, ABC):
         buffer_size: entries to fetch ahead, per stream.
         timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        on_dead_letter: told of pending entries that were trimmed.
+        on_dead_letter: called for pending entries that were trimmed.
     """
 
-    _words: ClassVar[tuple[str, ...]]
-    """Identifiers that are no ids."""
+    _special_identifiers: ClassVar[tuple[str, ...]]
+    """Identifiers beside ids."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class EntryReader(ClosesOnExit, ABC):
                 remedy=f"Read are: {', '.join(self._identifiers)}.",
             )
         for name, identifier in (identifiers or {}).items():
-            self._identifiers[name] = check_identifier(identifier, self._words)
+            self._identifiers[name] = check_identifier(identifier, self._special_identifiers)
         check_range("buffer_size", buffer_size)
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
         self._timeout, self._count = timeout or 0.0, buffer_size + 1
@@ -153,7 +153,7 @@ class EntryReader(ClosesOnExit, ABC):
             self._check_open()
             if name in self._identifiers:
                 return False
-            checked = None if identifier is None else check_identifier(identifier, self._words)
+            checked = None if identifier is None else check_identifier(identifier, self._special_identifiers)
             self._start()
             self._join({name: checked})
             self._buffers[name], self._identifiers[name] = deque(), checked
@@ -199,7 +199,7 @@ class EntryReader(ClosesOnExit, ABC):
 
     @abstractmethod
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
-        """The user gets this entry now, or the observer was told of it."""
+        """The user gets this entry now, or the observer was called for it."""
 
     # the rest
 
@@ -209,7 +209,7 @@ class EntryReader(ClosesOnExit, ABC):
         self._server = RedisServer(self._url, self._client)
         try:
             self._open()
-            # Their order is that in which the streams take turns.
+            # The order in which the streams take turns.
             self._buffers = {name: deque() for name in self._identifiers}
             self._join(self._identifiers)
         except BaseException:
@@ -227,7 +227,7 @@ class EntryReader(ClosesOnExit, ABC):
                     self._on_dead_letter(entry.message)
                     self._hand_out(name, entry, is_pending=is_pending)
                     continue
-                # It stays in the buffer if this fails.
+                # The entry stays in the buffer if this fails.
                 self._hand_out(name, entry, is_pending=is_pending)
                 buffer.popleft()
                 return name, entry
@@ -236,8 +236,8 @@ class EntryReader(ClosesOnExit, ABC):
     def _put(self, name: str, entries: Iterable[RawEntry], *, is_pending: bool = False) -> None:
         shard, field = shard_of(name), self._server.message_field
         for entry_id, fields in entries:
-            words = fields or []
-            pairs = tuple(zip(words[::2], words[1::2]))
+            flat = fields or []
+            pairs = tuple(zip(flat[::2], flat[1::2]))
             entry = Entry(entry_id.decode(), pairs, read_reply(shard, entry_id, fields, field))
             self._buffers[name].append((entry, is_pending))
 
@@ -247,12 +247,12 @@ class EntryReader(ClosesOnExit, ABC):
 
 
 class EntryConsumer(EntryReader):
-    """Reads many streams without a group; nobody remembers its place.
+    """Reads many streams without a group: no server remembers its position.
 
     A stream starts behind the last entry that it has when the context is entered (or at the first
     :meth:`get_entry`), unless its identifier says otherwise; one that is not there yet starts at its beginning.
-    Entering the context again starts again there: what was read since is replayed where an identifier was given.
-    Without a buffer, streams take turns: a1 b1 a2 b2. The place in a stream moves when its entry is returned.
+    Entering the context again starts there again: where an identifier was given, entries are replayed from it on.
+    Without a buffer, streams take turns: a1 b1 a2 b2. The position in a stream moves when its entry is returned.
 
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
@@ -274,7 +274,7 @@ class EntryConsumer(EntryReader):
                 print(stream, entry.id, dict(entry.fields))
     """
 
-    _words = (NOW,)
+    _special_identifiers = (NOW,)
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class EntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         self._positions.update(
-            {n: self._server.last_id(n) if place in {None, NOW} else str(place) for n, place in identifiers.items()}
+            {n: self._server.last_id(n) if after in {None, NOW} else str(after) for n, after in identifiers.items()}
         )
 
     def _fetch(self, seconds: float) -> bool:
@@ -328,10 +328,10 @@ class EntryConsumer(EntryReader):
 class GroupEntryConsumer(EntryReader):
     """Reads many streams as a member of a group; every entry goes to one member.
 
-    What was returned stays pending until :meth:`acknowledge`. Entering the context again goes on where the group is;
-    what was buffered and not returned is pending then, and comes with ``start_from_backlog``. Only what is pending for
-    this member's name does, not what others left behind (mode ``load_balanced`` of
-    :func:`stream_consumers.create.create_consumer` takes that over).
+    An entry that was returned stays pending until :meth:`acknowledge`. Entering the context again continues where the
+    group is; entries that were buffered and not returned are pending then, and come with ``start_from_backlog``.
+    Entries that are pending for other names do not (mode ``load_balanced`` of
+    :func:`stream_consumers.create.create_consumer` takes them over).
 
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
@@ -351,7 +351,7 @@ class GroupEntryConsumer(EntryReader):
             it; those in the buffer are lost when the context is left. Entries of the backlog are acknowledged, too,
             each before it is returned.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
-        on_dead_letter: told of pending entries that were trimmed. If it raises, the entry stays pending.
+        on_dead_letter: called for pending entries that were trimmed. If it raises, the entry stays pending.
 
     Raises:
         InvalidUrlError, InvalidOptionError: an option that cannot be.
@@ -367,7 +367,7 @@ class GroupEntryConsumer(EntryReader):
                 consumer.acknowledge(stream, entry)
     """
 
-    _words = (NEW,)
+    _special_identifiers = (NEW,)
 
     def __init__(
         self,
@@ -434,7 +434,7 @@ class GroupEntryConsumer(EntryReader):
         if not self._is_started:
             with self._lock:
                 self._start()
-        # Without the lock, which a waiting reader has.
+        # Without the lock, which a waiting reader holds.
         ids = [entry if isinstance(entry, str) else entry.id for entry in entries]
         return self._member.acknowledge(Shard(stream), ids)
 
@@ -456,7 +456,7 @@ class GroupEntryConsumer(EntryReader):
         member = self._member
         member.keys = {**member.keys, **{Shard(name): name for name in identifiers}}
         facts = {name: member.facts(Shard(name)) for name in identifiers}
-        # One that was there before is not made again; reading tells that it is gone.
+        # A group that existed before is not created again: reading says that it is gone.
         missing = [name for name, found in facts.items() if found is None and name not in self._joined]
         if missing and not self._auto_create:
             raise GroupNotFoundError(
@@ -469,8 +469,8 @@ class GroupEntryConsumer(EntryReader):
             member.create(Shard(name), self._start_id)
             facts[name] = member.facts(Shard(name))
         for name, identifier in identifiers.items():
-            found, place = facts[name], identifier or (START if self._start_from_backlog else NEW)
-            self._reader.join(Shard(name), place, given=found.delivered if found else START)
+            found, after = facts[name], identifier or (START if self._start_from_backlog else NEW)
+            self._reader.join(Shard(name), after, given=found.delivered if found else START)
             self._joined.add(name)
 
     def _fetch(self, seconds: float) -> bool:
@@ -484,8 +484,8 @@ class GroupEntryConsumer(EntryReader):
             self._member.acknowledge(Shard(name), [entry.id])
 
 
-def check_identifier(identifier: str, words: Collection[str]) -> str:
-    """Return ``identifier`` if it is the id of an entry, or one of ``words``.
+def check_identifier(identifier: str, special: Collection[str]) -> str:
+    """Return ``identifier`` if it is the id of an entry, or one of ``special``.
 
     Raises:
         InvalidOptionError: it is neither.
@@ -494,10 +494,10 @@ def check_identifier(identifier: str, words: Collection[str]) -> str:
         >>> check_identifier("1700000000000-0", ["$"])
         '1700000000000-0'
     """
-    if identifier not in words and not _IDENTIFIER.match(identifier):
-        listed = ", ".join(map(repr, words))
+    if identifier not in special and not _IDENTIFIER.match(identifier):
+        listed = ", ".join(map(repr, special))
         raise InvalidOptionError(
-            f"{identifier!r} is not a place in a stream", remedy=f"Write an id like 1700000000000-0, or {listed}."
+            f"{identifier!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0, or {listed}."
         )
     return identifier
 

@@ -33,7 +33,7 @@ class GroupFacts:
     Args:
         delivered: the id of the last entry that was delivered.
         read: entries read of those ever added, as Redis 7 counts; ``None`` where it does not know.
-        pending: entries that somebody was given and has not acknowledged.
+        pending: entries that were delivered and not acknowledged.
     """
 
     delivered: str
@@ -47,11 +47,11 @@ class GroupFacts:
 
 
 class PendingEntry(NamedTuple):
-    """An entry that somebody was given and has not acknowledged.
+    """An entry that was delivered and not acknowledged.
 
     Args:
         id: the entry id.
-        deliveries: how often it was given to somebody.
+        deliveries: how often it was delivered.
     """
 
     id: bytes
@@ -63,9 +63,9 @@ class ClaimedPage:
     """What XAUTOCLAIM answers.
 
     Args:
-        cursor: where to go on; ``0-0`` at the end. A page that is empty is not the end.
-        ids: entries that are this member's now.
-        deleted: entries that were pending and are not in the stream any more; Redis has removed them from the group.
+        cursor: where to continue; ``0-0`` at the end. A page that is empty is not the end.
+        ids: entries that this member owns now.
+        deleted: entries that were pending and are no longer in the stream; Redis has removed them from the group.
     """
 
     cursor: str
@@ -83,7 +83,7 @@ class RedisGroup:
         server: the server; closed with this.
         name: of the group.
         consumer: the member's name, where it is one that reads.
-        acknowledge_on_read: let the server acknowledge what it gives (NOACK).
+        acknowledge_on_read: let the server acknowledge entries when it delivers them (NOACK).
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RedisGroup:
         return self.server.new_connection(REPLY_SECONDS)
 
     def find_shards(self) -> Mapping[Shard, str]:
-        """Look for the shards and their keys; those that were known stay, so that a deleted one is told as an error."""
+        """Look for the shards and their keys; known ones stay, so that reading one that was deleted is an error."""
         found = {shard: self.server.key(shard) for shard in self.server.shards()}
         # Where keys with numbers appear, the key without one is not read any more, never the other way round.
         kept = {s: key for s, key in self.keys.items() if s not in found or found[s] == s.stream}
@@ -115,19 +115,19 @@ class RedisGroup:
     # the group
 
     def create(self, shard: Shard, start: str, *, create_stream: bool = True) -> bool:
-        """Make the group where it is not there yet.
+        """Create the group where it does not exist yet.
 
-        Redis 7 is told how many entries the group counts as read, wherever that is known: then its lag is known, and so
-        is what is trimmed unread later.
+        Redis 7 counts the entries that a group has read, and needs to know where that begins: it is told wherever the
+        server knows it. Then the lag is known, and entries that are trimmed unread later are noticed.
 
         Args:
             shard: of which stream.
-            start: the id that it starts behind; :data:`NOW` is a place that Redis remembers, so that nothing later is
-                missed.
-            create_stream: make the stream, too.
+            start: the id behind which it starts; :data:`NOW` is the last id, which Redis remembers, so that nothing
+                later is missed.
+            create_stream: create the stream, too.
 
         Returns:
-            Whether it was made just now.
+            Whether it was created just now.
 
         Raises:
             StreamNotFoundError: there is no stream.
@@ -135,7 +135,7 @@ class RedisGroup:
         """
         key = self.key(shard)
         script: Any = self.server.connection.register_script(CREATE_GROUP)
-        with self.server.explained(f"making group {self.name!r} of {key}"):
+        with self.server.explained(f"creating group {self.name!r} of {key}"):
             try:
                 script(keys=[key], args=[self.name, start, int(create_stream)])
             except redis.ResponseError as error:
@@ -143,14 +143,14 @@ class RedisGroup:
                     return False
                 if "requires the key to exist" in str(error):
                     raise StreamNotFoundError(
-                        f"there is no stream {key} at {self.server.url} to make group {self.name!r} for",
+                        f"there is no stream {key} at {self.server.url} to create group {self.name!r} for",
                         remedy="Check the stream key, or set the group option create_stream.",
                     ) from error
                 raise
         return True
 
     def facts(self, shard: Shard) -> GroupFacts | None:
-        """What is known of the group; ``None`` if the stream, or its group, is not there."""
+        """What the server knows of the group; ``None`` if the stream, or its group, does not exist."""
         with self.server.explained(f"asking for the groups of {shard}"):
             try:
                 groups = self.server.connection.xinfo_groups(self.key(shard))
@@ -168,7 +168,7 @@ class RedisGroup:
     def set_position(
         self, shard: Shard, position: int, *, entries_read: int | None, enter_claim_mode: bool = False
     ) -> bool:
-        """Let the group go on at ``position``, unless it is in claim mode; it is made if it is not there.
+        """Let the group continue at ``position``, unless it is in claim mode; it is created if it does not exist.
 
         Args:
             shard: where.
@@ -180,15 +180,15 @@ class RedisGroup:
             Whether it was set.
         """
         last, count = before(position), "" if entries_read is None else entries_read
-        words = [CLAIM_MODE_SENTINEL, last, count, int(enter_claim_mode)]
+        arguments = [CLAIM_MODE_SENTINEL, last, count, int(enter_claim_mode)]
         try:
-            return bool(self.run(shard, SET_POSITION, words))
+            return bool(self.run(shard, SET_POSITION, arguments))
         except GroupRemovedError:
-            is_set = self.create(shard, last, create_stream=False)
-        # What was made just now is there already, and setting it without a count would lose the one that it has.
-        if is_set and entries_read is None and not enter_claim_mode:
+            is_new = self.create(shard, last, create_stream=False)
+        # A group that was created just now is at this position; setting it without a count would lose the count it has.
+        if is_new and entries_read is None and not enter_claim_mode:
             return True
-        return bool(self.run(shard, SET_POSITION, words))
+        return bool(self.run(shard, SET_POSITION, arguments))
 
     def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[str] = ()) -> Any:
         """Run a script; its arguments begin with the group's name.
@@ -204,32 +204,32 @@ class RedisGroup:
         with self._explained(f"changing group {self.name!r} of {shard}", [key]):
             return registered(keys=[key, *beside], args=[self.name, *arguments])
 
-    # claim mode: no position is set any more
+    # claim mode: its entries are claimed one by one, and no position is set any more
 
     def enter_claim_mode(self, shard: Shard) -> bool:
-        """Let entries be claimed one by one; whether they were not yet."""
+        """Enter claim mode; whether the group was not in it yet."""
         return bool(self._command(shard, "XGROUP CREATECONSUMER", CLAIM_MODE_SENTINEL))
 
     def leave_claim_mode(self, shard: Shard) -> None:
-        """Let nothing be claimed any more."""
+        """Leave claim mode: the scripts that claim refuse from here on."""
         self._command(shard, "XGROUP DELCONSUMER", CLAIM_MODE_SENTINEL)
 
     def is_in_claim_mode(self, shard: Shard) -> bool:
-        """Whether entries are claimed one by one."""
+        """Whether the group is in claim mode."""
         return any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in self.members(shard))
 
     # reading
 
-    def read(self, places: Mapping[Shard, str], *, count: int, seconds: float = 0.0) -> Mapping[Shard, list[RawEntry]]:
+    def read(self, after: Mapping[Shard, str], *, count: int, seconds: float = 0.0) -> Mapping[Shard, list[RawEntry]]:
         """XREADGROUP; returns the pages of those shards that have one.
 
         Args:
-            places: per shard :data:`NEW`, or an id: what is pending for this member behind it.
+            after: per shard :data:`NEW`, or an id: entries behind it that are pending for this member.
             count: entries a shard.
             seconds: to wait for new ones; 0 does not wait.
         """
-        keys = {self.key(shard): place for shard, place in places.items()}
-        shards = {self.key(shard): shard for shard in places}
+        keys = {self.key(shard): entry_id for shard, entry_id in after.items()}
+        shards = {self.key(shard): shard for shard in after}
         command = ["XREADGROUP", "GROUP", self.name, self.consumer, "COUNT", count, *self._options]
         with self._explained("reading", list(keys)):
             pages = self.server.read(self._reading, command, keys, seconds=seconds)
@@ -248,14 +248,14 @@ class RedisGroup:
         return done
 
     def acknowledge_below(self, shard: Shard, position: int) -> None:
-        """Acknowledge what somebody was given below a position, and never acknowledged."""
+        """Acknowledge the pending entries below a position."""
         for page in self.pending(shard, below=position):
             self.acknowledge(shard, [entry.id for entry in page])
 
     # pending entries
 
     def members(self, shard: Shard) -> Sequence[Mapping[str, Any]]:
-        """What XINFO CONSUMERS says of each."""
+        """What XINFO CONSUMERS says of each member."""
         key = self.key(shard)
         with self._explained(f"asking for the members of group {self.name!r}", [key]):
             found: Sequence[Mapping[str, Any]] = self.server.connection.xinfo_consumers(key, self.name)
@@ -270,13 +270,13 @@ class RedisGroup:
         idle_ms: int = 0,
         page: int = PAGE,
     ) -> Iterator[list[PendingEntry]]:
-        """What somebody was given and never acknowledged, in pages.
+        """Entries that were delivered and not acknowledged, in pages.
 
         Args:
             shard: where.
             below: only entries below this sequence.
-            consumer: only what it holds.
-            idle_ms: only what nobody has touched for so long.
+            consumer: only entries that it holds.
+            idle_ms: only entries that were idle for so long.
             page: the most entries in a page.
         """
         if below is not None and below <= 1:
@@ -293,10 +293,10 @@ class RedisGroup:
             start = f"({listed[-1]['message_id'].decode()}"
 
     def has_idle_peer(self, shard: Shard, idle_seconds: float) -> bool:
-        """Whether another member has entries and has been silent for so long."""
+        """Whether another member holds entries and has been idle for so long."""
         members = self.members(shard)
         if any(member["name"] == CLAIM_MODE_SENTINEL.encode() for member in members):
-            # Members that ingest take over what is idle themselves, and tell by its name what became of a batch.
+            # Members in claim mode take over idle entries themselves, since the name tells which batch they belong to.
             return False
         return any(
             member["name"] != self.consumer.encode() and member["pending"] and member["idle"] >= idle_seconds * 1000
@@ -304,7 +304,7 @@ class RedisGroup:
         )
 
     def claim(self, shard: Shard, cursor: str, *, idle_seconds: float, count: int) -> ClaimedPage:
-        """Become the owner of entries that nobody has touched for so long; they are not counted as delivered yet."""
+        """Become the owner of entries that were idle for so long; they do not count as delivered yet."""
         idle_ms = max(1, round(idle_seconds * 1000))
         reply = self._command(shard, "XAUTOCLAIM", self.consumer, idle_ms, cursor, "COUNT", count, "JUSTID")
         # Before Redis 7 there is no third element.
@@ -313,7 +313,7 @@ class RedisGroup:
     def deliver(self, shard: Shard, ids: Sequence[bytes]) -> list[RawEntry]:
         """The entries of claimed ids, counted as delivered once more.
 
-        One that was acknowledged meanwhile by who had it is not among them.
+        An entry that its previous owner has acknowledged meanwhile is not among them.
         """
         if not ids:
             return []
@@ -361,7 +361,7 @@ class RedisGroup:
             there = sum(int(self.server.connection.exists(key)) for key in keys)
         return GroupRemovedError(
             f"group {self.name!r} of {', '.join(keys)} is gone: {said}",
-            remedy="What was pending and its position are lost. Make it again where it should go on (XGROUP CREATE).",
+            remedy="Its position and its pending entries are lost. Create it again where it should continue.",
             streams=len(keys),
             streams_there=there,
             received_before=self._received,

@@ -15,7 +15,7 @@ from stream_consumers.consumer_base import PollingConsumer, end_of
 from stream_consumers.errors import NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, Modes, RedisGroupOptions, host_id
-from stream_consumers.redis.acknowledgements import Acknowledgements, Place
+from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocation
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
@@ -29,7 +29,7 @@ SHARDS_SECONDS = 5.0
 # How many pages of what is pending one read may look through before it turns to new entries again.
 CLAIM_PAGES = 100
 Receive = Callable[[Shard, Sequence[RawEntry], bool], None]
-"""Gets entries of a shard in order, and whether somebody may have had them before."""
+"""Gets entries of a shard in order, and whether they may have been delivered before."""
 MEMBER_MODES = Modes(
     of="members of a Redis group",
     available=(ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED),
@@ -38,7 +38,7 @@ MEMBER_MODES = Modes(
 
 
 class GroupReader:
-    """Reads what the group gives to one member: first what is pending for it, then new entries. One thread at a time.
+    """Reads entries for one member of a group: first those that are pending for it, then new ones. Not thread-safe.
 
     Args:
         group: the group as this member sees it.
@@ -49,43 +49,43 @@ class GroupReader:
     def __init__(self, group: RedisGroup, receive: Receive, *, count: int) -> None:
         self._group, self._receive, self._count = group, receive, count
         self._joined: set[Shard] = set()
-        # Per shard, up to where what is pending for this member was read; the others are at the new entries.
+        # Per shard, up to which id the entries pending for this member were read; the other shards are at new entries.
         self._backlog: dict[Shard, str] = {}
-        # Per shard, the last id that was given to this member, where that is enough to know.
+        # Per shard, the last id that was given to this member, where nothing before it needs to be read again.
         self._given: dict[Shard, str] = {}
 
-    def join(self, shard: Shard, place: str, *, given: str | None = None) -> None:
+    def join(self, shard: Shard, after: str, *, given: str | None = None) -> None:
         """Begin to read a shard.
 
         Args:
             shard: which one.
-            place: :data:`stream_consumers.redis.group.NEW`, or an id: what is pending for this member behind it is read
-                first.
-            given: the last id that the group gave to anybody before; what is pending up to it is not read after an
-                answer got lost.
+            after: :data:`stream_consumers.redis.group.NEW`, or an id: first, entries behind it are read that are
+                pending for this member.
+            given: the last id that the group gave to anybody before. When the answer to a read was lost, pending
+                entries are read again behind it only; without it, all of them are.
         """
         self._joined.add(shard)
-        if place != NEW:
-            self._backlog[shard] = place
+        if after != NEW:
+            self._backlog[shard] = after
         if given is not None:
             self._given[shard] = given
 
     def read(self, seconds: float) -> bool:
-        """Read a page, waiting for new entries at most so long; whether anything came, of use or not.
+        """Read a page, waiting for new entries at most so long; whether there were any entries, usable or not.
 
         Raises:
-            StreamAssetsError: as the server says; what it gave meanwhile comes with a later call.
+            StreamAssetsError: as the server says; a later call reads what it gave to this member meanwhile.
         """
         try:
             return self._read_backlog() or self._take_over() or self._read_new(seconds)
         except StreamAssetsError:
-            # What the server gave while its answer was lost is pending for us: ask for it.
+            # Entries in an answer that was lost are pending for this member: read them again.
             for shard in self._joined:
                 self._backlog.setdefault(shard, self._given.get(shard, START))
             raise
 
     def _read_backlog(self) -> bool:
-        """What is pending for this member, page by page until an empty one: trimmed entries count, too."""
+        """Read entries that are pending for this member, page by page until an empty page; trimmed ones count, too."""
         while self._backlog:
             pages = self._group.read(dict(sorted(self._backlog.items())), count=self._count)
             for shard in list(self._backlog):
@@ -100,7 +100,7 @@ class GroupReader:
         return False
 
     def _take_over(self) -> bool:
-        """Take over what others have left behind; whether there was something."""
+        """Take over entries of members that are gone; whether there were any."""
         return False
 
     def _read_new(self, seconds: float) -> bool:
@@ -116,15 +116,15 @@ class GroupReader:
 
 
 class SharingReader(GroupReader):
-    """Beyond :class:`GroupReader`, makes the group in shards that are new, and takes over what is left behind.
+    """Beyond :class:`GroupReader`, creates the group in new shards, and takes over entries of members that are gone.
 
     Args:
         group: the group as this member sees it.
         receive: gets what was read.
         options: batch size, claims, whether to make streams.
-        is_held: whether an entry is in somebody's hands here.
-        is_shared: take over what members that are gone have left behind.
-        start: the id that a group is made behind where it is not there.
+        is_held: whether this member holds an entry already.
+        is_shared: take over entries of members that are gone.
+        start: the id behind which a group starts that is created.
         meets_new_shards: look for shards that were added.
     """
 
@@ -134,7 +134,7 @@ class SharingReader(GroupReader):
         receive: Receive,
         options: RedisGroupOptions,
         *,
-        is_held: Callable[[Place], bool],
+        is_held: Callable[[EntryLocation], bool],
         is_shared: bool,
         start: str,
         meets_new_shards: bool,
@@ -154,7 +154,7 @@ class SharingReader(GroupReader):
         for shard, start in list(self._to_join.items()):
             self._group.create(shard, start, create_stream=self._options.create_stream)
             del self._to_join[shard]
-            # Entries that are taken over may have any id: after a lost answer, all that is pending is asked for.
+            # Entries that are taken over may have any id: after a lost answer, all pending ones are read again.
             self.join(shard, START)
         return super().read(seconds)
 
@@ -180,7 +180,7 @@ class SharingReader(GroupReader):
                 break
             shard, cursor = next(iter(self._sweeps.items()))
             page = self._group.claim(shard, cursor, idle_seconds=idle, count=room)
-            # XAUTOCLAIM finds the caller's own entries, too, and those are in somebody's hands.
+            # XAUTOCLAIM returns the caller's own entries, too, and those are being worked on.
             wanted = [entry_id for entry_id in page.ids if not self._is_held((shard, entry_id))]
             deleted = [entry_id for entry_id in page.deleted if not self._is_held((shard, entry_id))]
             entries = self._group.deliver(shard, wanted)
@@ -197,26 +197,26 @@ class SharingReader(GroupReader):
 class RedisGroupConsumer(PollingConsumer):
     """A member of a consumer group of Redis Streams; see :class:`stream_consumers.consumer.Consumer`.
 
-    Every message is delivered at least once (with ``immediate`` at most once): first what is pending for this member's
-    name, then what the group has not given to anybody. Commits happen within :meth:`next`, also while it waits, and in
-    :meth:`close`; what the group gave and nobody committed stays pending, and is delivered again to the next consumer
-    of the same name, or to a peer that claims it. Two live members must not have the same name: each would get the
-    other's pending messages, too, when it starts.
+    Every message is delivered at least once (with ``immediate`` at most once): first those that are pending for this
+    member's name, then those that the group has not delivered to anybody. Commits happen within :meth:`next`, also
+    while it waits, and in :meth:`close`. A message that was delivered and not committed stays pending, and is delivered
+    again to the next consumer of the same name, or to a peer that claims it. Two live members must not have the same
+    name: each would get the other's pending messages, too, when it starts.
 
     A :meth:`seek` or :meth:`rewind` leaves the group: from then on, every message of the assigned shards is read by
-    position, and nothing new becomes pending. What the group gave before can still be acknowledged.
+    position, and nothing new becomes pending. Messages that the group delivered before can still be acknowledged.
 
     Args:
         url: ``redis://host:6379/orders``.
-        mode: ``resumable``: one member. ``load_balanced``: several share the messages, and take over what one that is
-            gone has left behind.
+        mode: ``resumable``: one member. ``load_balanced``: several share the messages, and take over those of a member
+            that is gone.
         group: by default the host's id and ``:r``, or ``:s`` with ``load_balanced`` (SeaStreamer's rule).
-        reset: where a group starts that is not there at the first :meth:`next`.
-        live: wait at the end; without it the stream ends where the group has given everything out.
+        reset: where a group starts that does not exist at the first :meth:`next`.
+        live: wait for more messages; without it the stream ends when the group has delivered everything.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         options: see :class:`stream_consumers.options.RedisGroupOptions`.
-        on_dead_letter: told of entries that cannot be used as a message, were trimmed while they were pending, or were
-            delivered too often; they are acknowledged. If it raises, the entry stays pending.
+        on_dead_letter: called for entries that cannot be used as a message, were trimmed while they were pending, or
+            were delivered too often; they are acknowledged. If it raises, the entry stays pending.
 
     Raises:
         InvalidOptionError: mode ``real_time``, or an empty group name.
@@ -269,7 +269,7 @@ class RedisGroupConsumer(PollingConsumer):
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
         self._reading, self._moving, self._committing = threading.Lock(), threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
-        self._buffer: deque[tuple[Place, Message | DeadLetter]] = deque()
+        self._buffer: deque[tuple[EntryLocation, Message | DeadLetter]] = deque()
         self._by_position: RedisConsumer | None = None
         self._is_detached = False
 
@@ -296,10 +296,10 @@ class RedisGroupConsumer(PollingConsumer):
         """See :meth:`stream_consumers.consumer.Consumer.next`.
 
         Raises:
-            StreamEndedError: the consumer was closed, or everything was given out and ``live`` is off.
-            StreamNotFoundError: there is no stream to make the group for.
+            StreamEndedError: the consumer was closed, or everything was delivered and ``live`` is off.
+            StreamNotFoundError: there is no stream to create the group for.
             GroupRemovedError: the group or the stream was removed.
-            BrokerUnavailableError: nothing is lost; call it again.
+            BrokerUnavailableError: no message is lost; call it again.
         """
         return super().next(timeout)
 
@@ -338,7 +338,7 @@ class RedisGroupConsumer(PollingConsumer):
             self._positions().unassign(shard)
 
     def ack(self, message: Message | tuple[Shard, int]) -> None:
-        """Say that a message is done; the server is told with the next commit.
+        """Acknowledge a message: it is done, and the next commit tells the server.
 
         Args:
             message: the message, or its shard and sequence.
@@ -349,25 +349,25 @@ class RedisGroupConsumer(PollingConsumer):
         """
         self._check_open()
         shard, sequence = (message.shard, message.sequence) if isinstance(message, Message) else message
-        place = (shard, to_id(sequence).encode())
-        if self._is_detached and shard.stream in self._streams and not self._acknowledgements.is_held(place):
-            # It was read by position: it is not the group's.
+        location = (shard, to_id(sequence).encode())
+        if self._is_detached and shard.stream in self._streams and not self._acknowledgements.is_held(location):
+            # It was read by position: the group did not deliver it.
             return
         if shard not in self._group.keys:
             raise NotSubscribedError(
                 f"{shard} is not read by this consumer", remedy=f"Known are: {', '.join(map(str, self._group.keys))}."
             )
-        self._acknowledgements.acknowledge(place)
+        self._acknowledgements.acknowledge(location)
 
     def commit(self) -> int:
-        """Tell the server what was acknowledged; returns how many entries are not pending any more.
+        """Tell the server which messages were acknowledged; returns how many entries are no longer pending.
 
-        Fewer than were acknowledged is no error: a peer may have taken them over, or they were trimmed.
+        It is no error if these are fewer than were acknowledged: a peer may have taken some over.
 
         Raises:
             InvalidOptionError: auto_commit is ``delayed`` or ``rolling``.
             GroupRemovedError: the group is gone.
-            BrokerUnavailableError: the next commit tells it all again.
+            BrokerUnavailableError: the next commit sends all of them again.
         """
         self._check_open()
         self._acknowledgements.check_manual()
@@ -375,10 +375,10 @@ class RedisGroupConsumer(PollingConsumer):
             return self._send(self._acknowledgements.acknowledged())
 
     def close(self) -> None:
-        """Commit what may be committed, and release what is open; a waiting :meth:`next` ends.
+        """Commit what may be committed, and release connections; a waiting :meth:`next` ends.
 
-        What stays pending: messages that were read and not handed out; with ``delayed``, those that were handed out
-        less than ``auto_commit_delay_seconds`` ago; with ``rolling``, those that were not acknowledged; with
+        These messages stay pending: those that were read and not handed out; with ``delayed``, those that were handed
+        out less than ``auto_commit_delay_seconds`` ago; with ``rolling``, those that were not acknowledged; with
         ``disabled``, those that no :meth:`commit` was called for.
 
         Raises:
@@ -401,16 +401,16 @@ class RedisGroupConsumer(PollingConsumer):
     # committing
 
     def _commit_what_is_due(self) -> None:
-        # Whoever commits already does it for all.
+        # A thread that is committing already does it for all of them.
         if self._committing.acquire(blocking=False):
             try:
                 self._send(self._acknowledgements.due())
             finally:
                 self._committing.release()
 
-    def _send(self, places: Sequence[Place]) -> int:
+    def _send(self, locations: Sequence[EntryLocation]) -> int:
         by_shard: dict[Shard, list[bytes]] = {}
-        for shard, entry_id in places:
+        for shard, entry_id in locations:
             by_shard.setdefault(shard, []).append(entry_id)
         done = 0
         for shard, ids in by_shard.items():
@@ -431,29 +431,29 @@ class RedisGroupConsumer(PollingConsumer):
     def _detach(self) -> None:
         with self._lock:
             self._is_detached = True
-            self._acknowledgements.forget(place for place, _ in self._buffer)
+            self._acknowledgements.forget(location for location, _ in self._buffer)
             self._buffer.clear()
 
     # reading
 
     def _take(self) -> Message | None:
-        """The next message that is here; tells of the dead letters before it."""
+        """The next message of the buffer; calls the observer for the dead letters before it."""
         while True:
             with self._lock:
                 if not self._buffer:
                     return None
-                place, item = self._buffer.popleft()
+                location, item = self._buffer.popleft()
                 if isinstance(item, Message):
-                    self._acknowledgements.hand_out(place)
+                    self._acknowledgements.hand_out(location)
                     return item
             self._on_dead_letter(item)
-            self._acknowledgements.settle(place)
+            self._acknowledgements.settle(location)
 
     def _read(self, seconds: float) -> bool:
-        """Fill the buffer with a page, waiting at most so long; whether anything came.
+        """Fill the buffer with a page, waiting at most so long; whether there were any entries.
 
         Raises:
-            StreamEndedError: nothing did, and nothing is waited for.
+            StreamEndedError: there were none, and the consumer is not live.
         """
         if not self._reading.acquire(timeout=seconds):
             return False
@@ -484,12 +484,12 @@ class RedisGroupConsumer(PollingConsumer):
                     item = _too_often(item, counts[entry_id], most)
                 self._put((shard, entry_id), item)
 
-    def _put(self, place: Place, item: Message | DeadLetter) -> None:
+    def _put(self, location: EntryLocation, item: Message | DeadLetter) -> None:
         with self._lock:
             if self._is_detached:
-                self._acknowledgements.forget([place])
+                self._acknowledgements.forget([location])
             else:
-                self._buffer.append((place, item))
+                self._buffer.append((location, item))
 
 
 def _member_name(mode: ConsumerMode, group: str) -> str:

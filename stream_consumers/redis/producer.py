@@ -17,12 +17,12 @@ from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
 
 PIPELINE = 512
-# Ids grow: a message from before the last one gets the last one's millisecond, and the one after it when that is full.
+# Ids only grow: a message older than the last one gets the last one's millisecond, or the next one if that is full.
 _ADD = """
 local function add(ms) return redis.pcall('XADD', KEYS[1], ms .. '-*', unpack(ARGV, 3)) end
 local function last_id()
   local info = redis.pcall('XINFO', 'STREAM', KEYS[1])
-  for place = 1, #info, 2 do if info[place] == 'last-generated-id' then return info[place + 1] end end
+  for index = 1, #info, 2 do if info[index] == 'last-generated-id' then return info[index + 1] end end
   return '0-0'
 end
 local ms, sub = string.match(last_id(), '(%d+)-(%d+)')
@@ -93,22 +93,22 @@ class RedisProducer(ProducerBase):
                 f"a header named {field.decode()!r} would be a second message", remedy="Give the header another name."
             )
         delivery = _Delivery(self)
-        words: list[Any] = [timestamp_ms, MAX_SUB, field, payload]
+        arguments: list[Any] = [timestamp_ms, MAX_SUB, field, payload]
         for name, value in headers:
-            words += [name, value]
+            arguments += [name, value]
         with self._lock:
             self._check_not_ended()
             self._raise_failure()
-            self._waiting.append((self._key(shard), words, delivery))
+            self._waiting.append((self._key(shard), arguments, delivery))
             if len(self._waiting) >= PIPELINE:
                 self._send_waiting()
         return Receipt(shard, delivery.sequence, timestamp_ms)
 
     def flush(self) -> None:
-        """Send what waits.
+        """Send the messages that wait.
 
         Raises:
-            StreamAssetsError: messages were not added; what had no answer may have been.
+            StreamAssetsError: messages were not added; those without an answer may have been.
         """
         with self._lock:
             self._send_waiting()
@@ -160,8 +160,8 @@ class RedisProducer(ProducerBase):
     def _add(self, waiting: list[tuple[str, list[Any], _Delivery]]) -> list[Any]:
         """The answer of the server to each: an id, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
-        for key, words, _ in waiting:
-            pipeline.execute_command("EVALSHA", self._script, 1, key, *words)
+        for key, arguments, _ in waiting:
+            pipeline.execute_command("EVALSHA", self._script, 1, key, *arguments)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
         forgotten = [n for n, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
         if forgotten:
@@ -194,7 +194,7 @@ class _Delivery:
         self.error: StreamAssetsError | None = None
 
     def sequence(self) -> int:
-        """Sends what waits if need be."""
+        """The sequence of the message; sends the messages that wait, if it is among them."""
         if self.found is None and self.error is None:
             self._producer.flush()
         if self.found is None:

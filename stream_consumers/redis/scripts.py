@@ -1,4 +1,4 @@
-"""What happens to a Redis group in one step: scripts, since in between two commands somebody else may come.
+"""Lua scripts: what must happen in one step, since other clients may act between two commands.
 
 The first key is the stream; a second one is in the same slot, so that they work on a cluster, too. Those for a group
 have its name as the first argument.
@@ -10,7 +10,7 @@ from __future__ import annotations
 _FIELDS = """
 local function fields(reply)
   local found = {}
-  for place = 1, #reply, 2 do found[reply[place]] = reply[place + 1] end
+  for index = 1, #reply, 2 do found[reply[index]] = reply[index + 1] end
   return found
 end
 """
@@ -18,7 +18,7 @@ end
 _SIZE = """
 local function size_of(entry)
   local size = 0
-  for place = 2, #entry[2], 2 do size = size + #entry[2][place] end
+  for index = 2, #entry[2], 2 do size = size + #entry[2][index] end
   return size
 end
 """
@@ -76,17 +76,17 @@ if #redis.call('XRANGE', key, '-', last, 'COUNT', 1) == 0 and at['entries-read']
   local added = info['entries-added']
   if added and added - at['entries-read'] > info['length'] then return {0, 1, 0, {}} end
 end
-local room, bytes, count, full, place, left = tonumber(ARGV[5]), 0, 0, 0, '(' .. last, tonumber(ARGV[4])
+local room, bytes, count, full, after, left = tonumber(ARGV[5]), 0, 0, 0, '(' .. last, tonumber(ARGV[4])
 while left > 0 and full == 0 do
   -- In small pages: what does not fit need not be in memory.
-  local page = redis.call('XRANGE', key, place, ARGV[3], 'COUNT', math.min(left, 100))
+  local page = redis.call('XRANGE', key, after, ARGV[3], 'COUNT', math.min(left, 100))
   if #page == 0 then break end
   for _, entry in ipairs(page) do
     local size = size_of(entry)
     if bytes + size > room and not (count == 0 and ARGV[6] == '1') then full = 1 break end
     bytes, count = bytes + size, count + 1
   end
-  left, place = left - #page, '(' .. page[#page][1]
+  left, after = left - #page, '(' .. page[#page][1]
 end
 if count == 0 then return {full, 0, 0, {}} end
 local ids = {}
@@ -94,7 +94,7 @@ for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', group, name, 'COUNT', c
   ids[#ids + 1] = entry[1]
 end
 if at['entries-read'] then
-  -- Redis gives up counting where an entry was deleted ahead, and with that what tells of losses.
+  -- Redis gives up counting where an entry was deleted ahead, and then losses could not be noticed.
   redis.call('XGROUP', 'SETID', key, group, ids[#ids], 'ENTRIESREAD', at['entries-read'] + #ids)
 end
 return {full, 0, bytes, ids}
@@ -112,8 +112,8 @@ TAKE_OVER = (
 local key, group, from, to = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 if not is_in_claim_mode(key, group, ARGV[8]) then return UNCLAIMED end
 local idle, room, bytes, full, moved, gone = tonumber(ARGV[4]), tonumber(ARGV[5]), 0, 0, {}, {}
-for place = 9, #ARGV do
-  local id = ARGV[place]
+for index = 9, #ARGV do
+  local id = ARGV[index]
   local held = redis.call('XPENDING', key, group, id, id, 1)[1]
   if held and held[2] == from and held[3] >= idle then
     local entry = redis.call('XRANGE', key, id, id)[1]
@@ -136,9 +136,9 @@ return {full, bytes, moved, gone}
 )
 
 TOUCH = """
--- The heartbeat: what the name ARGV[2] still holds, from ARGV[3] on, is idle no more; one page. Returns the next place.
--- Entries that were trimmed are left alone: XCLAIM would drop them, and with them what tells that they are lost; so the
--- name itself is touched, too, by asking for nothing.
+-- The heartbeat: entries that the name ARGV[2] still holds, from ARGV[3] on, are no longer idle; one page. Returns
+-- where the next page starts. Trimmed entries are left alone: XCLAIM would drop them, and their loss would not be
+-- noticed; so the name itself is touched, too, by a read that finds nothing.
 redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 1, 'STREAMS', KEYS[1], '18446744073709551615-0')
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
@@ -154,7 +154,7 @@ return '(' .. page[#page][1]
 """
 
 RELEASE = """
--- What the name ARGV[2] holds, from ARGV[3] on, is for anybody to take at once, as if this delivery had not been.
+-- Anybody may take over at once the entries that the name ARGV[2] holds, from ARGV[3] on; this delivery does not count.
 local page = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], ARGV[2])
 if #page == 0 then return false end
 for _, held in ipairs(page) do
@@ -167,7 +167,7 @@ return '(' .. page[#page][1]
 """
 
 FORGET = """
--- Remove the name ARGV[2] unless it holds something.
+-- Remove the name ARGV[2] unless it holds an entry.
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 0 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 return 1
@@ -176,8 +176,8 @@ return 1
 CREATE_GROUP = (
     _FIELDS
     + """
--- Make the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. What was never the group's does not count
--- as lost: before the first entry, and behind the last one, it is known how many of those ever added count as read.
+-- Create the group ARGV[1] behind the id ARGV[2], and with ARGV[3] the stream. Entries that are gone by now do not
+-- count as lost: before the first entry, and behind the last one, it is known how many of those ever added are read.
 local key, start, command = KEYS[1], ARGV[2], {'XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2]}
 if ARGV[3] == '1' then command[6] = 'MKSTREAM' end
 local made = redis.pcall(unpack(command))
@@ -236,7 +236,7 @@ local function first(id, idle)
   redis.call('PEXPIRE', times, 604800000)
   return redis.call('HGET', times, id)
 end
--- Entries that were removed are left pending: XCLAIM would drop them, and with them what tells that they are lost.
+-- Entries that were removed stay pending: XCLAIM would drop them, and their loss would not be noticed.
 local function deliver(held)
   local id = held[1]
   local received = first(id, held[3])
@@ -250,16 +250,16 @@ RECLAIM = (
     _RECEIVED
     + """
 -- Deliver to the consumer at most ARGV[5] entries idle for ARGV[3] ms, looking at ARGV[6] of them from ARGV[4] on.
--- Returns {where to go on or '' at the end, now, {id, deliveries, first received, fields} of each}.
+-- Returns {where to continue or '' at the end, now, {id, deliveries, first received, fields} of each}.
 local page = redis.call('XPENDING', key, group, ARGV[4], '+', ARGV[6])
-local found, place = {}, ''
+local found, after = {}, ''
 for _, held in ipairs(page) do
   if #found == tonumber(ARGV[5]) then break end
-  place = '(' .. held[1]
+  after = '(' .. held[1]
   if held[3] >= tonumber(ARGV[3]) then found[#found + 1] = deliver(held) end
 end
-if #page < tonumber(ARGV[6]) and (#page == 0 or place == '(' .. page[#page][1]) then place = '' end
-return {place, now, found}
+if #page < tonumber(ARGV[6]) and (#page == 0 or after == '(' .. page[#page][1]) then after = '' end
+return {after, now, found}
 """
 )
 
@@ -275,10 +275,10 @@ return {'', now, held and {deliver(held)} or {}}
 TOUCH_ENTRIES = (
     _RECEIVED
     + """
--- Those of the entries ARGV[3..] that the consumer holds are idle no more.
+-- The entries among ARGV[3..] that the consumer holds are no longer idle.
 local touched = 0
-for place = 3, #ARGV do
-  local id = ARGV[place]
+for index = 3, #ARGV do
+  local id = ARGV[index]
   local held = redis.call('XPENDING', key, group, id, id, 1, consumer)[1]
   if held and #redis.call('XRANGE', key, id, id) > 0 then
     first(id, held[3])

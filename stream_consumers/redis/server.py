@@ -41,10 +41,10 @@ class StreamFacts:
     """What XINFO STREAM says.
 
     Args:
-        first: the first sequence that is there; ``None`` if the stream is empty.
-        last: the last one that is there.
+        first: the first sequence that exists; ``None`` if the stream is empty.
+        last: the last one that exists.
         end: the sequence behind the last one ever added.
-        length: entries that are there.
+        length: entries that exist.
         added: entries ever added; ``None`` before Redis 7.
     """
 
@@ -83,7 +83,7 @@ class RedisServer:
 
     @cached_property
     def connection(self) -> Any:
-        """The client for requests that answer at once; it does not repeat what may have been done."""
+        """The client for commands that answer at once."""
         return self.new_connection(REPLY_SECONDS)
 
     def new_connection(self, reply_seconds: float) -> Any:
@@ -91,7 +91,7 @@ class RedisServer:
         return new_client(self.url, self.client_options, reply_seconds=reply_seconds, is_cluster=self.is_cluster)
 
     def check(self) -> None:
-        """Ask whether somebody is there.
+        """Check that the server answers.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError: as the server says.
@@ -153,7 +153,7 @@ class RedisServer:
                 _log.warning("the key %r of %s is no stream key, and is not read", name, self.url)
 
     def _add_key(self, key: str, *, of: str | None = None) -> bool:
-        """Note a key if it is a numbered one, of this stream; whether it is."""
+        """Add a key if it is a numbered one, of this stream; whether it is."""
         stream, _, tail = key.rpartition(":")
         is_numbered = is_shard_id(tail)
         is_stream = stream == of if of is not None else _is_stream_key(stream)
@@ -210,14 +210,14 @@ class RedisServer:
         return length
 
     def read(
-        self, connection: Any, command: Sequence[object], places: Mapping[str, str], *, seconds: float
+        self, connection: Any, command: Sequence[object], after: Mapping[str, str], *, seconds: float
     ) -> list[tuple[bytes, list[RawEntry]]]:
         """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
 
         Args:
             connection: of :meth:`new_connection`, so that waiting holds nothing else back.
             command: the words before STREAMS, without BLOCK.
-            places: per key, the id to read behind.
+            after: per key, the id to read behind.
             seconds: how long to wait for one entry; 0 does not wait.
 
         Returns:
@@ -228,7 +228,7 @@ class RedisServer:
         while True:
             # BLOCK 0 would mean for ever.
             block = ["BLOCK", max(1, round(seconds * 1000))] if seconds and not self.is_cluster else []
-            reads = [{key: place} for key, place in places.items()] if self.is_cluster else [places]
+            reads = [{key: entry_id} for key, entry_id in after.items()] if self.is_cluster else [after]
             found: list[tuple[bytes, list[RawEntry]]] = []
             for read in reads:
                 with self.explained("reading"):
@@ -240,12 +240,12 @@ class RedisServer:
             time.sleep(min(left, CLUSTER_WAIT_SECONDS))
 
     def identities(self) -> Mapping[str, str]:
-        """Redis has none: a recreated stream is told by an end below the position."""
+        """Redis has no fingerprint of a stream: a recreated one is detected by an end below the position."""
         return {stream: "redis" for stream in sorted(self.url.required_streams())}
 
     @property
     def claim_policy(self) -> ClaimPolicy:
-        """When entries of others are taken over; from the client options."""
+        """When entries of other members are taken over; from the client options."""
         return claim_policy(self.client_options)
 
     def close(self) -> None:

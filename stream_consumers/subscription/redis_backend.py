@@ -106,21 +106,21 @@ class RedisBackend(StreamBackend):
         triple = (stream, group, consumer)
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
-        place = self._cursors.get(triple, _BEGIN)
+        cursor = self._cursors.get(triple, _BEGIN)
         # From the middle on, and where that has nothing from the beginning on; never past the same entry twice.
-        turns_left = 1 if place == _BEGIN else 2
+        turns_left = 1 if cursor == _BEGIN else 2
         try:
             for _ in range(_PAGES):
-                reply = self._run(triple, RECLAIM, [idle, place, count - len(found), _PAGE])
+                reply = self._run(triple, RECLAIM, [idle, cursor, count - len(found), _PAGE])
                 found += self._redelivered(triple, reply)
-                place = reply[0].decode() or _BEGIN
-                turns_left -= place == _BEGIN
-                if len(found) >= count or turns_left == 0 or (place == _BEGIN and found):
+                cursor = reply[0].decode() or _BEGIN
+                turns_left -= cursor == _BEGIN
+                if len(found) >= count or turns_left == 0 or (cursor == _BEGIN and found):
                     break
         except GroupRemovedError:
             self._cursors.pop(triple, None)
             raise
-        self._cursors[triple] = place
+        self._cursors[triple] = cursor
         return found
 
     def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:

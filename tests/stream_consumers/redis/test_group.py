@@ -1,4 +1,4 @@
-"""Commands on a group: where it is made, Redis 7 is told what counts as read, so that its lag is known."""
+"""Commands on a group: when it is created, Redis 7 learns how many entries count as read, so that its lag is known."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def facts_of(group: RedisGroup, place: Place) -> GroupFacts:
 @pytest.mark.parametrize(
     ("start", "read"), [("0-0", 5), ("0", 5), ("4-9", 5), ("5-1", None), ("8-1", None), ("10-1", 10), ("$", 10)]
 )
-def test_what_counts_as_read_is_told_where_it_is_known(
+def test_the_count_of_read_entries_is_set_where_it_is_known(
     place: Place, group: RedisGroup, start: str, read: int | None
 ) -> None:
     assert group.create(Shard(place.stream), start)
     assert facts_of(group, place).read == read
-    assert not group.create(Shard(place.stream), "0-0"), "it is there already, and stays where it is"
+    assert not group.create(Shard(place.stream), "0-0"), "it exists already, and stays where it is"
     assert facts_of(group, place).read == read
 
 
@@ -72,7 +72,7 @@ def by_claims(place: Place) -> None:
 
 
 def by_a_member(place: Place) -> None:
-    # What is there is not read: with what was deleted in between, Redis would give up counting.
+    # The member reads no entry: Redis would give up counting at the deleted one.
     with RedisGroupConsumer(StreamUrl.parse(place.url), group=GROUP, reset=AutoStreamReset.LATEST) as member:
         assert member.next(0.0) is None
 
@@ -103,7 +103,7 @@ def by_a_position(place: Place) -> None:
         (by_a_position, 10),
     ],
 )
-def test_whoever_makes_a_group_tells_what_counts_as_read(
+def test_whoever_creates_a_group_sets_the_count_of_read_entries(
     place: Place, group: RedisGroup, create: Callable[[Place], None], read: int
 ) -> None:
     create(place)
