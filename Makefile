@@ -4,8 +4,11 @@ export STREAM_ASSETS_CACHE := $(CURDIR)/.cache
 export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
+PYTEST := $(BIN)/pytest -p no:cacheprovider
+# Processes that share the tests; each has a Spark session, which takes 2 GB.
+WORKERS ?= 2
 
-.PHONY: help setup demo dev bench kafka redis test check lint types tests soak format lock clean
+.PHONY: help setup demo dev bench kafka redis test test-all lint types tests soak format lock clean
 
 help: ## Show this help
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
@@ -34,9 +37,11 @@ kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C
 	@$(BIN)/python -m tests.support.redis_server --port 6379
 
-test: check ## Lint, types and all tests; sets up what it needs
+test: lint types tests ## Lint, types and the first tier of the tests: a quarter of an hour on 2 cores
 
-check: lint types tests ## The same
+test-all: lint types ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
+	@tools/browser
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: setup ## Ruff, formatting included, and the direction of imports
 	$(BIN)/ruff check .
@@ -46,12 +51,11 @@ lint: setup ## Ruff, formatting included, and the direction of imports
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-tests: setup ## pytest
-	@tools/browser
-	tools/tests $(ARGS)
+tests: setup ## The first tier of the tests
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
 
 soak: setup ## The property and model tests with many random examples: 20 times as many, or SOAK_FACTOR=100
-	HYPOTHESIS_PROFILE=soak tools/tests -m "hypothesis and not spark" --timeout=0 $(ARGS)
+	HYPOTHESIS_PROFILE=soak $(PYTEST) -m "hypothesis and not spark" --timeout=0 $(ARGS)
 
 format: setup ## Format the code
 	$(BIN)/ruff format .

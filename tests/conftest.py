@@ -22,6 +22,19 @@ os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
 load_profile()
 
 
+# Started once for all processes of a run: the tests that need one are given to the same process.
+STARTED_ONCE = ("server", "own_kafka", "ingested", "cluster")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tell the processes of ``pytest -n`` which tests belong together."""
+    for item in items:
+        needed = getattr(item, "fixturenames", ())
+        group = next((name for name in STARTED_ONCE if name in needed), None)
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one session of a test run."""

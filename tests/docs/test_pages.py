@@ -128,6 +128,8 @@ def check_command(words: list[str]) -> None:
     elif program == "dagster":
         assert rest[0] == "dev"
         assert rest[2] == "definitions.py" or (ROOT / rest[2]).is_file()
+    elif program == ".venv/bin/pytest":
+        assert all((ROOT / word).exists() for word in rest if word.startswith("tests"))
     elif program == ".venv/bin/python":
         assert (ROOT / rest[0]).is_file()
     else:

@@ -23,7 +23,7 @@ from stream_assets import stream_asset, stream_definitions
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.support.feeds import FIRST_MS, KINDS, Feed, make_feed
+from tests.support.feeds import FILES_FIRST, FIRST_MS, Feed, make_feed
 from tests.support.old_and_new import Row, made, new, old, rows_of
 
 pytestmark = pytest.mark.spark
@@ -83,7 +83,7 @@ class Lake:
         assert self.feed.told() == self.feed.done(MESSAGES)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=FILES_FIRST)
 def ingested(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lake]:

@@ -18,7 +18,7 @@ from tests.support import days
 from tests.support.browser import Browser, browser
 from tests.support.dagster_services import Dagster, dagster_services
 
-pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.browser]
+pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.browser, pytest.mark.slow]
 BACKFILL_SECONDS = 240.0
 JOBS = "locations/tests.support.days/jobs"
 

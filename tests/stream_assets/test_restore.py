@@ -21,7 +21,7 @@ from stream_assets import Json, StreamAsset, stream_asset
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import ConsumerMode
 from tests.support.dagster_runs import execute, skip_message, tick
-from tests.support.feeds import KINDS, SHARDS, Feed, make_feed
+from tests.support.feeds import FILES_FIRST, SHARDS, Feed, make_feed
 from tests.support.old_and_new import Row, made, old, rows_of
 
 pytestmark = pytest.mark.spark
@@ -115,7 +115,7 @@ def fill(spark: SparkSession, instance: dg.DagsterInstance, feed: Feed, folder: 
     return lake
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FILES_FIRST)
 def lake(request: pytest.FixtureRequest, spark: SparkSession, folder: Path, instance: dg.DagsterInstance) -> Lake:
     """A claim and two batches: version 2."""
     feed = make_feed(request.param, folder, request.getfixturevalue)
@@ -151,6 +151,7 @@ def test_a_restore_after_optimize_and_before_and_after_a_vacuum(lake: Lake) -> N
     lake.assert_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lake", ["redis"], indirect=True)
 def test_a_restore_over_the_commits_of_other_writers(lake: Lake) -> None:
     rows = DeltaTable(lake.table).to_pyarrow_table().slice(0, 8)
@@ -194,6 +195,7 @@ def test_a_table_that_somebody_made_anew_is_ingested_from_its_start(lake: Lake) 
     lake.assert_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
 def test_a_restore_across_a_switch_of_how_a_group_shares(
     spark: SparkSession,

@@ -136,8 +136,8 @@ def browser(folder: Path) -> Iterator[Browser]:
     """A browser; its profile, its log and its screenshots are in ``folder``."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     driver = shutil.which(DRIVER)
-    assert program, f"there is no browser ({', '.join(PROGRAMS)}): install chromium; make test does it where it may"
-    assert driver, f"there is no {DRIVER}: install chromium-driver; make test does it where it may"
+    assert program, f"there is no browser ({', '.join(PROGRAMS)}): install chromium; make test-all does it where it may"
+    assert driver, f"there is no {DRIVER}: install chromium-driver; make test-all does it where it may"
     options = ChromeOptions()
     options.binary_location = program
     for option in (*OPTIONS, f"--user-data-dir={folder / 'profile'}"):

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import pytest
 import redis
 from confluent_kafka import Producer
 
@@ -20,6 +21,8 @@ from tests.support.redis_streams import unique_name
 from tests.support.topics import committed, create_topic, unique_group
 
 KINDS = ("file", "kafka", "redis")
+# For what is the same code on each: files in the first tier.
+FILES_FIRST = ("file", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("kafka", "redis")))
 SHARDS = 3
 FIRST_MS = 1_741_564_800_000
 """2025-03-10 in UTC: brokers refuse messages from the future."""

@@ -73,6 +73,7 @@ def test_runs_that_are_killed_at_any_step_are_continued(
     pipeline.assert_each_once()
 
 
+@pytest.mark.slow
 def test_the_shards_of_killed_members_are_taken_over(
     spark: SparkSession, server: str, kafka: str, folder: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_shards_of_killed_members_are_taken_over(
     pipeline.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_its_jvm_in_the_middle_of_its_write(spark: SparkSession, kafka: str, folder: Path) -> None:
     pipeline = Pipeline(kafka, folder, "resumable")
     fault = "mid-write@3!group-SIGKILL"
@@ -91,6 +93,7 @@ def test_a_run_killed_with_its_jvm_in_the_middle_of_its_write(spark: SparkSessio
     pipeline.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_member_stopped_in_the_middle_of_its_write_wakes_up_after_its_shards_went_to_another(
     spark: SparkSession, kafka: str, folder: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_member_stopped_in_the_middle_of_its_write_wakes_up_after_its_shards_w
     pipeline.assert_each_once()
 
 
+@pytest.mark.slow
 def test_two_members_share_the_shards(spark: SparkSession, server: str, kafka: str, folder: Path) -> None:
     pipeline = Pipeline(kafka, folder, "load_balanced", partitions=4)
     with running(pipeline.url, pipeline.table, "", pipeline.group, "load_balanced", server, records=20) as other:

@@ -32,6 +32,7 @@ def test_runs_that_are_killed_between_any_two_steps_are_continued(
     assert_each_once(folder / "orders.ss", table)
 
 
+@pytest.mark.slow
 def test_runs_that_are_killed_in_the_middle_of_a_write_are_continued(spark: SparkSession, folder: Path) -> None:
     """With and without the JVM."""
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset(range(5, MESSAGES, 20)))
@@ -41,6 +42,7 @@ def test_runs_that_are_killed_in_the_middle_of_a_write_are_continued(spark: Spar
     assert_each_once(folder / "orders.ss", table)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_middle_of_its_write_wakes_up_after_another_one_finished(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_run_stopped_in_the_middle_of_its_write_wakes_up_after_another_one_fin
     assert_each_once(folder / "orders.ss", table)
 
 
+@pytest.mark.slow
 def test_two_runs_at_the_same_time_write_each_message_once(server: str, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=MALFORMED)
     table = folder / "t"

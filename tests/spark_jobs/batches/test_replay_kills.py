@@ -23,7 +23,7 @@ from tests.support.old_and_new import made, old, rows_of
 from tests.support.one_replay import MOVED
 from tests.support.streams import Identity
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill]
+pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
 MESSAGES = 400
 RECORDS = 24
 MALFORMED = frozenset(range(5, MESSAGES, 10))

@@ -109,6 +109,7 @@ def test_a_rewind_is_one_commit_on_the_line_of_each_shard(group: Group) -> None:
     assert group.drain() == []
 
 
+@pytest.mark.slow
 def test_a_rewind_of_one_shard_leaves_the_others_alone(group: Group) -> None:
     shard = group.feed.shard(1)
     with open_batch_source(group.url) as source:
@@ -139,6 +140,7 @@ def test_a_replay_has_a_line_of_its_own_and_moves_nothing(group: Group) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_replay_while_a_member_ingests(group: Group) -> None:
     """Between the plan of each replay and its commit the member writes: the replay is written again."""
     met: list[int] = []
@@ -154,6 +156,7 @@ def test_a_replay_while_a_member_ingests(group: Group) -> None:
     group.assert_made(by_new=range(30, 60), count=MESSAGES + 60)
 
 
+@pytest.mark.slow
 @pytest.mark.kill
 def test_a_replay_next_to_a_member_in_a_process_of_its_own(group: Group, server: str) -> None:
     group.feed.send(600)

@@ -27,6 +27,7 @@ def stream(redis_address: str, folder: Path) -> Iterator[Stream]:
     made.client.close()
 
 
+@pytest.mark.slow
 def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
     spark: SparkSession, server: str, stream: Stream
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entries_were_taken_over(
     spark: SparkSession, stream: Stream
 ) -> None:
@@ -57,6 +59,7 @@ def test_a_member_that_sleeps_in_the_middle_of_its_write_wakes_up_after_its_entr
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_two_members_share_the_entries(spark: SparkSession, server: str, stream: Stream) -> None:
     words = ("", stream.group, "load_balanced", server, "other")
     with running(stream.url, stream.table, *words, records=50) as process:
@@ -68,6 +71,7 @@ def test_two_members_share_the_entries(spark: SparkSession, server: str, stream:
     assert len(apps) == 2, "both had their part"
 
 
+@pytest.mark.slow
 def test_r11_an_entry_that_kills_its_process_each_time_becomes_a_dead_letter(
     spark: SparkSession, server: str, redis_address: str, folder: Path
 ) -> None:

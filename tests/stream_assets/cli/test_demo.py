@@ -16,7 +16,7 @@ from tests.support.streams import assert_each_once
 
 # Three cold JVMs, one after the other: minutes where the machine has other work.
 PATIENCE = 1500
-pytestmark = [pytest.mark.dagster, pytest.mark.kill, pytest.mark.timeout(PATIENCE + 60)]
+pytestmark = [pytest.mark.dagster, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
 
 
 def test_the_demo_survives_its_kills_and_proves_it(folder: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.polling import until
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, sequences_in_table
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill]
+pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
 MESSAGES = 400
 # One shard is named by the lines, the other one is theirs who name none; every tenth line is no JSON.
 PRODUCER = (

@@ -19,7 +19,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets import Json, stream_asset
 from tests.support.command_line import failing, run
-from tests.support.feeds import KINDS, SHARDS, Feed, make_feed
+from tests.support.feeds import FILES_FIRST, SHARDS, Feed, make_feed
 from tests.support.old_and_new import made, new, rows_of
 from tests.support.polling import until
 from tests.support.settings import ROOT
@@ -68,7 +68,7 @@ class Lake:
         assert [row["missing"] + row["duplicated"] + row["unknown"] for row in self.rows("verify")] == [0] * SHARDS
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FILES_FIRST)
 def lake(request: pytest.FixtureRequest, spark: SparkSession, folder: Path) -> Lake:
     made_here = Lake(make_feed(request.param, folder, request.getfixturevalue), folder / "t")
     made_here.feed.send(MESSAGES)
@@ -200,6 +200,7 @@ def test_a_group_that_has_written_nothing_cannot_be_moved_or_replayed(spark: Spa
     assert not (folder / "t").exists()
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_killed_goes_on_with_its_id(spark: SparkSession, server: str, lake: Lake) -> None:
     span = ("--from", lake.feed.bound(9), "--until", lake.feed.bound(81))
     limited = ("--max-records", "3", "--remote", server)
