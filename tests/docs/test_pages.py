@@ -18,6 +18,8 @@ import dagster as dg
 import pytest
 import redis
 import yaml
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from sensors.lag import measure
 from stream_assets import StreamAsset, StreamConfig
@@ -105,6 +107,34 @@ def test_the_python_of_a_page_runs(
     if defs := namespace.get("defs"):
         dg.Definitions.validate_loadable(defs)
         assert {asset.key for asset in assets(namespace)} <= {spec.key for spec in defs.resolve_all_asset_specs()}
+
+
+@pytest.mark.spark
+def test_the_readme_from_the_first_message_to_the_verdict(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ingest = run(README, {})["defs"].resolve_job_def("ingest_orders")
+    ran = []
+    for words in (words for block in blocks(README) if block.language == "sh" for words in commands(block.text)):
+        if words[0] == "dagster":
+            assert ingest.execute_in_process().success
+        elif words[0] == "stream-assets":
+            result = CliRunner().invoke(main, words[1:])
+            assert result.exit_code == 0, result.output
+        ran.append(words[:2])
+    assert ran[-4:] == [
+        ["stream-assets", "produce"],
+        ["dagster", "dev"],
+        ["stream-assets", "lag"],
+        ["stream-assets", "verify"],
+    ]
+
+
+@pytest.mark.spark
+def test_the_page_about_tests_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(TESTING, {})
 
 
 # -- shell ------------------------------------------------------------------------------------------------------------
