@@ -1,4 +1,4 @@
-"""Any consumer for asyncio: a thread of its own reads, and only while somebody waits."""
+"""Any consumer for asyncio: a thread of its own reads, and only while a task waits for a message."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ READ_SECONDS = 0.1
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """Somebody who waits for a message.
+    """A task that waits for a message.
 
     Args:
-        answer: the message; ``None`` if there was none in time.
-        deadline: of the loop's clock.
+        answer: the future of the message; ``None`` if there was none in time.
+        deadline: when it gives up, in seconds of the event loop's clock.
     """
 
     answer: asyncio.Future[Message | None]
@@ -33,13 +33,13 @@ class _Waiter:
 class AsyncConsumer:
     """A consumer whose :meth:`next` is awaited; an asynchronous iterator and context manager.
 
-    Several tasks may wait at once: they get their messages in the order in which they asked. A task that is cancelled
-    loses none: the message that was meant for it is the next one of whoever asks then. Nothing is read ahead. Use it in
-    one event loop at a time.
+    Several tasks may wait at once: they get their messages in the order in which they asked. Cancelling a task loses no
+    message: the next call returns the one that was meant for it. Nothing is read ahead. Use it in one event loop at a
+    time.
 
     Args:
-        consumer: what to read; closed with this. Its other methods, like ``ack`` and ``commit`` of a member of a Redis
-            group, may be called directly.
+        consumer: the consumer to read; it is closed with this one. Its other methods, like ``ack`` and ``commit`` of a
+            member of a Redis group, may be called directly.
 
     Example:
         >>> from stream_consumers.create import create_consumer
@@ -56,32 +56,32 @@ class AsyncConsumer:
         self._waiters: deque[_Waiter] = deque()
         self._returned: deque[Message] = deque()
         self._pump: asyncio.Task[None] | None = None
-        # A read goes on when the task that started it is cancelled; whoever asks next gets what it brings.
+        # A read continues when the task that started it is cancelled; the next call gets its message.
         self._read: Future[Message | None] | None = None
         self._is_closed = False
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer that is read."""
+        """The consumer that is read, as it was given."""
         return self._consumer
 
     async def next(self, timeout: float | None = None) -> Message | None:
         """The next message.
 
         Args:
-            timeout: seconds to wait for one; ``None`` waits until there is one or the stream ends. With 0 it is what
-                the consumer has without waiting.
+            timeout: seconds to wait for a message; ``None`` waits until there is one or the stream ends, 0 does not
+                wait.
 
         Returns:
             ``None`` if there was none in time.
 
         Raises:
-            StreamEndedError: the stream has ended, or this was closed.
-            StreamAssetsError: as the consumer says; to the task that asked first.
+            StreamEndedError: the stream has ended, or the consumer was closed.
+            StreamAssetsError: the consumer raised it; the task that asked first gets it.
         """
         if self._is_closed:
             raise _closed()
-        # Where something was returned, nobody waits.
+        # A message is only returned while no task waits.
         if self._returned:
             return self._returned.popleft()
         loop = asyncio.get_running_loop()
@@ -113,17 +113,17 @@ class AsyncConsumer:
         await self._in_thread(lambda: self._consumer.unassign(shard))
 
     async def close(self) -> None:
-        """Close the consumer and end the thread; those that wait get a :class:`StreamEndedError`."""
+        """Close the consumer and end the thread; tasks that wait get a :class:`StreamEndedError`."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            # Not in the thread, which may be reading.
+            # Not in the reading thread, which may be busy.
             await asyncio.to_thread(self._consumer.close)
         finally:
             while self._waiters:
                 self._waiters.popleft().answer.set_exception(_closed())
-            # Its last read ends, since the consumer is closed.
+            # The last read ends, since the consumer is closed.
             await asyncio.to_thread(self._thread.shutdown)
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -144,10 +144,10 @@ class AsyncConsumer:
             if message is not None:
                 yield message
 
-    # What follows runs in the event loop only, so that it needs no lock.
+    # The methods below run in the event loop only, so that they need no lock.
 
     async def _serve(self) -> None:
-        """Read while somebody waits."""
+        """Read while a task waits."""
         loop = asyncio.get_running_loop()
         while self._waiters:
             asked = list(self._waiters)
@@ -161,7 +161,7 @@ class AsyncConsumer:
             answer = asyncio.wrap_future(read)
             await asyncio.wait([answer])
             self._read = None
-            # Asked of the loop's own future, which would else complain that nobody did.
+            # The exception is fetched from the loop's own future, which would otherwise log that nobody did.
             error = answer.exception()
             if error is not None:
                 if self._waiters:
@@ -180,7 +180,7 @@ class AsyncConsumer:
             self._returned.append(message)
 
     def _expire(self, asked: list[_Waiter]) -> None:
-        """Those that asked before the last read, and have no time left, get nothing."""
+        """Answer ``None`` to the tasks that asked before the last read and have no time left."""
         now = asyncio.get_running_loop().time()
         for waiter in asked:
             if waiter.deadline <= now and waiter in self._waiters:
@@ -188,7 +188,7 @@ class AsyncConsumer:
                 waiter.answer.set_result(None)
 
     def _forget(self, waiter: _Waiter) -> None:
-        """A task was cancelled; what it was given already is for the next one."""
+        """A task was cancelled; a message that it was given already is for the next one."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         answer = waiter.answer
@@ -198,7 +198,7 @@ class AsyncConsumer:
         if message is None:
             return
         if self._waiters:
-            # The first of them has not been answered, and this message is older than its own would be.
+            # No waiting task has been answered, and this message is older than any that will be read.
             self._give(message)
         else:
             self._returned.appendleft(message)

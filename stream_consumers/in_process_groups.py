@@ -1,4 +1,4 @@
-"""Groups of consumers in one process, for backends that have none: files and memory (SeaStreamer's file groups)."""
+"""Consumer groups within one process, for backends without groups: files and memory (SeaStreamer's file groups)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,13 @@ Open = Callable[[], Consumer]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupKey:
-    """Which group: of which file or broker, by which name.
-
-    Args:
-        place: the file or broker.
-        name: the group's name.
-    """
-
-    place: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class GroupReading:
-    """How a group reads, the same for all of its members.
+    """The way in which a group reads; it is the same for all of its members.
 
     Args:
-        streams: which streams.
+        streams: the streams that it reads.
         reset: where it starts.
-        live: whether it waits at the end.
+        live: whether it waits for more at the end.
     """
 
     streams: frozenset[str]
@@ -49,17 +36,17 @@ class GroupReading:
 
 @dataclass(eq=False)
 class _Member:
-    """Messages that are one member's and not handed out yet, each with its number in the order of reading."""
+    """A member, and the messages that wait for it, each with its number in the order of reading."""
 
     queue: deque[tuple[int, Message]] = field(default_factory=deque)
 
 
 class SharedGroup:
-    """One reader and the members that it reads for. Whoever wants a message and finds none reads on for all.
+    """One reader, and the members that share what it reads. A member that waits for a message reads for all of them.
 
     Args:
-        reading: how it reads.
-        reader: what it reads with; closed with the last member.
+        reading: the way in which it reads.
+        reader: the consumer that it reads with; it is closed with the last member.
     """
 
     def __init__(self, reading: GroupReading, reader: Consumer) -> None:
@@ -71,14 +58,14 @@ class SharedGroup:
         self._count = 0
 
     def join(self) -> _Member:
-        """Add a member; it shares in what is read from now on."""
+        """Add a member; it gets its share of what is read from now on."""
         member = _Member()
         with self._changed:
             self._members.append(member)
         return member
 
     def leave(self, member: _Member) -> bool:
-        """Remove a member, dealing what it was not handed out to the others; whether it was the last one."""
+        """Remove a member and deal its waiting messages to the others; returns whether it was the last one."""
         with self._changed:
             if member not in self._members:
                 return False
@@ -96,7 +83,7 @@ class SharedGroup:
         self._reader.close()
 
     def take(self, member: _Member, seconds: float) -> tuple[Message | None, bool]:
-        """The member's next message, waiting for it at most so long, and whether any message was read.
+        """The member's next message, waiting at most ``seconds`` for it, and whether any message was read.
 
         Raises:
             StreamEndedError: the stream has ended, and nothing is left for this member.
@@ -121,7 +108,7 @@ class SharedGroup:
             return self._pop(member), message is not None
 
     def _deal(self, number: int, message: Message) -> None:
-        """Give a message to the member whose turn its sequence is."""
+        """Give a message to the member that its sequence selects."""
         if self._members:
             self._members[message.sequence % len(self._members)].queue.append((number, message))
 
@@ -130,7 +117,8 @@ class SharedGroup:
         return member.queue.popleft()[1] if member.queue else None
 
 
-_groups: dict[GroupKey, SharedGroup] = {}
+# By file or broker, and by the name of the group.
+_groups: dict[tuple[str, str], SharedGroup] = {}
 _groups_lock = threading.Lock()
 
 
@@ -138,22 +126,22 @@ class SharedGroupConsumer(PollingConsumer):
     """A member of a group in this process; see :class:`stream_consumers.consumer.Consumer`.
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
-    which they joined, as many as there are when it is read (SeaStreamer's rule). What belongs to a member that does not
-    ask is kept for it; when it leaves, the others get it. The group is forgotten with its last member: files and memory
-    remember no position, so that a new group starts where ``reset`` says.
+    which they joined; members are counted when it is read (SeaStreamer's rule). Messages of a member that does not ask
+    wait for it; when it leaves, the others get them. The group ends with its last member: files and memory store no
+    positions of it, so that a new group starts where ``reset`` says.
 
-    A :meth:`seek` or :meth:`rewind` leaves the group; from then on, every message of the assigned shards is read.
+    A :meth:`seek` or :meth:`rewind` leaves the group; the consumer then reads every message of the assigned shards.
 
     Args:
-        url: which streams of which place; the same for all members.
+        url: the file or broker and its streams; the same for all members.
         group: the group's name.
         reset: where the group starts; the same for all members.
-        live: wait at the end; the same for all members.
-        open_consumer: opens a consumer that reads everything; that of the first member reads for the group (and tells
-            its observer of damage), that of a later one when it leaves the group.
+        live: wait for more at the end; the same for all members.
+        open_consumer: opens a consumer that reads everything. The one of the first member reads for the group, and
+            reports damage to its observer; the one of a later member is opened when it leaves the group.
 
     Raises:
-        InvalidOptionError: members that would read differently.
+        InvalidOptionError: the members of the group would read differently.
 
     Example:
         >>> from stream_consumers.create import create_consumer, create_producer
@@ -171,8 +159,8 @@ class SharedGroupConsumer(PollingConsumer):
     def __init__(self, url: StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open) -> None:
         super().__init__()
         reading = GroupReading(frozenset(url.required_streams()), reset, live)
-        self._key = GroupKey(f"{url.protocol}://{','.join(url.nodes)}", group)
-        self._open, self._live = open_consumer, live
+        self._key = (f"{url.protocol}://{','.join(url.nodes)}", group)
+        self._open = open_consumer
         self._moving = threading.Lock()
         self._alone: Consumer | None = None
         self._is_detached = False
@@ -182,7 +170,7 @@ class SharedGroupConsumer(PollingConsumer):
                 found = _groups[self._key] = SharedGroup(reading, open_consumer())
             elif found.reading != reading:
                 raise InvalidOptionError(
-                    f"group {group!r} of {url} reads otherwise: {found.reading}",
+                    f"group {group!r} of {url} reads differently: {found.reading}",
                     remedy="Give all members the same streams, reset and live, or another group.",
                 )
             self._group = found
@@ -191,7 +179,7 @@ class SharedGroupConsumer(PollingConsumer):
     @property
     def group(self) -> str:
         """The group's name."""
-        return self._key.name
+        return self._key[1]
 
     def _poll(self, seconds: float) -> Message | None:
         if self._is_detached and self._alone is not None:
@@ -226,7 +214,7 @@ class SharedGroupConsumer(PollingConsumer):
             self._own().unassign(shard)
 
     def close(self) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.close`; what was not handed out goes to the other members."""
+        """See :meth:`stream_consumers.consumer.Consumer.close`; its waiting messages go to the other members."""
         self._closed.set()
         self._leave()
         with self._moving:

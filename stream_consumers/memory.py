@@ -1,6 +1,6 @@
-"""Streams in memory, for tests of users' own pipelines: nothing to start, nothing to clean up.
+"""Streams in memory, for users' tests of their pipelines: nothing to start, nothing to clean up.
 
-Executors get the messages inside their splits, so that it works with any Spark session.
+Executors get the messages inside their splits, so that they work with any Spark session.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class MemoryBroker:
     """The messages of one ``memory://name``; shared by everything in this process that opens the same name.
 
     Args:
-        created_ns: when it was made, unix nanoseconds.
+        created_ns: the time of its creation, unix nanoseconds.
         messages: per shard, in order of their sequences.
         ends: per shard, the next sequence; messages may have been removed before it.
         committed: positions, by group and shard.
         metadata: what was stored beside the last commit of each, by group and shard.
         groups: the groups that deliver message by message, by shard and group.
-        changed: held to look at the others, and notified of each message.
+        changed: the lock of all of these, notified of each message.
 
     Example:
         >>> MemoryBroker().append(Shard("orders"), b"{}", timestamp_ms=1000)
@@ -127,7 +127,7 @@ _brokers_lock = threading.Lock()
 
 
 def memory_broker(url: StreamUrl) -> MemoryBroker:
-    """The broker of this URL, made at the first call.
+    """The broker of this URL, created by the first call.
 
     Example:
         >>> broker = memory_broker(StreamUrl.parse("memory://example/orders"))
@@ -154,7 +154,7 @@ def forget_memory_broker(url: StreamUrl) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """Messages, carried along."""
+    """The messages themselves."""
 
     messages: tuple[Message, ...]
 
@@ -184,7 +184,7 @@ class MemoryBatchSource(BatchSource):
         self._extents: dict[Shard, Extent] = {}
 
     def identities(self) -> Mapping[str, str]:
-        """When the broker was made."""
+        """The time of the broker's creation."""
         return {stream: f"memory:{self._broker.created_ns}" for stream in sorted(self._streams)}
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
@@ -239,7 +239,7 @@ class MemoryBatchSource(BatchSource):
             }
 
     def first(self, shard: Shard) -> int:
-        """What is there first; nothing is known of what may have been before."""
+        """The first sequence that is there; earlier ones are unknown."""
         return self._extents[shard].start
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
@@ -286,7 +286,7 @@ class MemoryConsumer(PollingConsumer):
         self._assignment = Assignment(url.subscribed_streams())
         self._next: dict[Shard, int] = {}
         self._turn: list[Shard] = []
-        # Of a shard that has not begun, nothing is read before the first message that is wanted.
+        # A shard begins with its first wanted message after a seek or rewind; from then on every message is read.
         self._begun: set[Shard] = set()
         self._is_wanted: Callable[[Message], bool] = _any
         if reset is AutoStreamReset.LATEST:
@@ -344,7 +344,7 @@ class MemoryConsumer(PollingConsumer):
             self._broker.changed.notify_all()
 
     def _chosen(self) -> list[Shard]:
-        """The shards that the next seek or rewind is about."""
+        """The shards that the next seek or rewind applies to."""
         return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
@@ -357,7 +357,7 @@ class MemoryConsumer(PollingConsumer):
                 self._begun.add(shard)
                 self._turn = [s for s in self._turn if s != shard] + [shard]
                 return message
-            # What is not wanted need not be looked at again.
+            # Messages that are not wanted need not be looked at again.
             self._next[shard] = max(position, self._broker.ends[shard])
         return None
 

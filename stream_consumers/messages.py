@@ -1,4 +1,4 @@
-"""Messages and where they belong: shards, sequences, timestamps (SeaStreamer's words)."""
+"""Messages and their coordinates: streams, shards, sequences, timestamps (SeaStreamer's terms)."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ class Message:
 
 
 class Receipt:
-    """Where a sent message ended up.
+    """The shard, sequence and timestamp of a message that was sent.
 
     Args:
         shard: the shard it was sent to.
-        sequence: its place in the shard; where a broker decides on it, what waits for the broker's answer.
+        sequence: its place in the shard, or a function that waits for the broker to assign it.
         timestamp_ms: the time it was sent with.
 
     Example:
@@ -163,7 +163,7 @@ class Receipt:
         """Its place in the shard; waits until it is known.
 
         Raises:
-            StreamAssetsError: the message was not delivered; as the producer says.
+            StreamAssetsError: the message was not delivered; the error of the producer.
         """
         if not isinstance(self._sequence, int):
             self._sequence = self._sequence()
@@ -176,14 +176,14 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Something in a stream that cannot be used as a message, with its original bytes.
+    """A part of a stream that cannot be used as a message, with its original bytes.
 
     Args:
-        shard: the shard it is counted with.
-        sequence: its own sequence where that is known, else ``None`` (framing was lost).
-        timestamp_ms: its own send time where that is known.
+        shard: the shard that it counts towards.
+        sequence: its sequence, or ``None`` if that is unknown since framing was lost.
+        timestamp_ms: its send time, or ``None`` if that is unknown.
         payload: the original bytes.
-        error: why it cannot be used.
+        error: the reason why it cannot be used.
         offset: where it starts, in bytes from the start of the file.
 
     Example:

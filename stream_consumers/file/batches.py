@@ -1,4 +1,4 @@
-"""Micro-batches from a ``.ss`` file. Files commit nothing: the ledger remembers."""
+"""Micro-batches from a ``.ss`` file. Nothing is committed to files: only the ledger stores positions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ QUIET_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place between two frames: everything before ``offset`` is below ``positions``."""
+    """A place between two frames: every message before ``offset`` has a sequence below ``positions``."""
 
     offset: int
     positions: Mapping[Shard, int]
 
     def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
-        """Whether nothing of ``gaps`` lies before this place."""
+        """Whether no message of ``gaps`` lies before this place."""
         return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
 
 
@@ -51,7 +51,7 @@ _ENDLESS = Range(0, 2**63)
 
 
 class _Walk:
-    """Where a walk over the items of a file could be taken up again, later and by somebody else.
+    """Finds the places at which a walk over the items of a file may be resumed, later and by another process.
 
     That is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor between
     damage whose place in a shard is unknown and the message that it is counted with.
@@ -65,11 +65,11 @@ class _Walk:
         self._ahead: dict[Shard, int] = {}
 
     def is_own(self, item: Frame | Damage) -> bool:
-        """Whether it has to be counted with these streams."""
+        """Whether the item counts towards these streams."""
         return item.shard is None or item.shard.stream in self._streams
 
     def step(self, item: Frame | Damage) -> None:
-        """Go on behind ``item``."""
+        """Step over ``item``."""
         shard, sequence = item.shard, item.sequence
         if isinstance(item, Frame) and item.is_control:
             return
@@ -90,7 +90,7 @@ class _Walk:
             self.offset = item.end
 
     def checkpoint(self) -> Checkpoint:
-        """This place."""
+        """The last place at which the walk may be resumed."""
         return Checkpoint(self.offset, dict(self._positions))
 
 
@@ -98,9 +98,9 @@ class _Walk:
 class FileSplit:
     """Bytes ``[start, stop)`` of a file, both between two frames.
 
-    Damage whose place in a shard is unknown belongs to the next message behind it, so that it is counted with it,
-    once, whatever the batches are. What is damaged may be told by bytes behind ``stop`` only, so that the walk is free
-    to look at everything before ``frozen_size``, as the walk that planned it was.
+    Damage whose place in a shard is unknown counts once, together with the next message behind it, whatever the batches
+    are. Whether bytes are damaged may depend on bytes behind ``stop``, so that a split may read up to ``frozen_size``,
+    as the walk that planned it did.
     """
 
     path: Path
@@ -156,14 +156,16 @@ class FileSplit:
 class FileBatchSource(BatchSource):
     """A ``.ss`` file as a batch source.
 
-    Every byte behind the ledger's position is walked once to learn what is there, in bounded memory; a batch is a
-    stretch of the file, so that executors read each byte once whatever the number of shards.
+    Every byte behind the ledger's position is walked once to find the messages, in bounded memory. A batch is a
+    contiguous part of the file, so that executors read each byte once, whatever the number of shards.
 
     Args:
         url: ``file://path/to/orders.ss/orders``.
 
     Raises:
-        StreamNotFoundError, FormatError, UnsupportedVersionError: as the file is.
+        StreamNotFoundError: the file does not exist, or may not be read.
+        FormatError: the file is not a stream file.
+        UnsupportedVersionError: the file has a newer version of the format.
     """
 
     def __init__(self, url: StreamUrl) -> None:
@@ -305,7 +307,7 @@ class FileBatchSource(BatchSource):
         return {shard: found.get(shard, extent.end) for shard, extent in self._extents.items()}
 
     def first(self, shard: Shard) -> int:
-        """What is there first; nothing is known of what may have been before."""
+        """The first sequence that is there; earlier ones are unknown."""
         return self._extents[shard].start
 
     def unreadable_tail(self) -> str | None:
@@ -334,10 +336,10 @@ class FileBatchSource(BatchSource):
         return None
 
     def _first_checkpoint(self, resume: Resume | None) -> Checkpoint:
-        """The hint, if the positions are still where they were (they are not after a RESTORE or a rewind)."""
+        """The place in the hint, if the positions are still those of its batch: not after a RESTORE or a rewind."""
         hint = resume.hint if resume else None
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
-            # No hint, or one of another file that the group writes into the same table.
+            # There is no hint, or it belongs to another file that the group writes into the same table.
             return START
         offset, listed = hint["offset"], hint.get("positions")
         if not isinstance(offset, int) or not isinstance(listed, Mapping):
@@ -360,7 +362,7 @@ def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
     """The items before ``stop``, which is the end of one of them.
 
     Raises:
-        DataLossError: if there are none up to there any more.
+        DataLossError: the file ends before ``stop``.
     """
     if scanner.offset >= stop:
         return
@@ -370,7 +372,7 @@ def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
             return
     raise DataLossError(
         f"{scanner.path} changed while it was read",
-        remedy="Run again; if it comes back, restore the file.",
+        remedy="Run again; if the error persists, restore the file.",
         readable_to=scanner.offset,
         planned_to=stop,
     )

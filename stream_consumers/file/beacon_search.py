@@ -15,7 +15,7 @@ _BEACON_WINDOWS = (4 * 1024, 80 * 1024)
 
 
 class Side(enum.Enum):
-    """Where the target lies, seen from a beacon."""
+    """The direction of the target, seen from a beacon."""
 
     AHEAD = "ahead"
     BEHIND = "behind"
@@ -23,7 +23,7 @@ class Side(enum.Enum):
 
 
 def survey(count: int, judge: Callable[[int], Side]) -> tuple[int, int | None]:
-    """Binary search over beacons 1..count of which some cannot tell.
+    """Binary search over beacons 1..count, some of which cannot tell the direction.
 
     Returns:
         The last beacon that has the target ahead (0: the header), and the first that has it behind (``None``: none).
@@ -79,7 +79,7 @@ class BeaconSearch(ClosesOnExit):
 
     @property
     def count(self) -> int:
-        """How many beacons the file can have at its present size."""
+        """The number of beacons that the file can have at its present size."""
         return self._file.size // self._interval
 
     def offset(self, index: int) -> int:
@@ -87,11 +87,11 @@ class BeaconSearch(ClosesOnExit):
         return index * self._interval if index else HEADER_SIZE
 
     def before_sequence(self, shard: Shard, sequence: int) -> int:
-        """The last beacon with every message of the shard from ``sequence`` on behind it (0: the header)."""
+        """The last beacon before every message of the shard from ``sequence`` on (0: the header)."""
         return self._search(shard, lambda marker: marker.sequence < sequence)
 
     def before_timestamp(self, shard: Shard, timestamp_ms: int) -> int:
-        """The last beacon with every message at or after this time behind it (0: the header)."""
+        """The last beacon before every message of the shard at or after this time (0: the header)."""
         return self._search(shard, lambda marker: marker.timestamp_ms < timestamp_ms)
 
     def _search(self, shard: Shard, is_ahead: Callable[[Marker], bool]) -> int:

@@ -25,8 +25,8 @@ class FileConsumer(PollingConsumer):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
 
     Args:
-        url: ``file://path/to/orders.ss/orders``; several stream keys may be given, and ``*`` for all that
-            the file has or gets.
+        url: ``file://path/to/orders.ss/orders``; it may name several stream keys, or ``*`` for all that the file has or
+            gets.
         reset: where to start.
         live: wait for more at the end of the file; without it the end of the file ends the stream.
         on_dead_letter: called with each damaged frame; by default it is logged. Reading continues behind it.
@@ -167,7 +167,7 @@ class FileConsumer(PollingConsumer):
         )
 
     def _assigned(self) -> set[Shard]:
-        """The assigned shards; without an explicit assignment all that the file has."""
+        """The assigned shards; without an explicit assignment all shards of the file."""
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
         with FrameScanner(self._path) as scanner:
@@ -186,7 +186,7 @@ class FileConsumer(PollingConsumer):
             self._go_to(start, skip)
 
     def _known_shards(self, beacons: BeaconSearch) -> set[Shard] | None:
-        """The shards to look for: the assigned ones, or those that the beacons name; ``None`` if they cannot tell."""
+        """The shards to look for: the assigned ones, else those that beacons name; ``None`` if they name only some."""
         if self._assignment.chosen is not None:
             return set(self._assignment.chosen)
         named = beacons.shards()

@@ -54,7 +54,7 @@ class Header:
 
     Args:
         file_name: the name the file was created with, at most 111 bytes of UTF-8.
-        created_at_ms: unix milliseconds; together with the name it tells a recreated file apart.
+        created_at_ms: unix milliseconds; together with the name it is the fingerprint that detects a recreated file.
         beacon_interval: bytes between beacons, at least 128.
     """
 
@@ -127,7 +127,7 @@ class Header:
 
 
 class Marker(NamedTuple):
-    """What a beacon says of one shard: the greatest sequence and timestamp so far, and the running checksum."""
+    """An entry of a beacon: the greatest sequence and timestamp of one shard so far, and its running checksum."""
 
     shard: Shard
     sequence: int
@@ -151,7 +151,7 @@ class Beacon(NamedTuple):
 
 
 class BeaconError(ValueError):
-    """There is no beacon where there has to be one."""
+    """The bytes where a beacon must be are not one."""
 
 
 def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
@@ -193,7 +193,7 @@ def decode_beacon(data: bytes, at: int = 0) -> tuple[Beacon, int] | None:
 
 
 def marker_capacity(beacon_interval: int) -> int:
-    """How many markers a beacon carries at most (upstream's formula)."""
+    """The most markers that a beacon carries (SeaStreamer's formula)."""
     return min(255, (beacon_interval - EMPTY_BEACON_SIZE) // _MAX_MARKER_SIZE) // 2
 
 

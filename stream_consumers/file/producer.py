@@ -1,4 +1,4 @@
-"""Writes a ``.ss`` file: new ones, and appending to those that are there."""
+"""Writes ``.ss`` files: creates new ones, and appends to existing ones."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 class FileProducer(ProducerBase):
     """A producer of a ``.ss`` file; see :class:`stream_consumers.consumer.Producer`.
 
-    Sequences start at 1 for each shard and grow by one. Appending numbers on, removes an end-of-stream message, and
-    cuts an unfinished last message off, whose bytes are kept beside the file. One producer at a time: the file is
-    locked.
+    Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
+    message, and cuts off an unfinished last message, whose bytes are kept beside the file. A file has one producer at a
+    time: it is locked.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
         options: see :class:`stream_consumers.options.FileProducerOptions`.
 
     Raises:
-        StreamNotFoundError, StreamExistsError: as ``options.creation`` asks.
+        StreamNotFoundError, StreamExistsError: the file does not exist, or exists, against ``options.creation``.
         ProducerBusyError: another producer has it open.
-        FormatError: there is a file, but no stream file.
+        FormatError: the file is not a stream file.
         SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
 
     Example:
@@ -84,7 +84,7 @@ class FileProducer(ProducerBase):
         return Receipt(shard, sequence, timestamp_ms)
 
     def flush(self) -> None:
-        """Hand everything sent to the operating system, so that readers see it."""
+        """Write everything that was sent, so that readers see it."""
         with self._lock:
             self._write()
 
@@ -161,7 +161,7 @@ class FileProducer(ProducerBase):
             if tail and scanner.tail_holds_messages():
                 raise FormatError(
                     f"{self._path} is damaged before its end, and whole messages stand behind the damage",
-                    remedy="Nothing was changed: cutting it would lose them. Go on in a new file, or restore this one.",
+                    remedy="Nothing was changed: cutting it would lose them. Use a new file, or restore this one.",
                     offset=end,
                     bytes_behind=scanner.size - end,
                 )

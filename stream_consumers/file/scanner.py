@@ -3,9 +3,9 @@
 What a frame is depends on the bytes alone, never on where the walk began, so that two readers agree:
 
 * A frame with an intact end (its last byte is ``0D`` and the beacons within it agree with its length) but a wrong
-  checksum is damaged by itself; the walk goes on behind it.
-* Anything else that cannot be a frame loses the framing; the walk goes on at the next beacon, which tells where the
-  next frame begins. The bytes between are reported as one damaged region.
+  checksum is damaged by itself; the walk continues behind it.
+* Anything else that cannot be a frame loses the framing; the walk continues at the next beacon, which tells where
+  the next frame begins. The bytes between are reported as one damaged region.
 * A frame whose sequence does not grow within its shard is reported as damaged, too.
 """
 
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes ``[offset, end)`` of the file that are no usable message.
+    """Bytes ``[offset, end)`` of the file that are not a usable message.
 
     ``shard``, ``sequence`` and ``timestamp_ms`` are those of the frame where its framing is intact, else ``None``.
     """
@@ -109,12 +109,12 @@ class FrameScanner(ClosesOnExit):
         self._file.close()
 
     def seek(self, start: int, previous: Mapping[Shard, int] | None = None) -> None:
-        """Go on at another place; the arguments are those of the constructor."""
+        """Continue at another place; the arguments are those of the constructor."""
         self._last = dict(previous or {})
         self._reset(start)
 
     def skip_spliced(self, beacon_offset: int) -> bool:
-        """Go on at the first frame that begins behind the beacon at ``beacon_offset``.
+        """Continue at the first frame that begins behind the beacon at ``beacon_offset``.
 
         Returns:
             False if that place is not written yet.
@@ -224,12 +224,12 @@ class FrameScanner(ClosesOnExit):
         return at > 0
 
     def _take_beacon(self, window: bytes, at: int, offset: int) -> int:
-        """Note the beacon at ``offset``; the bytes it takes, or 0 if it is not complete yet."""
+        """Record the beacon at ``offset``; returns its size in bytes, or 0 if it is not complete yet."""
         index = len(self._buffer)
         try:
             found = decode_beacon(window, at)
         except BeaconError:
-            # How long it is cannot be known: nothing up to the next beacon can be trusted.
+            # Its length is unknown, so that nothing up to the next beacon can be trusted.
             if offset + self._interval > self.size:
                 return 0
             self._splices.append(_Splice(index, self._interval, None))

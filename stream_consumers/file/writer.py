@@ -20,7 +20,7 @@ from stream_consumers.messages import Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """What a writer knows of one shard: greatest sequence and timestamp, running checksum."""
+    """The greatest sequence and timestamp of one shard, and its running checksum."""
 
     sequence: int
     timestamp_ms: int
@@ -94,7 +94,7 @@ class FrameWriter:
         self._append(left)
 
     def mark(self, shard: Shard) -> WriterMark:
-        """Where to go back to if the next message, one of this shard, turns out not to be wanted."""
+        """The place to return to if the next message, which belongs to this shard, is taken back."""
         place = (len(self._pending), self.offset, self._next_beacon, self._picked)
         return WriterMark(*place, shard, self.shards.get(shard))
 
@@ -115,7 +115,7 @@ class FrameWriter:
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes :meth:`take` would return."""
+        """The number of bytes that :meth:`take` would return."""
         return len(self._pending)
 
     def _append(self, data: bytes | memoryview) -> None:

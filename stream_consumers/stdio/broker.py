@@ -1,4 +1,4 @@
-"""What the consumers of a process share: one thread that reads stdin, and gives each line to those it is for."""
+"""The pipes that all consumers and producers of a process share: one thread reads stdin and distributes its lines."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class ConsumerQueue:
 class StdioBroker:
     r"""One pair of pipes, shared by all consumers and producers that use them.
 
-    Reading starts with the first :meth:`take`, in one thread, so that consumers that were made before it miss nothing.
-    It waits while nobody subscribes, and while a buffer is full that the next message has to go into: then whoever
-    writes the pipe waits, too. A consumer that is open and not read holds up the others.
+    Reading starts with the first :meth:`take`, in one thread, so that consumers that were created before it miss
+    nothing. Reading pauses while there is no consumer, and while a consumer that the next message is for has a full
+    queue; then the process that writes into the pipe waits, too. An open consumer that is not read blocks the others.
 
     Args:
-        source: what to read; stdin by default.
-        target: what to write; stdout by default.
+        source: the pipe to read; without one, taking raises StreamNotFoundError.
+        target: the pipe to write; without one, flushing raises BrokerError.
         buffer_messages: the most messages that wait for one consumer.
-        buffer_bytes: the most payload bytes of them; one message always fits.
+        buffer_bytes: the most payload bytes of these; one message always fits.
 
     Example:
         >>> import io
@@ -86,7 +86,7 @@ class StdioBroker:
 
     @property
     def unclaimed(self) -> int:
-        """Lines that were for none of the consumers."""
+        """The number of lines that were for none of the consumers."""
         with self._changed:
             return self._unclaimed
 
@@ -99,7 +99,7 @@ class StdioBroker:
         return queue
 
     def unsubscribe(self, queue: ConsumerQueue) -> None:
-        """Get no more; what waits for it is dropped."""
+        """Close a queue: it gets no more messages, and those in it are dropped."""
         with self._changed:
             if queue.is_open:
                 queue.is_open = False
@@ -131,26 +131,26 @@ class StdioBroker:
             return None
 
     def waiting(self, queue: ConsumerQueue) -> int:
-        """How many messages were read from the pipe and not taken: what is lost if nobody takes them.
+        """The number of messages that were read and not taken; they are lost when the process ends.
 
-        It counts whole lines that were read and not yet looked at, whomever they are for.
+        It includes lines that were read and not distributed yet, whatever consumer they are for.
         """
         with self._changed:
             return len(queue.buffer) + self._undelivered
 
     def open_loopback(self) -> None:
-        """A producer begins to send to the consumers; the stream does not end before it does."""
+        """A producer begins to send to the consumers; their stream does not end before it ends."""
         with self._changed:
             self._loopbacks += 1
 
     def close_loopback(self) -> None:
-        """It has ended."""
+        """A producer that sent to the consumers has ended."""
         with self._changed:
             self._loopbacks -= 1
             self._changed.notify_all()
 
     def loop_back(self, message: Message) -> None:
-        """Give a message to the consumers as if it had been read; waits while a buffer is full."""
+        """Give a message to the consumers as if it had been read; waits while a queue is full."""
         with self._changed:
             self._next[message.shard] = message.sequence + 1
             self._deliver(message, waits_for_consumers=False)
@@ -169,7 +169,7 @@ class StdioBroker:
 
     def _read(self) -> None:
         failure: StreamAssetsError | None = StreamRemovedError(
-            "reading stdin failed", remedy="Look at the traceback of the thread 'stdin'."
+            "reading stdin failed", remedy="See the traceback of the thread 'stdin'."
         )
         try:
             for lines in self._input.lines():
@@ -196,19 +196,19 @@ class StdioBroker:
         return Message(shard, sequence, moment if line.timestamp_ms is None else line.timestamp_ms, line.payload)
 
     def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
-        """Give it to all that it is for, at once, when all have room; returns how many that are."""
+        """Give the message to all queues that it is for, once all of them have room; returns their number."""
         size = len(message.payload or b"")
-        is_told = False
+        is_logged = False
         while True:
-            # Who it is for may be another one after a wait: consumers come and go.
+            # Consumers may come and go during a wait, so that the takers are looked up again.
             takers = self._takers(message)
             has_consumers = bool(self._queues) or not waits_for_consumers
             if has_consumers and all(self._has_room(taker, size) for taker in takers):
                 break
-            if not self._changed.wait(PATIENCE_SECONDS) and takers and not is_told:
-                is_told = True
+            if not self._changed.wait(PATIENCE_SECONDS) and takers and not is_logged:
+                is_logged = True
                 _log.warning(
-                    "stdin is not read on: a consumer of %s does not take what it has; read it, or close it",
+                    "reading stdin is paused: a consumer of %s does not take its messages; read it, or close it",
                     ", ".join(sorted(set().union(*(taker.streams for taker in takers)))),
                 )
         for taker in takers:
@@ -218,7 +218,7 @@ class StdioBroker:
         return len(takers)
 
     def _takers(self, message: Message) -> list[ConsumerQueue]:
-        """Everybody without a group, and one member of each group."""
+        """The queues of all consumers without a group, and of one member of each group."""
         alone: list[ConsumerQueue] = []
         groups: dict[str, list[ConsumerQueue]] = {}
         for queue in self._queues:
@@ -239,7 +239,7 @@ _process_lock = threading.Lock()
 
 
 def process_broker() -> StdioBroker:
-    """The broker of this process's stdin and stdout, made at the first call; another one if they were replaced."""
+    """The broker of this process's stdin and stdout, created by the first call, or again when they were replaced."""
     global _process, _process_pipes
     source: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     target: BinaryIO | None = getattr(sys.stdout, "buffer", None)

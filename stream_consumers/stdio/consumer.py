@@ -22,25 +22,25 @@ class StdioConsumer(PollingConsumer):
 
     A line is for the consumers of its stream; one without a stream is in the stream ``broadcast``, and for all of them.
     A line without a sequence has the one after the last of its shard, from 0 on. (After an explicit n that is n + 1;
-    SeaStreamer uses n again.) The stream ends where the pipe does, live or not, after everything in it was given out.
+    SeaStreamer uses n again.) The stream ends with the pipe, live or not, after all of its messages were delivered.
 
-    All consumers of a process share the pipe: make them before the first :meth:`next`. A consumer that is open and not
-    read holds the others up, as its buffer is bounded.
+    All consumers of a process share the pipe: create them before the first :meth:`next`. An open consumer that is not
+    read blocks the others, since its queue is bounded.
 
     Args:
         url: ``stdio:///orders,clicks``.
         mode: ``real_time``: every message. ``load_balanced``: each message is for one member of the group, for number
-            sequence modulo members, counted in the order in which they were made (SeaStreamer's rule). What waits for
-            a member is lost when it closes.
+            sequence modulo members, in the order in which they were created (SeaStreamer's rule). Messages that wait
+            for a member are lost when it closes.
         group: the group, with mode ``load_balanced``.
-        reset: ``earliest``: a pipe has one place to start.
+        reset: ``earliest`` only, since a pipe has no other place to start.
         broker: other pipes than stdin and stdout.
 
     Raises:
         InvalidUrlError: it names a host, or no stream.
         InvalidOptionError: mode ``resumable``, a group that the mode does not have or lacks, or ``latest``.
         StreamEndedError: from ``next``, if the consumer was closed, or if the pipe is at its end and everything was
-            given out.
+            delivered.
         StreamNotFoundError, StreamRemovedError: from ``next``, if stdin is closed, or cannot be read.
         FormatError: from ``next``, if a line is longer than 256 MiB.
 
@@ -78,12 +78,12 @@ class StdioConsumer(PollingConsumer):
 
     @property
     def unclaimed(self) -> int:
-        """How many lines of the pipe were for none of its consumers so far."""
+        """The number of lines so far that were for none of the pipe's consumers."""
         return self._broker.unclaimed
 
     @property
     def waiting(self) -> int:
-        """How many lines were read from the pipe and not given out: they are lost when the process ends."""
+        """The number of lines that were read and not delivered; they are lost when the process ends."""
         return self._broker.waiting(self._queue)
 
     def _poll(self, seconds: float) -> Message | None:
@@ -96,20 +96,20 @@ class StdioConsumer(PollingConsumer):
                 return message
 
     def seek(self, moment: datetime) -> None:
-        """Not possible.
+        """Refuse, since a pipe cannot be read twice.
 
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(f"{self._url}: there is no seek in a pipe", remedy=_NOT_A_PIPE)
+        raise UnsupportedError(f"{self._url}: a pipe cannot seek", remedy=_NOT_A_PIPE)
 
     def rewind(self, to: Edge | int) -> None:
-        """Not possible.
+        """Refuse, since a pipe cannot be read twice.
 
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(f"{self._url}: there is no rewind in a pipe", remedy=_NOT_A_PIPE)
+        raise UnsupportedError(f"{self._url}: a pipe cannot rewind", remedy=_NOT_A_PIPE)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`; at once, as there is no seek."""
@@ -120,6 +120,6 @@ class StdioConsumer(PollingConsumer):
         self._assignment.unassign(shard, self._seen)
 
     def close(self) -> None:
-        """See :meth:`stream_consumers.consumer.Consumer.close`; what waits for it is dropped."""
+        """See :meth:`stream_consumers.consumer.Consumer.close`; messages that wait for it are dropped."""
         self._closed.set()
         self._broker.unsubscribe(self._queue)

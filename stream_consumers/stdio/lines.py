@@ -38,11 +38,11 @@ _JSON_SCALAR = re.compile(rb"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?|true|false|null"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a line says; ``None`` where it says nothing.
+    """The parts of a line; ``None`` for those that it leaves out.
 
     Args:
         payload: the bytes of the message.
-        timestamp_ms: unix milliseconds; what is finer is cut off.
+        timestamp_ms: unix milliseconds; finer digits are cut off.
         stream: the stream key; a line without one is for every consumer.
         sequence: its place in the shard.
         shard: the shard id.
@@ -128,7 +128,7 @@ def format_bare_line(message: Message) -> bytes:
 
 
 def _parse_header(text: bytes) -> Line | None:
-    """What stands between the brackets, with an empty payload; ``None`` if it is no header."""
+    """The header between the brackets, with an empty payload; ``None`` if it is not a header."""
     timestamp_ms: int | None = None
     parts = [part.strip() for part in text.split(b"|")]
     if b":" in parts[0]:
@@ -181,7 +181,7 @@ def _unescaped(payload: bytes) -> bytes:
         decoded = base64.b64decode(encoded, validate=True)
     except ValueError:
         return payload
-    # Only what we could have written: somebody else's text stays as it is.
+    # Only text that format_line could have written is decoded; other text stays as it is.
     return decoded if ESCAPE + base64.b64encode(decoded) == payload and _escaped(decoded) == payload else payload
 
 

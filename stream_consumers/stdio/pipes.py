@@ -23,8 +23,8 @@ class InputPipe:
     let the interpreter end, and one that waits on a number would read another file's bytes when that is reused.
 
     Args:
-        stream: what to read; nothing else may read it.
-        max_line_bytes: a longer line is an error, not a full memory.
+        stream: the pipe to read; nothing else may read it.
+        max_line_bytes: a longer line is an error, so that it does not fill the memory.
     """
 
     def __init__(self, stream: BinaryIO | None, *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -34,10 +34,10 @@ class InputPipe:
         self._held: int | None = None
 
     def hold(self) -> None:
-        """Keep the pipe open from now on, so that :meth:`lines` reads this one, whatever is closed until then."""
+        """Keep the pipe open from now on, so that :meth:`lines` reads this one even if it is closed until then."""
         if self._held is None and self._stream is not None:
             descriptor = _descriptor(self._stream)
-            # One that cannot be kept cannot be read either, which is for lines() to say.
+            # A pipe that cannot be duplicated cannot be read either; lines() raises the error.
             with suppress(OSError):
                 self._held = None if descriptor is None else os.dup(descriptor)
 
@@ -105,7 +105,7 @@ class OutputPipe:
     """Writes whole lines to a pipe, and numbers the messages of each shard from 0.
 
     Args:
-        stream: where to write.
+        stream: the pipe to write.
     """
 
     COALESCE_BYTES = 64 * 1024
@@ -117,11 +117,11 @@ class OutputPipe:
         self._next: dict[Shard, int] = {}
 
     def send(self, shard: Shard, timestamp_ms: int, payload: bytes, form: Callable[[Message], bytes]) -> Receipt:
-        """Put one message behind those that wait to be written; writes when there are enough.
+        """Queue one message to be written; writes when enough bytes are queued.
 
         Raises:
             BrokenPipeError, BrokerError: see :meth:`flush`.
-            StreamAssetsError: as ``form`` says; nothing of the message is written.
+            StreamAssetsError: ``form`` raised it; nothing of the message is written.
         """
         with self._lock:
             message = Message(shard, self._next.get(shard, 0), timestamp_ms, payload)
@@ -132,11 +132,11 @@ class OutputPipe:
         return Receipt(shard, message.sequence, timestamp_ms)
 
     def flush(self) -> None:
-        """Write what waits.
+        """Write what is queued.
 
         Raises:
-            BrokenPipeError: nobody reads the pipe any more; what waited is dropped.
-            BrokerError: it cannot be written; what waited is written by the next call.
+            BrokenPipeError: nobody reads the pipe any more; what was queued is dropped.
+            BrokerError: the pipe cannot be written; what is queued is written by the next call.
         """
         with self._lock:
             self._write()

@@ -1,4 +1,4 @@
-"""Stdin into a stream file: a pipe cannot be read twice, a file can."""
+"""Copies stdin into a stream file, since a pipe cannot be read twice and a file can."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ IDLE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """What a spool took from the pipe.
+    """The result of copying stdin into a file.
 
     Args:
-        messages: how many are in the file now that were not before.
-        unclaimed: lines that were of none of the streams, and are not in the file.
+        messages: the number of messages that were added to the file.
+        unclaimed: the number of lines that belonged to none of the streams and are not in the file.
 
     Example:
         >>> Spooled(messages=3, unclaimed=1).messages
@@ -40,8 +40,8 @@ def spool_url(url: StreamUrl, path: Path) -> StreamUrl:
     """The URL of the file that a pipe is spooled into, with the same streams.
 
     Args:
-        url: of the pipe, ``stdio:///orders``.
-        path: of the file.
+        url: the URL of the pipe, ``stdio:///orders``.
+        path: the path of the file.
 
     Raises:
         InvalidUrlError: the URL of the pipe names a host, or no stream.
@@ -54,7 +54,7 @@ def spool_url(url: StreamUrl, path: Path) -> StreamUrl:
 
 
 def default_spool_path(table: str) -> Path:
-    """Where the pipe for a table is spooled: beside it, with ``.spool.ss`` behind its name.
+    """The file that the pipe for a table is copied into: beside the table, with ``.spool.ss`` after its name.
 
     Args:
         table: a local path, or a ``file:`` URI.
@@ -83,28 +83,27 @@ def spool_stdin(
     options: FileProducerOptions | None = None,
     on_message: Callable[[Message], None] = lambda message: None,
 ) -> Spooled:
-    """Copy stdin into a stream file until its end; what is in the file already stays.
+    """Append stdin to a stream file until its end.
 
-    Lines without a stream go to the first one of the URL. Times are kept (a
-    file's begin in 1970); sequences are the file's own, so that each
-    message has one of its own whatever the lines say. A killed run leaves what it had written, whole messages and
-    perhaps a part of one, which the next run moves aside. When this returns, everything is on the disk.
+    Lines without a stream go to the first stream of the URL. Timestamps are kept (those before 1970 become 1970);
+    sequences are those of the file, so that they are unique whatever the lines say. When this returns, everything is
+    on the disk. A killed run leaves whole messages and perhaps a part of one, which the next run moves aside.
 
-    What was in the pipe when a run was killed is gone, unless it is sent again; lines that are sent again and had
-    been written are in the file twice.
+    Messages that were in the pipe when a run was killed are lost unless they are sent again; messages that are sent
+    again and had been written are in the file twice.
 
     Args:
         url: ``stdio:///orders``.
-        path: the file; made if it is missing.
+        path: the file; it is created if it is missing.
         broker: other pipes than stdin and stdout.
-        options: of the file.
-        on_message: told of each message that is in the file.
+        options: the options of the file's producer.
+        on_message: called with each message that was appended.
 
     Raises:
         InvalidUrlError: the URL names a host, or no stream.
-        ProducerBusyError: somebody else spools into the file.
-        StreamNotFoundError: there is no folder for it, or stdin is closed.
-        StreamRemovedError, FormatError: stdin cannot be read on; what came before is in the file.
+        ProducerBusyError: another producer has the file open.
+        StreamNotFoundError: the folder of the file does not exist, or stdin is closed.
+        StreamRemovedError, FormatError: reading stdin failed; the messages before that are in the file.
 
     Example:
         >>> import io
@@ -140,7 +139,7 @@ def spool_stdin(
 
 
 def _sync_folder(path: Path) -> None:
-    """The file's name has to be on the disk, too."""
+    """Sync the folder, so that the file's name is on the disk, too."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
