@@ -121,7 +121,7 @@ def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
             remedy="Its mode was switched, or the consumer 'stream-assets:claimed' was removed from it; if so, bring "
             "it back with stream-assets switch --to load_balanced.",
         )
-    if "no such key" in text:
+    if "no such key" in text or "requires the key to exist" in text:
         return StreamNotFoundError(said, remedy="Check the stream key.")
     if "WRONGTYPE" in text:
         return FormatError(said, remedy="The key holds something else than a stream.")

@@ -1,4 +1,4 @@
-"""Keep what a tracked consumer has finished in a Redis group: as a position, or entry by entry."""
+"""Committers of a Redis group: one that keeps positions, and one that acknowledges entries one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RedisCommitter:
 
     Args:
         url: ``redis://host:6379/orders``.
-        group: whose; it is made at the first commit.
+        group: its name; the group is created at the first commit.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
 
     Example::
@@ -42,14 +42,14 @@ class RedisCommitter:
         """See :meth:`stream_consumers.tracking.committers.PositionCommitter.commit`.
 
         Raises:
-            GroupActiveError: the group's entries are claimed one by one: it has no position.
+            GroupActiveError: the group is in claim mode, so that it has no position.
             StreamNotFoundError: there is no such stream.
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
         for shard, position in sorted(positions.items()):
             if not self._group.set_position(shard, position, entries_read=None):
                 raise GroupActiveError(
-                    f"group {self._group.name!r} of {shard} is shared entry by entry",
+                    f"group {self._group.name!r} of {shard} is in claim mode: its entries are shared entry by entry",
                     remedy="Acknowledge its entries, or commit for a group of its own.",
                 )
 
@@ -60,14 +60,14 @@ class RedisCommitter:
 
 
 class RedisGroupCommitter:
-    """Acknowledges the entries of a member of a Redis group, one by one: what is finished, whatever came before it.
+    """Acknowledges finished entries for a member of a Redis group, one by one and in any order.
 
-    A message is told to the server (XACK) when it is acknowledged *and* a commit runs; until then it is pending, and
-    delivered again to the next consumer of the same name, or to a peer that takes it over.
+    The server is sent an XACK when a message was acknowledged *and* a commit runs; until then the message is pending,
+    and delivered again to the next consumer of the same name, or to a peer that takes it over.
 
     Args:
-        consumer: the member, with ``auto_commit`` ``disabled``: any other one would acknowledge what is unfinished, or
-            only at its own times.
+        consumer: the member, with ``auto_commit`` ``disabled``: with another mode it would acknowledge unfinished
+            messages, or only at its own times.
 
     Raises:
         InvalidOptionError: the member acknowledges by itself.
@@ -87,21 +87,21 @@ class RedisGroupCommitter:
     def __init__(self, consumer: RedisGroupConsumer) -> None:
         if consumer.auto_commit is not AutoCommit.DISABLED:
             raise InvalidOptionError(
-                f"auto_commit of {consumer} is {consumer.auto_commit.value!r}: it would not wait for the messages that "
-                "are unfinished",
+                f"auto_commit of {consumer} is {consumer.auto_commit.value!r}: it would not wait for "
+                "unfinished messages",
                 remedy="Give it RedisGroupOptions(auto_commit=AutoCommit.DISABLED).",
             )
         self._consumer = consumer
 
     def commit(self, positions: Positions) -> None:
-        """Nothing: a group that shares entries has no positions."""
+        """Do nothing: a group whose members share entries has no positions."""
 
     def commit_entries(self, entries: Entries) -> None:
         """See :meth:`stream_consumers.tracking.committers.EntryCommitter.commit_entries`.
 
         Raises:
             GroupRemovedError: the group is gone.
-            BrokerUnavailableError, AccessDeniedError: as the server says; the next commit tells it all again.
+            BrokerUnavailableError, AccessDeniedError: as the server says; the next commit sends them again.
         """
         for shard, sequences in entries.items():
             for sequence in sequences:
@@ -109,5 +109,5 @@ class RedisGroupCommitter:
         self._consumer.commit()
 
     def committed(self) -> Positions:
-        """Nothing: the server knows what is pending, and delivers that."""
+        """No positions: the server knows the pending entries, and delivers those."""
         return {}

@@ -34,7 +34,7 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
 
 
 def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:
-    """What Redis replied for an entry, as a message; a dead letter where that cannot be.
+    """An entry as Redis replied it, as a message; a dead letter if it cannot be one.
 
     Args:
         shard: where it was read.

@@ -184,7 +184,7 @@ def _refused(what: str, answer: object) -> StreamAssetsError:
 
 
 class _Delivery:
-    """What became of one message, once that is known."""
+    """The outcome of one message, once it is known."""
 
     __slots__ = ("_producer", "error", "found")
 

@@ -202,7 +202,7 @@ def test_topics_of_the_brokers_themselves_are_left_out(kafka: str) -> None:
         cluster.commit("somebody", {Shard("refunds", 0): 0})
         assert "refunds" in cluster.all_topics()
         assert not [name for name in cluster.all_topics() if name.startswith("__")]
-        assert "__consumer_offsets" in cluster._listed()[""].result().topics
+        assert "__consumer_offsets" in cluster._admin.list_topics(timeout=10.0).topics
     finally:
         delete_topics(kafka, ["refunds"])
 

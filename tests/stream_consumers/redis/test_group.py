@@ -62,6 +62,8 @@ def test_a_stream_that_is_made_with_its_group_has_nothing_read(place: Place, gro
     fresh = Shard(f"{place.stream}-fresh")
     with pytest.raises(StreamNotFoundError, match="create_stream"):
         group.create(fresh, "0-0", create_stream=False)
+    with pytest.raises(StreamNotFoundError, match="Check the stream key"):
+        group.set_position(fresh, 7, entries_read=None)
     assert group.create(fresh, "$")
     assert group.facts(fresh) == GroupFacts("0-0", 0, 0)
 

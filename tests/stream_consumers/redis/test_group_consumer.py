@@ -871,7 +871,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 def test_modes_and_groups_that_cannot_be(place: Place) -> None:
     url = StreamUrl.parse(place.url)
-    with pytest.raises(InvalidOptionError, match="real_time has no group"):
+    with pytest.raises(InvalidOptionError, match="'real_time' is not available for members of a Redis group"):
         RedisGroupConsumer(url, mode=ConsumerMode.REAL_TIME)
     with pytest.raises(InvalidOptionError, match="names no group"):
         RedisGroupConsumer(url, group="")
@@ -879,7 +879,8 @@ def test_modes_and_groups_that_cannot_be(place: Place) -> None:
 
 def test_group_options_are_for_redis_groups_only(place: Place) -> None:
     options = RedisGroupOptions()
-    for url, mode in ((place.url, ConsumerMode.REAL_TIME), ("kafka://x/y", RESUMABLE), ("memory://x/y", RESUMABLE)):
+    alone = ConsumerMode.REAL_TIME
+    for url, mode in ((place.url, alone), ("kafka://x/y", RESUMABLE), ("memory://x/y", alone)):
         with pytest.raises(InvalidOptionError, match="group_options"):
             create_consumer(url, mode=mode, group_options=options)
     with pytest.raises(InvalidOptionError, match="real_time has no group"):
