@@ -79,7 +79,7 @@ class FileConsumer(PollingConsumer):
                 self._ended = True
                 raise end_of(self._path)
         if message is None:
-            # Nobody tells when a file grows, so that it is looked at less and less often while it does not.
+            # A growing file sends no notification: it is polled less and less often while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
             self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
         else:

@@ -73,7 +73,7 @@ class FrameScanner(ClosesOnExit):
     Args:
         path: the file.
         start: the file offset of a frame or of a beacon between two frames; the first frame by default.
-        previous: the last sequence of each shard before ``start``, to tell frames that do not grow.
+        previous: the last sequence of each shard before ``start``, to detect sequences that do not grow.
         stop: never read at or behind this offset; the end of the file by default.
 
     Raises:

@@ -107,7 +107,7 @@ class StdioBroker:
                 self._changed.notify_all()
 
     def take(self, queue: ConsumerQueue, seconds: float | None = None) -> Message | None:
-        """The next message of the queue, waiting at most so many seconds for it.
+        """The next message of the queue, waiting at most ``seconds`` for it.
 
         Raises:
             StreamEndedError: the queue was closed, or the pipe is at its end, nobody loops messages back, and

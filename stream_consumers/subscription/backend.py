@@ -69,7 +69,7 @@ class StreamBackend(ClosesOnExit, ABC):
     def reclaim_idle(
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
-        """Take over entries that were idle for so long, this consumer's own as well.
+        """Take over entries that were idle for ``min_idle_seconds``, this consumer's own as well.
 
         Each of them counts as delivered once more. The search continues where the last one of this consumer ended.
 

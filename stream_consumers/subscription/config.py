@@ -78,7 +78,7 @@ class RetryPolicy:
         return round(min(1.5 * self._middle(max(1, self.max_retries)), self.max_backoff_seconds), 9)
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after so many failed attempts, with the random deviation."""
+        """Seconds to wait after ``attempt`` failed attempts, with the random deviation."""
         middle = self._middle(attempt)
         return min(middle / 2 + random.uniform(0.0, middle), self.max_backoff_seconds)  # noqa: S311 - spreads load
 

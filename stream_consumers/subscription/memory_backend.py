@@ -164,7 +164,7 @@ class MemoryBackend(StreamBackend):
             held.consumer, held.touched, held.attempt = consumer, time.monotonic(), held.attempt + 1
         delivery = Delivery(held.attempt, from_milliseconds(held.first_delivered_ms), from_milliseconds(now))
         if message is None:
-            # As on Redis: not claimed, so that whoever finds it reports that it is lost.
+            # As on Redis it is not claimed, so that the consumer that finds it reports the loss.
             return removed_entry(_id(sequence), delivery)
         return self._envelope.open(_id(sequence), message.payload or b"", delivery)
 
