@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.errors import BrokerUnavailableError, GroupRemovedError, StreamAssetsError
+from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.entries import original_bytes
@@ -89,7 +89,9 @@ class RedisBackend(StreamBackend):
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish`."""
         sealed = self._envelope.seal(message)
         with self._server.explained(f"publishing to {stream!r}"):
-            added: bytes = self._server.connection.execute_command("XADD", stream, "*", *self._fields(sealed))
+            added: bytes = self._server.connection.execute_command(
+                "XADD", stream, "*", self._server.message_field, sealed
+            )
         return added.decode()
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
@@ -107,7 +109,7 @@ class RedisBackend(StreamBackend):
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
         cursor = self._cursors.get(triple, _BEGIN)
-        # From the middle on, and where that has nothing from the beginning on; never past the same entry twice.
+        # Search from where the last search ended, then from the beginning, and look at no entry twice.
         turns_left = 1 if cursor == _BEGIN else 2
         try:
             for _ in range(_PAGES):
@@ -209,7 +211,7 @@ class RedisBackend(StreamBackend):
         with self._lock:
             noted = self._noted.setdefault((stream, group), set())
             if len(noted) > MAX_NOTED:
-                # Taken over and acknowledged by others; what is in the hash goes with time.
+                # Others have taken these over and acknowledged them; the hash expires.
                 noted.clear()
             noted.update(entry_ids)
 
@@ -223,32 +225,29 @@ class RedisBackend(StreamBackend):
         said = f"the field {field.decode()!r} occurs {len(sealed)} times, not once"
         return self._envelope.malformed(entry_id, original_bytes(fields), said, delivery)
 
-    def _fields(self, sealed: bytes) -> tuple[bytes, bytes]:
-        return self._server.message_field, sealed
-
     def _publish_page(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
-        results: list[Published | None] = [None] * len(messages)
         pipeline = self._server.connection.pipeline(transaction=False)
-        sent = []
-        for number, message in enumerate(messages):
-            try:
-                sealed = self._envelope.seal(message)
-            except StreamAssetsError as error:
-                results[number] = error
-                continue
-            pipeline.execute_command("XADD", stream, "*", *self._fields(sealed))
-            sent.append(number)
-        what = f"publishing to {stream!r} at {self._server.url}"
+        sealed = [self._seal(message) for message in messages]
+        for one in sealed:
+            if isinstance(one, bytes):
+                pipeline.execute_command("XADD", stream, "*", self._server.message_field, one)
         try:
-            answers = pipeline.execute(raise_on_error=False) if sent else []
+            answers = pipeline.execute(raise_on_error=False)
         except redis.RedisError as error:
-            answers = [error] * len(sent)
-        for number, answer in zip(sent, answers):
-            results[number] = explain(answer, what=what) if isinstance(answer, redis.RedisError) else answer.decode()
-        unknown = BrokerUnavailableError(
-            f"{what}: no answer", remedy="It may have been published; look before retrying."
-        )
-        return [unknown if result is None else result for result in results]
+            # Which of them were added is unknown.
+            answers = [error] * len(sealed)
+        what, left = f"publishing to {stream!r} at {self._server.url}", iter(answers)
+        return [_published(next(left), what) if isinstance(one, bytes) else one for one in sealed]
+
+    def _seal(self, message: EventMessage) -> bytes | StreamAssetsError:
+        try:
+            return self._envelope.seal(message)
+        except StreamAssetsError as error:
+            return error
+
+
+def _published(answer: Any, what: str) -> Published:
+    return explain(answer, what=what) if isinstance(answer, redis.RedisError) else answer.decode()
 
 
 def _times(stream: str, group: str) -> str:
