@@ -196,36 +196,32 @@ class BatchSource(ClosesOnExit, ABC):
         """Release what is open; nothing is, between calls, unless a backend says so."""
 
 
-class Membership(Protocol):
+class Membership(ClosesOnExit, ABC):
     """A live member of a group. Close it when done, so that others take its shards at once; it is a context manager."""
 
+    @abstractmethod
     def shards(self) -> frozenset[Shard]:
         """The shards that are this member's now; they come and go as members do.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: the membership failed.
         """
-        ...
 
+    @abstractmethod
     def wait(self, seconds: float) -> bool:
         """Wait for the first assignment; whether it came. It may be empty where there are more members than shards."""
-        ...
 
+    @abstractmethod
     def commit(self, positions: Mapping[Shard, int], *, metadata: str = "") -> bool:
         """Tell the broker how far the shards are; ``False`` if it refused, since somebody else has them by now.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the group."""
-        ...
-
-    def __enter__(self) -> Membership: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def fair_shares(wanted: Mapping[Shard, int], total: int, *, turn: int = 0) -> Mapping[Shard, int]:

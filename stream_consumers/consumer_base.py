@@ -15,24 +15,7 @@ from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
 POLL_SECONDS = 0.1
 
 
-class MessageIterator(ClosesOnExit, ABC):
-    """Iterates by :meth:`next` until the stream ends; a context manager that closes."""
-
-    @abstractmethod
-    def next(self, timeout: float | None = None) -> Message | None:
-        """See :meth:`stream_consumers.consumer.Consumer.next`."""
-
-    def __iter__(self) -> Iterator[Message]:
-        while True:
-            try:
-                message = self.next()
-            except StreamEndedError:
-                return
-            if message is not None:
-                yield message
-
-
-class PollingConsumer(MessageIterator):
+class PollingConsumer(ClosesOnExit, ABC):
     """A consumer that says how it polls once; waiting, the timeout and the closed consumer are the same for all.
 
     Example:
@@ -88,6 +71,15 @@ class PollingConsumer(MessageIterator):
                 return message
             if not seconds:
                 return None
+
+    def __iter__(self) -> Iterator[Message]:
+        while True:
+            try:
+                message = self.next()
+            except StreamEndedError:
+                return
+            if message is not None:
+                yield message
 
     def _check_open(self) -> None:
         """Refuse a consumer that was closed; a poll that takes a lock asks again when it has it."""

@@ -47,8 +47,8 @@ class AutoStreamReset(str, enum.Enum):
 class DataLoss(str, enum.Enum):
     """What to do when messages are gone from the stream before they were read.
 
-    ``error``: stop, and say what is gone. ``record``: go on behind it; the exact range goes into the ledger, the
-    metadata and the dead-letter table.
+    Data loss is never silent. ``error``: stop, and say what is gone. ``record``: skip the lost range and continue; the
+    exact range goes into the ledger, the metadata and the dead-letter table.
 
     Example:
         >>> DataLoss("record") is DataLoss.RECORD

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
@@ -24,7 +24,6 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
-    Headers,
     Membership,
     Range,
     Resume,
@@ -36,7 +35,7 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import NOT_UTF8, UNREADABLE, ask_headers
+from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
@@ -186,7 +185,7 @@ def _cut(
 
 
 def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
-    headers, errors = _headers(messages)
+    headers, errors = zip(*map(read_headers, messages))
     columns: list[pa.Array[Any]] = [
         pa.array([m.topic() for m in messages], pa.string()),
         pa.array([m.partition() for m in messages], pa.int64()),
@@ -199,20 +198,6 @@ def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
         pa.nulls(len(messages), pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
-
-
-def _headers(messages: list[KafkaMessage]) -> tuple[list[Headers | None], list[str | None]]:
-    """The headers of each message, and what is wrong with them; each is asked once only (see kafka_headers)."""
-    headers: list[Headers | None] = []
-    errors: list[str | None] = [None] * len(messages)
-    for index, message in enumerate(messages):
-        try:
-            # The client's type hints say a dict, too; what is read is always a list of pairs.
-            headers.append(cast("Headers | None", ask_headers(message)))
-        except UNREADABLE:
-            headers.append(None)
-            errors[index] = NOT_UTF8
-    return headers, errors
 
 
 class KafkaBatchSource(BatchSource):

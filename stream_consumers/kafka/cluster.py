@@ -58,7 +58,7 @@ RESERVED = {
 FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
 _WHY_FIXED = {
     "enable.auto.commit": "it would commit what is not in the table yet",
-    "auto.offset.reset": "it would skip or repeat messages without a word; use start or reset",
+    "auto.offset.reset": "it would silently skip or repeat messages; use start or reset",
 }
 # The client's type hints do not export it.
 _SPECS: Any = vars(kafka_admin)["OffsetSpec"]
@@ -82,7 +82,7 @@ def check_client_options(client: ClientConfig) -> None:
 
 
 def check_producer_options(client: ClientConfig) -> None:
-    """Refuse settings that only a consumer knows: a producer would ignore them without a word.
+    """Refuse settings that only a consumer knows: a producer would silently ignore them.
 
     Raises:
         InvalidOptionError: naming the settings.
@@ -155,7 +155,7 @@ def isolation(settings: Mapping[str, Scalar]) -> IsolationLevel:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is now: its id tells a recreated one from the old one."""
+    """A topic as it is now; its id is the fingerprint that detects a recreated one."""
 
     name: str
     id: str
@@ -184,8 +184,8 @@ class KafkaCluster:
         self.settings = client_settings(url, self.client)
         self.isolation = isolation(self.settings)
         self._reasons = ConnectionReasons()
-        # Consumers that are no members of the group whose positions they ask for.
-        self._askers: dict[str, Consumer] = {}
+        # Clients that ask for the positions of a group without being a member of it.
+        self._position_clients: dict[str, Consumer] = {}
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -303,7 +303,7 @@ class KafkaCluster:
         An admin client could be asked, too, but librdkafka ends the process with a null pointer when the coordinator
         of the group moves or is still loading (librdkafka issue 5040).
         """
-        consumer = self._asker(group)
+        consumer = self._position_client(group)
 
         def ask(left: float) -> list[TopicPartition]:
             places = consumer.committed(list(asked), left)
@@ -319,8 +319,8 @@ class KafkaCluster:
             self._described_group(group)
             raise self._explain(error.args[0], f"positions of group {group!r}") from error
 
-    def _asker(self, group: str) -> Consumer:
-        if group not in self._askers:
+    def _position_client(self, group: str) -> Consumer:
+        if group not in self._position_clients:
             own = {
                 "group.id": group,
                 "enable.auto.commit": False,
@@ -328,8 +328,8 @@ class KafkaCluster:
                 "isolation.level": "read_uncommitted",
             }
             with _options_explained():
-                self._askers[group] = Consumer({**self.own_settings(), **own}, logger=_log)
-        return self._askers[group]
+                self._position_clients[group] = Consumer({**self.own_settings(), **own}, logger=_log)
+        return self._position_clients[group]
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Set the positions of a group that has no members, with ``metadata`` stored beside them.

@@ -43,7 +43,7 @@ class KafkaConsumer(PollingConsumer):
     Args:
         url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
         mode: ``real_time``: all partitions, no group. ``resumable``: all partitions, from where the group is.
-            ``load_balanced``: those that the group gives to this member; they come and go.
+            ``load_balanced``: those that the group assigns to this member; they come and go.
         group: the consumer group; for ``resumable`` by default the host's id and ``r`` (SeaStreamer's rule).
         reset: where to start without a position; resolved to offsets at once.
         live: wait at the end; without it the stream ends there.
@@ -85,7 +85,7 @@ class KafkaConsumer(PollingConsumer):
         self._observer: ShardObserver | None = None
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
-        self._given: frozenset[Shard] = frozenset()
+        self._assigned: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
         # Where reading was begun; what the client tells is how far it came from there.
@@ -98,7 +98,7 @@ class KafkaConsumer(PollingConsumer):
         )
         if mode is ConsumerMode.LOAD_BALANCED:
             self._consumer.subscribe(
-                list(self._streams), on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
+                list(self._streams), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
             )
         else:
             self._go_to(self._first(self._known))
@@ -109,15 +109,15 @@ class KafkaConsumer(PollingConsumer):
     def _poll(self, seconds: float) -> Message | None:
         with self._lock:
             self._check_open()
-            message = self._take(seconds)
-            if message is None and not self._live and self._knows_its_shards() and self._given <= self._reached.keys():
+            message = self._fetch(seconds)
+            if message is None and not self._live and self._is_at_its_end():
                 raise end_of()
             return message
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
         with self._lock:
-            return self._given
+            return self._assigned
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; Kafka looks the offset up by timestamp."""
@@ -178,7 +178,7 @@ class KafkaConsumer(PollingConsumer):
             self._cluster.commit(self._group, positions)
             return
         with self._lock:
-            lost = frozenset(positions) - self._given
+            lost = frozenset(positions) - self._assigned
             # The broker would take it, over what the new owner has committed.
             refusal = None if lost else self._cluster.commit_as_member(self._consumer, self._group, positions)
         if lost or refusal is not None:
@@ -189,11 +189,11 @@ class KafkaConsumer(PollingConsumer):
             )
 
     def observe(self, observer: ShardObserver) -> None:
-        """Tell ``observer`` of the shards that the group gives and takes (mode ``load_balanced``)."""
+        """Tell ``observer`` of the shards that the group assigns and revokes (mode ``load_balanced``)."""
         with self._lock:
             self._observer = observer
-            if self._given:
-                observer.on_assigned(self._given)
+            if self._assigned:
+                observer.on_assigned(self._assigned)
 
     def committed(self) -> Positions:
         """What the group has committed; shards without a position are left out.
@@ -207,7 +207,7 @@ class KafkaConsumer(PollingConsumer):
         if self._group is None:
             raise InvalidOptionError("mode real_time has no group that commits", remedy="Use mode resumable.")
         is_member = self._mode is ConsumerMode.LOAD_BALANCED
-        return self._cluster.committed(self._group, self._given if is_member else self._known)
+        return self._cluster.committed(self._group, self._assigned if is_member else self._known)
 
     def group_metadata(self) -> Any:
         """Who this member is, for a transaction that takes the group's positions along."""
@@ -225,20 +225,20 @@ class KafkaConsumer(PollingConsumer):
             NotSubscribedError: a shard is not read by this consumer.
         """
         with self._lock:
-            check_read(positions, self._given)
-            others = {shard: self._here(shard) for shard in self._given - frozenset(positions)}
+            check_read(positions, self._assigned)
+            others = {shard: self._position(shard) for shard in self._assigned - frozenset(positions)}
             self._unreached -= frozenset(positions)
             self._go_to({**others, **positions})
 
     def pause(self, shards: Iterable[Shard]) -> None:
         """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
         with self._lock:
-            self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._given])
+            self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
         """Go on with these shards; nothing was lost meanwhile."""
         with self._lock:
-            self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._given])
+            self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def close(self) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.close`."""
@@ -248,15 +248,15 @@ class KafkaConsumer(PollingConsumer):
         with self._lock:
             self._consumer.close()
 
-    def _take(self, seconds: float) -> Message | None:
+    def _fetch(self, seconds: float) -> Message | None:
         """The next message that is wanted; ``None`` if there was none in time."""
-        self._meet_new_shards()
+        self._assign_new_shards()
         found = self._consumer.poll(seconds)
         if found is None:
             return None
         shard, error = Shard(found.topic() or "", found.partition() or 0), found.error()
         if error is not None:
-            self._heed(error, shard, found.offset() or 0)
+            self._handle_error(error, shard, found.offset() or 0)
             return None
         message = _message(shard, found)
         self._reached.pop(shard, None)
@@ -268,7 +268,7 @@ class KafkaConsumer(PollingConsumer):
         self._unreached.discard(shard)
         return message
 
-    def _heed(self, error: KafkaError, shard: Shard, offset: int) -> None:
+    def _handle_error(self, error: KafkaError, shard: Shard, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             self._reached[shard] = offset
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -286,7 +286,7 @@ class KafkaConsumer(PollingConsumer):
         topics = self._cluster.all_topics() if WILDCARD in self._streams else self._cluster.topics(self._streams)
         return frozenset(shard for topic in topics.values() for shard in topic.shards)
 
-    def _meet_new_shards(self) -> None:
+    def _assign_new_shards(self) -> None:
         """Partitions that were added to a topic; the group protocol finds them by itself."""
         is_due = self._live and self._assignment.is_all_read and time.monotonic() > self._look_again
         if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
@@ -295,18 +295,19 @@ class KafkaConsumer(PollingConsumer):
         new = self._all_shards() - self._known
         if new:
             self._known |= new
-            self._given |= new
+            self._assigned |= new
             self._begun |= self._cluster.starts(new)
             self._consumer.incremental_assign(places_of({shard: self._begun[shard] for shard in new}))
 
-    def _knows_its_shards(self) -> bool:
-        """Whether it is known what to read: a member's shards come when the group gives them."""
-        return bool(self._given) or self._mode is not ConsumerMode.LOAD_BALANCED
+    def _is_at_its_end(self) -> bool:
+        """Whether every shard was read to its end; a member that the group has assigned nothing yet is at none."""
+        is_assigned = bool(self._assigned) or self._mode is not ConsumerMode.LOAD_BALANCED
+        return is_assigned and self._assigned <= self._reached.keys()
 
     def _selected(self) -> list[Shard]:
         """The shards that the next seek or rewind is about."""
         if self._mode is ConsumerMode.LOAD_BALANCED:
-            return sorted(self._given)
+            return sorted(self._assigned)
         return self._assignment.of(self._known)
 
     def _first(self, shards: frozenset[Shard]) -> Positions:
@@ -333,20 +334,20 @@ class KafkaConsumer(PollingConsumer):
             self._consumer.incremental_assign(places_of(positions))
         else:
             self._consumer.assign(places_of(positions))
-        self._given = frozenset(positions)
+        self._assigned = frozenset(positions)
 
-    def _here(self, shard: Shard) -> int:
+    def _position(self, shard: Shard) -> int:
         (place,) = self._consumer.position([TopicPartition(shard.stream, shard.id)])
         return int(place.offset) if place.offset >= 0 else self._begun[shard]
 
     def _is_incremental(self) -> bool:
-        """Whether the group takes and gives single shards, and must be told so."""
+        """Whether the group assigns and revokes single shards (cooperative), and the client must be told so."""
         settings = self._cluster.settings
         strategy = str(settings.get("partition.assignment.strategy", ""))
         is_new = settings.get("group.protocol") == "consumer"
         return self._mode is ConsumerMode.LOAD_BALANCED and (is_new or strategy.startswith("cooperative"))
 
-    def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
         first = self._first(shards)
         self._begun |= first
@@ -355,18 +356,18 @@ class KafkaConsumer(PollingConsumer):
             consumer.incremental_assign(places)
         else:
             consumer.assign(places)
-        self._given |= shards
+        self._assigned |= shards
         self._forget_ends(shards)
         if self._observer is not None:
             self._observer.on_assigned(shards)
 
-    def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
         try:
             if self._observer is not None:
                 self._observer.on_revoked(shards)
         finally:
-            self._given -= shards
+            self._assigned -= shards
             self._unreached -= shards
             self._forget_ends(shards)
 

@@ -6,21 +6,21 @@ from operator import methodcaller
 
 from confluent_kafka import Message as KafkaMessage
 
-NOT_UTF8 = "a header's name is not UTF-8"
+_NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: asking such a message for its
 # headers once more would end the process.
-UNREADABLE = (UnicodeDecodeError, SystemError)
+_UNREADABLE = (UnicodeDecodeError, SystemError)
 # Not message.headers(): where the interpreter has specialised that call it does not look for the error that the client
 # leaves behind, and raises it at some later line. This call is always checked.
-ask_headers = methodcaller("headers")
+_ask_headers = methodcaller("headers")
 HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 
 
 def read_headers(message: KafkaMessage) -> tuple[HeaderPairs, str | None]:
     """The headers in order, and why they cannot be read (the client knows names that are UTF-8 only)."""
     try:
-        found = ask_headers(message) or ()
-    except UNREADABLE:
-        return (), NOT_UTF8
+        found = _ask_headers(message) or ()
+    except _UNREADABLE:
+        return (), _NOT_UTF8
     pairs = found.items() if isinstance(found, dict) else found
     return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs), None

@@ -16,8 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from stream_consumers.batches import Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.kafka.cluster import KafkaCluster, shards_of
 from stream_consumers.kafka.errors import explain
@@ -29,13 +29,13 @@ COMMIT_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 # What concerns reading, which a member does not do.
-_ABOUT_READING = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
+_READ_ERRORS = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
 
 # What to commit, the metadata beside it, and where the answer goes.
 _Request = tuple[Mapping[Shard, int], str, "Future[KafkaError | None]"]
 
 
-class KafkaMembership(ClosesOnExit):
+class KafkaMembership(Membership):
     """A member of a consumer group; see :class:`stream_consumers.batches.Membership`.
 
     Args:
@@ -62,9 +62,9 @@ class KafkaMembership(ClosesOnExit):
         self._closing = threading.Event()
         self._consumer: Consumer = self._cluster.consumer(group=group)
         self._consumer.subscribe(
-            list(url.required_streams()), on_assign=self._gain, on_revoke=self._lose, on_lost=self._lose
+            list(url.required_streams()), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )
-        self._thread = threading.Thread(target=self._stay, name=f"member of {group}", daemon=True)
+        self._thread = threading.Thread(target=self._poll_until_closed, name=f"member of {group}", daemon=True)
         self._thread.start()
 
     def shards(self) -> frozenset[Shard]:
@@ -113,7 +113,7 @@ class KafkaMembership(ClosesOnExit):
             self._answer_requests()
             self._consumer.close()
 
-    def _stay(self) -> None:
+    def _poll_until_closed(self) -> None:
         while not self._closing.is_set():
             try:
                 self._answer_requests()
@@ -125,7 +125,7 @@ class KafkaMembership(ClosesOnExit):
                 self._fail(error.args[0])
                 continue
             problem = message.error() if message is not None else None
-            if problem is not None and problem.code() not in _ABOUT_READING:
+            if problem is not None and problem.code() not in _READ_ERRORS:
                 self._fail(problem)
 
     def _answer_requests(self) -> None:
@@ -149,17 +149,17 @@ class KafkaMembership(ClosesOnExit):
             self._changed.notify_all()
         time.sleep(POLL_SECONDS)
 
-    def _gain(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # The client assigns them when this returns; they are paused right after.
         self._to_pause += partitions
         with self._changed:
             self._assignments += 1
             self._shards |= shards_of(partitions)
             self._changed.notify_all()
-        _log.info("group %s: gained %s", self._group, sorted(map(str, shards_of(partitions))))
+        _log.info("group %s: assigned %s", self._group, sorted(map(str, shards_of(partitions))))
 
-    def _lose(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         with self._changed:
             self._shards -= shards_of(partitions)
             self._changed.notify_all()
-        _log.info("group %s: lost %s", self._group, sorted(map(str, shards_of(partitions))))
+        _log.info("group %s: revoked %s", self._group, sorted(map(str, shards_of(partitions))))

@@ -253,7 +253,7 @@ class KafkaProducer(ProducerBase):
         key: bytes | None = None,
         headers: MessageHeaders = (),
     ) -> Receipt:
-        delivery = Delivery(self, shard)
+        delivery = DeliveryReport(self, shard)
         try:
             produce(
                 self._client,
@@ -315,7 +315,7 @@ class KafkaProducer(ProducerBase):
                 time.sleep(POLL_SECONDS)
 
 
-class Delivery:
+class DeliveryReport:
     """What becomes of one message; the client calls it when that is known."""
 
     __slots__ = ("_error", "_offset", "_producer", "shard")

@@ -124,13 +124,7 @@ class KafkaTransactions(ClosesOnExit):
     ) -> None:
         """Send a message that counts when the transaction does.
 
-        Args:
-            payload: the bytes; ``None`` is a tombstone.
-            stream: the topic; the first of the URL by default.
-            shard: the partition.
-            timestamp_ms: unix milliseconds; now by default.
-            key: kept with the message.
-            headers: (name, value) pairs, kept in this order.
+        The arguments are those of :meth:`stream_consumers.kafka.producer.KafkaProducer.send`.
 
         Raises:
             InvalidOptionError: no transaction was begun.

@@ -78,7 +78,7 @@ def commit(cluster: KafkaCluster) -> object:
 
 
 def commit_as_member(cluster: KafkaCluster) -> object:
-    return cluster.commit_as_member(cluster._asker("billing"), "billing", POSITIONS)
+    return cluster.commit_as_member(cluster._position_client("billing"), "billing", POSITIONS)
 
 
 def committed(cluster: KafkaCluster) -> object:
@@ -96,7 +96,7 @@ def members(cluster: KafkaCluster) -> object:
 def opened(coordinator: Coordinator) -> KafkaCluster:
     cluster = KafkaCluster(URL)
     vars(cluster)["_admin"] = coordinator
-    cluster._askers["billing"] = coordinator  # type: ignore[assignment]
+    cluster._position_clients["billing"] = coordinator  # type: ignore[assignment]
     return cluster
 
 

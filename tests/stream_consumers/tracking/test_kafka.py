@@ -266,7 +266,7 @@ def test_what_was_lost_is_not_committed_over_the_new_owner(kafka: str) -> None:
     with open_consumer(kafka, topic, group, SHARED, QUICK) as consumer:
         read(consumer, 3)
         consumer.commit({Shard(topic): 3})
-        consumer._given = frozenset()
+        consumer._assigned = frozenset()
         with pytest.raises(GroupActiveError, match="another member"):
             consumer.commit({Shard(topic): 1})
     assert committed(kafka, group, topic) == {0: 3}
