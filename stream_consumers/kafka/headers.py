@@ -19,8 +19,10 @@ HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 def read_headers(message: KafkaMessage) -> tuple[HeaderPairs, str | None]:
     """The headers in order, and why they cannot be read (the client knows names that are UTF-8 only)."""
     try:
-        found = _ask_headers(message) or ()
+        found = _ask_headers(message)
     except _UNREADABLE:
         return (), _NOT_UTF8
+    if not found:
+        return (), None
     pairs = found.items() if isinstance(found, dict) else found
     return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs), None

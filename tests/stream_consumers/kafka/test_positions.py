@@ -18,11 +18,11 @@ from stream_consumers.urls import StreamUrl
 
 offsets, address = "__consumer_offsets", sys.argv[1]
 brokers = admin(address)
-create_topic(address, 1, name="orders")
+topic = create_topic(address, 1)
 
 def ask(number):
-    cluster = KafkaCluster(StreamUrl.parse(f"kafka://{address}/orders"))
-    shard = Shard("orders")
+    cluster = KafkaCluster(StreamUrl.parse(f"kafka://{address}/{topic}"))
+    shard = Shard(topic)
     def turn(position):
         cluster.commit(f"group-{number}", {shard: position})
         return cluster.committed(f"group-{number}", [shard])[shard]
