@@ -131,6 +131,10 @@ class Limits:
         for name in ("max_records", "max_bytes"):
             check_range(name, getattr(self, name), at_least=1)
 
+    def override(self, max_records: int | None = None, max_bytes: int | None = None) -> Limits:
+        """These limits, with those replaced that are given."""
+        return Limits(max_records or self.max_records, max_bytes or self.max_bytes)
+
 
 class FileCreation(str, enum.Enum):
     """What a producer does about the file: it must exist, may be created, or must be new.

@@ -15,17 +15,16 @@ from pathlib import Path
 
 import dagster as dg
 import pyarrow.dataset as ds
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import Progress
 from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
 from spark_jobs.ledger.dataset import open_dataset
 from spark_jobs.verify import ShardVerdict, verify
+from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import LedgerUnreadableError, WriteError
@@ -99,7 +98,7 @@ def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
     place.dagster_home.mkdir(parents=True)
     (place.dagster_home / "dagster.yaml").write_text(_DAGSTER_YAML)
     console.print(f"[bold]stream-assets demo[/] in {place.path}")
-    with _progress() as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("Delta jars", total=1)
         delta_jars()
         progress.update(task, completed=1)
@@ -110,11 +109,6 @@ def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
     verdicts = _verify(place)
     _show(place)
     return _conclude(place, verdicts)
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
 
 
 def _produce(place: Home, progress: Progress) -> None:
@@ -240,12 +234,8 @@ def _verify(place: Home) -> list[ShardVerdict]:
 def _show(place: Home) -> None:
     beginning = open_dataset(place.table).to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
     rows = beginning.sort_by("id").slice(0, FIRST_ROWS).to_pylist()
-    table = Table(title=f"first rows of {place.table}", title_justify="left", box=box.SIMPLE)
-    for name in rows[0]:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(f"{value:%H:%M:%S.%f}" if name == "_timestamp" else str(value) for name, value in row.items()))
-    console.print(table)
+    listed = [{**row, "_timestamp": f"{row['_timestamp']:%H:%M:%S.%f}"} for row in rows]
+    print_rows(listed, title=f"first rows of {place.table}", console=console)
     letters = open_dataset(place.ingestion().dead_letters().path).to_table()
     for letter in letters.slice(0, 2).to_pylist():
         console.print(
@@ -257,22 +247,16 @@ def _show(place: Home) -> None:
 
 
 def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
-    table = Table(title="by sequence numbers", title_justify="left", box=box.SIMPLE)
-    names = ("shard", "first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
-    for name in names:
-        table.add_column(name, justify="left" if name == "shard" else "right", no_wrap=True)
-    for verdict in verdicts:
-        table.add_row(*(str(getattr(verdict, name)) for name in names))
-    console.print(table)
-    produced, rows, dead, missing, duplicated, unknown, lag = (
-        sum(getattr(verdict, name) for verdict in verdicts)
-        for name in ("messages", "rows", "dead", "missing", "duplicated", "unknown", "lag")
-    )
+    names = ("first", "last", "messages", "rows", "dead", "missing", "duplicated", "lag")
+    rows = [{"shard": str(verdict.shard), **{name: getattr(verdict, name) for name in names}} for verdict in verdicts]
+    print_rows(rows, title="by sequence numbers", console=console)
+    counts = ("messages", "rows", "dead", "missing", "duplicated", "unknown", "lag")
+    counted = {name: sum(getattr(verdict, name) for verdict in verdicts) for name in counts}
     console.print(
-        f"demo: {produced} produced, {rows} rows, {dead} dead letters, {missing} missing, "
-        f"{duplicated} duplicated, lag {lag}",
+        "demo: {messages} produced, {rows} rows, {dead} dead letters, {missing} missing, {duplicated} duplicated, "
+        "lag {lag}".format(**counted),
         soft_wrap=True,
     )
     faults = len(list((place.path / "faults").glob("fault-*")))
-    expected = (place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0)
-    return 0 if (produced, rows, dead, missing, duplicated, unknown, lag) == expected and faults == FAULTS else 1
+    expected = [place.messages, place.messages - MALFORMED, MALFORMED, 0, 0, 0, 0]
+    return 0 if [*counted.values()] == expected and faults == FAULTS else 1

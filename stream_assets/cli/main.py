@@ -7,13 +7,14 @@ import sys
 import click
 
 from stream_assets.cli.ingest_commands import ingest, lag, switch, verify
-from stream_assets.cli.options import print_rows, reports_errors
+from stream_assets.cli.options import ReportingGroup
+from stream_assets.cli.output import print_rows
 from stream_assets.cli.relay import relay
 from stream_assets.cli.replay import replay, rewind, seek
 from stream_assets.cli.streams import peek, produce
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=ReportingGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="stream-assets")
 def main() -> None:
     """Streams into Delta tables exactly once.
@@ -28,7 +29,6 @@ def main() -> None:
 
 @main.command()
 @click.option("--messages", type=click.IntRange(min=4000), default=100_000, show_default=True)
-@reports_errors
 def demo(messages: int) -> None:
     """Messages from a file into Delta under a real Dagster daemon, with two runs killed on the way.
 
@@ -42,7 +42,6 @@ def demo(messages: int) -> None:
 
 
 @main.command()
-@reports_errors
 def doctor() -> None:
     """Check what this machine has: Java, the Delta jars, packages.
 
@@ -53,7 +52,7 @@ def doctor() -> None:
     from stream_assets.cli.doctor import examine
 
     findings = examine()
-    print_rows([dict(finding) for finding in findings], as_json=False, title="doctor")
+    print_rows([dict(finding) for finding in findings], title="doctor")
     if any(finding["state"] != "ok" for finding in findings):
         sys.exit(1)
 

@@ -1,38 +1,41 @@
-"""What the commands share: options, progress, tables, and how errors are told."""
+"""What the commands share: options, what they make, and how errors are told."""
 
 from __future__ import annotations
 
 import functools
-import json
+import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from stream_consumers.client_config import parse_client_option
+from stream_assets.cli.output import err
+from stream_consumers.client_config import ClientConfig, parse_client_option
+from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.options import ConsumerMode
+from stream_consumers.urls import StreamUrl
 
-P = ParamSpec("P")
-R = TypeVar("R")
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.batches.ingestion import Ingestion
+
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 MODES = [mode.value for mode in ConsumerMode]
 
 
-def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Print our errors as one line on stderr and end with exit code 1."""
+class ReportingGroup(click.Group):
+    """Commands whose errors of this project are one line on stderr, and exit code 1."""
 
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
         try:
-            return command(*args, **kwargs)
+            return super().invoke(ctx)
         except StreamAssetsError as error:
             err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             sys.exit(1)
@@ -40,20 +43,34 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             sys.stderr.close()
             sys.exit(0)
 
-    return run
+
+def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
+    """Options that reach a command as one argument.
+
+    Args:
+        name: of that argument.
+        make: makes it; its parameters are called like the options.
+        options: in the order in which ``--help`` shows them.
+    """
+    parameters = inspect.signature(make).parameters
+
+    def decorate(command: Command) -> Command:
+        def run(**values: Any) -> Any:
+            made = make(**{parameter: values.pop(parameter) for parameter in parameters})
+            return command(**{name: made}, **values)
+
+        decorated: Command = functools.update_wrapper(run, command)
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
-def progress_bar() -> Progress:
-    """A progress bar on stderr, so that stdout stays clean for pipes."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err
-    )
-
-
-def named_client_option(*names: str, of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def client_option(*names: str, of: str = "broker's") -> Option:
     """An option that configures the client of a broker."""
     return click.option(
-        *names,
+        *(names or ("-X", "--client", "client")),
         multiple=True,
         metavar="NAME=VALUE",
         callback=lambda context, option, values: dict(parse_client_option(value) for value in values),
@@ -61,42 +78,79 @@ def named_client_option(*names: str, of: str) -> Callable[[Callable[P, R]], Call
     )
 
 
-client_option = named_client_option("-X", "--client", "client", of="broker's")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+group_option = click.option("--group", default="stream-assets", show_default=True, help="The consumer group.")
+data_loss_option = click.option(
+    "--on-data-loss",
+    type=click.Choice(["error", "record"]),
+    default="error",
+    show_default=True,
+    help="Stop at messages that the stream dropped before they were read, or record the exact range and go on.",
+)
 
 
-def stream_options(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that name a stream, a group and a table."""
-    options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
-        click.option("--group", default="stream-assets", show_default=True, help="The consumer group."),
-        client_option,
-    ]
-    for option in options:
-        command = option(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stream, the group that reads it, and the table that it is written into.
+
+    Args:
+        source: the stream URL.
+        table: the Delta table, a path or URI.
+        group: the consumer group.
+        client: configuration of the broker's client; shown nowhere.
+    """
+
+    source: str
+    table: str
+    group: str
+    client: ClientConfig = field(repr=False)
+
+    @property
+    def url(self) -> StreamUrl:
+        """The stream URL, read."""
+        return StreamUrl.parse(self.source)
+
+    def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
+        """The stream as the group reads it in a mode."""
+        return StreamSource(self.url, mode, self.client)
+
+    def ingestion(self, **settings: Any) -> Ingestion:
+        """Group and table, and what else is known of the ingestion."""
+        from spark_jobs.batches.ingestion import Ingestion
+
+        table = self.table if "://" in self.table else str(Path(self.table).absolute())
+        return Ingestion(**{"group": self.group, "table": table, **settings})
 
 
-def table_path(table: str) -> str:
-    """A local path made absolute; a URI as it is."""
-    return table if "://" in table else str(Path(table).absolute())
+def place_options(group: Option = group_option) -> Option:
+    """The options that make a :class:`Place`."""
+    return gathered(
+        "place",
+        Place,
+        click.option("--source", required=True, help="The stream URL."),
+        click.option("--table", required=True, help="The Delta table, a path or URI."),
+        group,
+        client_option(),
+    )
 
 
-def print_rows(
-    rows: list[dict[str, Any]], *, as_json: bool, title: str, empty: str = "nothing", console: Console = out
-) -> None:
-    """Print rows as a table for people, or as one JSON list for machines."""
-    if as_json:
-        click.echo(json.dumps({"rows": rows}))
-        return
-    if not rows:
-        console.print(empty)
-        return
-    console.print(title, style="italic", markup=False, soft_wrap=True)
-    table = Table()
-    for name, value in rows[0].items():
-        table.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*("–" if value is None else str(value) for value in row.values()))
-    # Numbers are never cut, however narrow the terminal or the file is.
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
+@dataclass(frozen=True, slots=True)
+class SparkChoice:
+    """Which Spark a command uses; none is started yet."""
+
+    master: str
+    remote: str | None = field(repr=False)
+
+    def session(self) -> SparkSession:
+        """The session; it takes some seconds."""
+        from spark_jobs.session import SparkOptions, create_session
+
+        return create_session(SparkOptions(master=self.master, remote=self.remote))
+
+
+spark_options = gathered(
+    "spark",
+    SparkChoice,
+    click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
+    click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master."),
+)

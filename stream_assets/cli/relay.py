@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import click
 
-from stream_assets.cli.options import err, named_client_option, progress_bar, reports_errors
+from stream_assets.cli.options import client_option
+from stream_assets.cli.output import progress_bar, tell
 from stream_assets.cli.streams import print_letter
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
@@ -34,9 +35,8 @@ IDLE_SECONDS = 0.05
     "--shards", type=click.IntRange(min=1), help="A stream that is not in TARGET is made with so many (Kafka, Redis)."
 )
 @click.option("--bare", is_flag=True, help="Write payloads without headers to stdout, for tools like jq.")
-@named_client_option("--source-client", of="source's")
-@named_client_option("--target-client", of="target's")
-@reports_errors
+@client_option("--source-client", of="source's")
+@client_option("--target-client", of="target's")
 def relay(
     source: str,
     target: str,
@@ -161,26 +161,19 @@ class Relay:
         if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
             notes.append(f"{consumer.unclaimed} lines were of other streams, and were not sent")
         for note in notes:
-            err.print(note, markup=False, soft_wrap=True)
+            tell(note)
 
     def tell_unsent(self, consumer: Consumer) -> None:
         """Say on stderr what was read, and is not known to have arrived."""
-        err.print(f"{self.done} messages arrived", style="red", markup=False)
+        tell(f"{self.done} messages arrived", style="red")
         for shard, sequences in sorted(self.unsent.items()):
-            err.print(
+            tell(
                 f"read and not known to have arrived: {len(sequences)} of {shard}, "
                 f"sequences {min(sequences)} to {max(sequences)}",
                 style="red",
-                markup=False,
-                soft_wrap=True,
             )
         if isinstance(consumer, StdioConsumer) and consumer.waiting:
-            err.print(
-                f"read from stdin and not sent: {consumer.waiting} more lines",
-                style="red",
-                markup=False,
-                soft_wrap=True,
-            )
+            tell(f"read from stdin and not sent: {consumer.waiting} more lines", style="red")
 
     def flush(self, producer: Producer) -> None:
         """Wait until everything sent has arrived."""

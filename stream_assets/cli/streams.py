@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from stream_assets.cli.options import MODES, client_option, err, print_rows, progress_bar, reports_errors
+from stream_assets.cli.options import MODES, client_option
+from stream_assets.cli.output import print_rows, progress_bar, tell
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
@@ -29,8 +30,7 @@ from stream_consumers.urls import StreamUrl
 @click.option("--beacon-interval", type=int, default=FileProducerOptions().beacon_interval, show_default=True)
 @click.option("--end", is_flag=True, help="Write the end-of-stream message (files).")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
-@client_option
-@reports_errors
+@client_option()
 def produce(
     url: str,
     count: int | None,
@@ -91,8 +91,7 @@ def _lines(stream: Any) -> Iterator[bytes]:
 @click.option("--max", "limit", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="Wait for more at the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@client_option
-@reports_errors
+@client_option()
 def peek(
     url: str,
     mode: str,
@@ -165,9 +164,7 @@ def _print_message(message: Message, *, as_json: bool) -> None:
 def print_letter(letter: DeadLetter) -> None:
     """Tell of a dead letter on stderr."""
     when = "" if letter.timestamp_ms is None else f" of {format_timestamp(letter.timestamp_ms)}"
-    err.print(
+    tell(
         f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
         style="yellow",
-        markup=False,
-        soft_wrap=True,
     )

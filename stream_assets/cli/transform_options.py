@@ -1,15 +1,15 @@
-"""How the commands that write rows are told to make them: decoder, transform, limits, Spark."""
+"""How the commands that write rows are told to make them: decoder, transform, and limits of a batch."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from stream_assets.cli.options import gathered
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
     from spark_jobs.ledger.ledger import LedgerState
     from spark_jobs.reading.decode import Decoder
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,53 +31,21 @@ class RowMaker:
     decoder: Decoder
     transform: Transform | None
 
+    def check(self, state: LedgerState) -> None:
+        """Refuse rows of no transform next to, or in the place of, rows of one.
 
-def row_options(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that :func:`row_maker` takes."""
-    options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
-        click.option(
-            "--transform",
-            metavar="MODULE:NAME",
-            help="A function from DataFrame to DataFrame, or a stream asset, whose decoder is used as well.",
-        ),
-        click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
-        click.option("--decode", type=click.Choice(["raw", "text", "json"]), help="raw by default."),
-    ]
-    for option in options:
-        command = option(command)
-    return command
+        Raises:
+            InvalidOptionError: naming the transform of the table.
+        """
+        made_by = state.newest.transform if state.newest else ""
+        if made_by and self.transform is None:
+            raise InvalidOptionError(
+                f"the rows of the table were made by the transform {made_by!r}, and none is given",
+                remedy=f"Name it: --transform MODULE:{made_by}.",
+            )
 
 
-def limit_options(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that :func:`limits` takes, and how many batches there may be."""
-    options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
-        click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many."),
-        click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch."),
-        click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch."),
-    ]
-    for option in options:
-        command = option(command)
-    return command
-
-
-def spark_options(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that name a Spark."""
-    options: list[Callable[[Callable[P, R]], Callable[P, R]]] = [
-        click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master."),
-        click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
-    ]
-    for option in options:
-        command = option(command)
-    return command
-
-
-def limits(max_records: int | None, max_bytes: int | None) -> Limits:
-    """The limits of a batch."""
-    defaults = Limits()
-    return Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes)
-
-
-def row_maker(decode: str | None, schema: str | None, transform: str | None) -> RowMaker:
+def make_rows(decode: str | None, schema: str | None, transform: str | None) -> RowMaker:
     """The decoder and the transform that the options name.
 
     Raises:
@@ -90,8 +55,7 @@ def row_maker(decode: str | None, schema: str | None, transform: str | None) -> 
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
-    decoders: dict[str, Decoder] = {"raw": Raw(), "text": Text()}
-    decoder = Json(schema) if schema else decoders[decode or "raw"]
+    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else Raw()
     if transform is None:
         return RowMaker(decoder, None)
     named = _imported(transform)
@@ -121,15 +85,21 @@ def _imported(path: str) -> object:
         ) from error
 
 
-def check_maker(state: LedgerState, maker: RowMaker) -> None:
-    """Refuse rows of no transform next to, or in the place of, rows of one.
-
-    Raises:
-        InvalidOptionError: naming the transform of the table.
-    """
-    made_by = state.newest.transform if state.newest else ""
-    if made_by and maker.transform is None:
-        raise InvalidOptionError(
-            f"the rows of the table were made by the transform {made_by!r}, and none is given",
-            remedy=f"Name it: --transform MODULE:{made_by}.",
-        )
+row_options = gathered(
+    "maker",
+    make_rows,
+    click.option("--decode", type=click.Choice(["raw", "text", "json"]), help="raw by default."),
+    click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
+    click.option(
+        "--transform",
+        metavar="MODULE:NAME",
+        help="A function from DataFrame to DataFrame, or a stream asset, whose decoder is used as well.",
+    ),
+)
+limit_options = gathered(
+    "limits",
+    Limits().override,
+    click.option("--max-records", type=click.IntRange(min=1), help="The most messages in a micro-batch."),
+    click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch."),
+)
+batches_option = click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")

@@ -1,0 +1,83 @@
+"""What the commands print: progress, tables of rows, and what happened to each batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from spark_jobs.batches.ingestion import BatchReport
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def progress_bar(console: Console = err) -> Progress:
+    """A progress bar; on stderr unless told otherwise, so that stdout stays clean for pipes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def tell(text: str, *, style: str | None = None) -> None:
+    """Say something on stderr."""
+    err.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def print_rows(
+    rows: list[dict[str, Any]], *, title: str, as_json: bool = False, empty: str = "nothing", console: Console = out
+) -> None:
+    """Print rows as a table for people, or as one JSON list for machines."""
+    if as_json:
+        click.echo(json.dumps({"rows": rows}))
+        return
+    if not rows:
+        console.print(empty)
+        return
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    table = Table()
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*("–" if value is None else str(value) for value in row.values()))
+    # Numbers are never cut, however narrow the terminal or the file is.
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
+
+
+def follow_batches(reports: Iterable[tuple[BatchReport, bool]], progress: Progress, task: TaskID) -> list[BatchReport]:
+    """Show each batch as it is written, and return them all."""
+    found: list[BatchReport] = []
+    done = 0
+    for report, _ in reports:
+        done += sum(report.messages.values()) + report.dead
+        total = done + sum(report.lag.values())
+        progress.update(task, description=f"batch {report.batch.number}", completed=done, total=total)
+        found.append(report)
+    progress.update(task, description="done", completed=done, total=done)
+    return found
+
+
+def batch_row(report: BatchReport, *, more: dict[str, object], lag: str = "lag") -> dict[str, object]:
+    """A batch for :func:`print_rows`.
+
+    Args:
+        report: the batch.
+        more: columns of one command only.
+        lag: what the messages that are left are called.
+    """
+    return {
+        "batch": report.batch.number,
+        "version": report.version,
+        "rows": report.rows,
+        "dead letters": report.dead,
+        **more,
+        lag: sum(report.lag.values()),
+        "seconds": round(report.seconds, 2),
+    }
