@@ -8,10 +8,10 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # Processes that share the tests; each has a Spark session, which takes 2 GB.
 WORKERS ?= 2
 
-.PHONY: help setup demo dev bench kafka redis test test-all lint types tests soak format lock clean
+.PHONY: help setup demo dev bench kafka redis test test-all lint types tests soak format lock test-versions clean
 
 help: ## Show this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 setup: $(READY) ## Make .venv with everything in it, and fetch the Delta jars
 
@@ -62,8 +62,10 @@ format: setup ## Format the code
 	$(BIN)/ruff check --fix .
 
 lock: setup ## Write requirements-dev.txt anew: names and versions only
-	$(BIN)/pip install -q uv
 	$(BIN)/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+
+test-versions: setup ## All tests on the RESOLUTION=lowest or highest versions that pyproject.toml allows
+	tools/test-versions $(RESOLUTION) $(ARGS)
 
 clean: ## Remove the demo's data and caches, but not .venv
 	rm -rf .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log
