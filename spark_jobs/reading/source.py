@@ -7,6 +7,8 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -69,8 +71,15 @@ def decoded_schema(decoder: Decoder) -> StructType:
         raise SchemaMismatchError(
             f"the column {twice[0]!r} is there twice", remedy="Give the key and the headers names of their own."
         )
-    decoder.check(to_arrow_schema(schema, timezone="UTC"))
+    decoder.check(arrow_schema(schema))
     return schema
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The same columns for Arrow; times are in UTC."""
+    # Before Spark 4.2 the helper has no such parameter, and says UTC by itself.
+    utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **utc)
 
 
 def source_schema(decoder: Decoder) -> StructType:
@@ -127,8 +136,8 @@ class SplitReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split as record batches."""
         assert isinstance(partition, SplitPartition)
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        wanted = to_arrow_schema(partition.columns, timezone="UTC")
+        schema = arrow_schema(self._schema)
+        wanted = arrow_schema(partition.columns)
         for messages in partition.split.read():
             yield decode_batch(messages, partition.decoder, wanted, schema)
 
