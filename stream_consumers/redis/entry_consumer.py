@@ -160,7 +160,7 @@ class EntryReader(ClosesOnExit, ABC):
             return True
 
     def close(self) -> None:
-        """Release what is open and forget what is buffered; a waiting :meth:`get_entry` ends."""
+        """Close connections and drop buffered entries; a waiting :meth:`get_entry` ends."""
         self._closed.set()
         with self._lock:
             self._buffers.clear()
@@ -179,15 +179,15 @@ class EntryReader(ClosesOnExit, ABC):
             self._start()
         return self
 
-    # what the consumers differ in
+    # How the consumers differ.
 
     @abstractmethod
     def _open(self) -> None:
-        """Make what is needed to read."""
+        """Open what is needed to read."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Close what :meth:`_open` made; it may be nothing."""
+        """Close what :meth:`_open` opened, if anything."""
 
     @abstractmethod
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
@@ -337,16 +337,16 @@ class GroupEntryConsumer(EntryReader):
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
         group: the group's name.
         consumer: this member's name; give a member that starts again the same.
-        identifiers: per stream, ``>`` for new entries only, or an id: what is pending for this member behind it comes
-            first. For a single stream this is what ``start_from_backlog`` is for all of them.
+        identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
+            member come first. It is ``start_from_backlog`` for a single stream.
         buffer_size: entries to fetch ahead, per stream.
         timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
-        auto_create: make groups that are not there, and their streams. A group that is removed later is an error, and
-            is never made again: what it had read would be unknown.
-        start: the id that such a group starts behind: ``0-0`` the beginning (coredis starts at the end, which misses
-            what is there), ``$`` the end.
-        start_from_backlog: begin with what is pending for this member. An entry that was trimmed meanwhile is told to
-            ``on_dead_letter`` and acknowledged.
+        auto_create: create groups that do not exist, and their streams. A group that is removed later is an error, and
+            is never created again: its position would be unknown.
+        start: the id behind which such a group starts: ``0-0`` the beginning (coredis starts at the end, and misses
+            the entries that exist), ``$`` the end.
+        start_from_backlog: begin with entries that are pending for this member. One that was trimmed meanwhile is
+            given to ``on_dead_letter`` and acknowledged.
         auto_acknowledge: **at most once**: the server forgets an entry when it gives it, before anybody has worked on
             it; those in the buffer are lost when the context is left. Entries of the backlog are acknowledged, too,
             each before it is returned.

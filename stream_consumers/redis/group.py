@@ -117,8 +117,8 @@ class RedisGroup:
     def create(self, shard: Shard, start: str, *, create_stream: bool = True) -> bool:
         """Create the group where it does not exist yet.
 
-        Redis 7 counts the entries that a group has read, and needs to know where that begins: it is told wherever the
-        server knows it. Then the lag is known, and entries that are trimmed unread later are noticed.
+        Redis 7 counts the entries that a group has read, from a number that the command sets. It is set wherever the
+        server knows it, so that the lag is known, and entries that are trimmed unread later are noticed.
 
         Args:
             shard: of which stream.

@@ -26,7 +26,7 @@ from stream_consumers.urls import StreamUrl
 BATCH = 100
 SHARED_BATCH = 10
 SHARDS_SECONDS = 5.0
-# How many pages of what is pending one read may look through before it turns to new entries again.
+# How many pages of pending entries one read may search before it turns to new entries again.
 CLAIM_PAGES = 100
 Receive = Callable[[Shard, Sequence[RawEntry], bool], None]
 """Gets entries of a shard in order, and whether they may have been delivered before."""
@@ -42,7 +42,7 @@ class GroupReader:
 
     Args:
         group: the group as this member sees it.
-        receive: gets what was read.
+        receive: called with the entries of each page.
         count: the most entries of a shard at once.
     """
 
@@ -120,7 +120,7 @@ class SharingReader(GroupReader):
 
     Args:
         group: the group as this member sees it.
-        receive: gets what was read.
+        receive: called with the entries of each page.
         options: batch size, claims, whether to make streams.
         is_held: whether this member holds an entry already.
         is_shared: take over entries of members that are gone.
@@ -289,7 +289,7 @@ class RedisGroupConsumer(PollingConsumer):
 
     @property
     def auto_commit(self) -> AutoCommit:
-        """When it acknowledges what it was given."""
+        """When it acknowledges messages."""
         return self._options.auto_commit
 
     def next(self, timeout: float | None = None) -> Message | None:

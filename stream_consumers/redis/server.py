@@ -1,4 +1,4 @@
-"""A Redis server or cluster as this project uses it: its shards, what its streams hold, reading them."""
+"""A Redis server or cluster: its shards, facts of its streams, and reading them."""
 
 from __future__ import annotations
 
