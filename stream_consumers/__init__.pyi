@@ -27,6 +27,12 @@ from stream_consumers.consumer import (
     Producer as Producer,
     log_dead_letter as log_dead_letter,
 )
+from stream_consumers.consumer_base import (
+    Assignment as Assignment,
+    PollingConsumer as PollingConsumer,
+    end_of as end_of,
+    no_message as no_message,
+)
 from stream_consumers.create import (
     StreamSource as StreamSource,
     create_consumer as create_consumer,
@@ -112,6 +118,7 @@ from stream_consumers.options import (
     RedisGroupOptions as RedisGroupOptions,
     host_id as host_id,
 )
+from stream_consumers.producer_base import ProducerBase as ProducerBase
 from stream_consumers.redis.committers import (
     RedisCommitter as RedisCommitter,
     RedisGroupCommitter as RedisGroupCommitter,

@@ -88,12 +88,26 @@ class PollingConsumer(ClosesOnExit, ABC):
 
 
 def end_of(stream: object = "the stream") -> StreamEndedError:
-    """What a poll raises when everything was read and nothing is waited for."""
+    """What a poll raises when everything was read and nothing is waited for.
+
+    Example:
+        >>> end_of("orders").what
+        'orders has no more messages'
+    """
     return StreamEndedError(f"{stream} has no more messages", remedy="Rewind, or open it live to wait for more.")
 
 
 def no_message(place: str, stream: object = "the stream") -> OutOfBoundsError:
-    """What a seek or rewind raises that finds no message; ``place`` reads like "at or after 2026-01-01"."""
+    """What a seek or rewind raises that finds no message.
+
+    Args:
+        place: where it looked, like "at or after 2026-01-01".
+        stream: what was read.
+
+    Example:
+        >>> no_message("from sequence 7 on", "orders").what
+        'orders has no message from sequence 7 on'
+    """
     return OutOfBoundsError(f"{stream} has no message {place}", remedy="Rewind to the end to wait for newer messages.")
 
 

@@ -150,8 +150,9 @@ def create_consumer(
     """
     parsed = _parsed(url)
     backend = find_backend(parsed.protocol)
+    has_group = mode is not ConsumerMode.REAL_TIME
+    check_options("group_options", group_options, backend.group_options if has_group else None, parsed)
     name = backend.consumer_modes.group(mode, group)
-    check_options("group_options", group_options, None if name is None else backend.group_options, parsed)
     backend.check(parsed, client or {})
     options = ConsumerOptions(
         mode=mode,

@@ -19,6 +19,18 @@ class ProducerBase(ClosesOnExit, ABC):
 
     Args:
         url: the stream URL; its first stream is the default of ``send``.
+
+    Example:
+        >>> class Printer(ProducerBase):
+        ...     def _send(self, shard, timestamp_ms, payload):
+        ...         print(shard, payload)
+        ...         return Receipt(shard, 0, timestamp_ms)
+        ...
+        ...     def flush(self):
+        ...         pass
+        >>> with Printer(StreamUrl.parse("printer://room/orders")) as printer:
+        ...     receipt = printer.send(b"{}", timestamp_ms=1000)
+        orders/0 b'{}'
     """
 
     def __init__(self, url: StreamUrl) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_CONSUMER = "tests/stream_consumers/contract/test_consumer_contract.py::"
+_CONSUMER = "stream_consumers/testing/consumer_contract.py::ConsumerContract::"
 _FILE = "tests/stream_consumers/file/test_consumer.py::"
 _STREAMER = "tests/stream_consumers/streamer/test_streamer.py::"
 _GROUP = "tests/stream_consumers/test_in_process_groups.py::"
@@ -74,7 +74,8 @@ SEASTREAMER = {
         _FORMAT + "test_checksum_vectors",
         _FORMAT + "test_frames_that_do_not_fit",
         _SCANNER + "test_a_growing_file_yields_the_same_as_a_whole_one",
-        _CONSUMER + "test_flushed_messages_can_be_read_while_the_producer_goes_on",
+        "stream_consumers/testing/consumer_contract.py::ProducerContract::"
+        "test_flushed_messages_can_be_read_while_the_producer_goes_on",
     ),
     "F-loopback::beacon": _of(
         "a beacon behind the header; reads skip beacons; rewind skips what is left of a message; past the end",

@@ -234,7 +234,7 @@ def named_tests(path: str) -> frozenset[str]:
 def check_test(name: str) -> None:
     """Raises unless there is such a test; parameters in brackets are left out of it."""
     path, _, test = name.partition("::")
-    assert path.startswith("tests/"), f"no path of a test: {name}"
+    assert path.startswith(("tests/", "stream_consumers/testing/")), f"no path of a test: {name}"
     assert (ROOT / path).is_file(), f"no file of tests: {path}"
     assert test.partition("[")[0] in named_tests(path), f"no such test: {name}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,19 +11,17 @@ import redis
 
 from stream_consumers.create import create_producer
 from stream_consumers.memory import forget_memory_broker
-from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import ConsumerMode, FileProducerOptions
+from stream_consumers.testing.harness import SHARDS, STREAMS, Harness
 from stream_consumers.urls import StreamUrl
 from tests.support.topics import create_topic, delete_topics
 
-STREAMS = ("orders", "clicks")
-SHARDS = 3
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What a contract test needs of a backend.
+    """One of our own backends, with what only tests beyond the contract suite ask.
 
     Args:
         name: shown in the test ids.
@@ -50,6 +48,14 @@ class Backend:
 
     def __str__(self) -> str:
         return self.name
+
+    def harness(self, address: str) -> Harness:
+        """For the contract suite.
+
+        Args:
+            address: of the server.
+        """
+        return Harness(self.name, lambda folder: self.create(folder, address), self.remove)
 
 
 def _create_file(folder: Path, address: str) -> str:
@@ -112,33 +118,3 @@ BACKENDS = (
         positions_mode=ConsumerMode.REAL_TIME,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A place with streams, empty at first."""
-
-    location: str
-
-    def url(self, *streams: str) -> str:
-        """Its URL with these streams, ``orders`` by default."""
-        return self.location + ",".join(streams or STREAMS[:1])
-
-    def send(self, places: Iterable[Shard], *, first_ms: int = 1_000, payload: bytes | None = None) -> list[Receipt]:
-        """Send a message to each of ``places`` in turn, 10 ms apart, and flush."""
-        with create_producer(self.url()) as producer:
-            return [
-                producer.send(
-                    b"%s %d" % (str(place).encode(), index) if payload is None else payload,
-                    stream=place.stream,
-                    shard=place.id,
-                    timestamp_ms=first_ms + 10 * index,
-                )
-                for index, place in enumerate(places)
-            ]
-
-
-def in_turn(count: int, shards: int = 1, streams: Sequence[str] = STREAMS[:1]) -> list[Shard]:
-    """``count`` places, all shards of all streams in turn."""
-    every = [Shard(stream, number) for stream in streams for number in range(shards)]
-    return [every[index % len(every)] for index in range(count)]

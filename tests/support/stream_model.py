@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from stream_consumers.messages import Shard
-from tests.support.contract_backends import SHARDS, STREAMS, Backend
+from stream_consumers.testing.harness import SHARDS, STREAMS
+from tests.support.contract_backends import Backend
 
 
 class Sent(NamedTuple):

@@ -1,4 +1,4 @@
-"""One empty place a test, on every backend."""
+"""The contract suite's harness for each of our backends, and an empty place a test for what is tested beyond it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.contract_backends import BACKENDS, Backend, Stream
+from stream_consumers.testing.harness import Harness, Stream
+from tests.support.contract_backends import BACKENDS, Backend
 
 
 @pytest.fixture(params=BACKENDS, ids=str)
-def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stream]:
-    """An empty stream of each backend."""
+def harness(request: pytest.FixtureRequest) -> Harness:
+    """Each backend, with its server."""
     backend: Backend = request.param
-    address = request.getfixturevalue(backend.service) if backend.service else ""
-    location = backend.create(tmp_path, address)
+    return backend.harness(request.getfixturevalue(backend.service) if backend.service else "")
+
+
+@pytest.fixture
+def stream(harness: Harness, tmp_path: Path) -> Iterator[Stream]:
+    """An empty stream of each backend."""
+    location = harness.create(tmp_path)
     yield Stream(location)
-    backend.remove(location)
+    harness.remove(location)

@@ -20,8 +20,8 @@ from stream_consumers.create import open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
-from tests.support.batch_plans import Identity, identities, read
-from tests.support.contract_backends import STREAMS, Stream, in_turn
+from stream_consumers.testing.batch_plans import Identity, identities, read
+from stream_consumers.testing.harness import STREAMS, Stream, in_turn
 
 FIRST_MS = 1_741_564_800_000
 ZERO = Shard("orders")

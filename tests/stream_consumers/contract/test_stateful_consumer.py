@@ -16,11 +16,12 @@ from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.testing.harness import SHARDS, STREAMS, Stream
 from stream_consumers.tracking.committers import CommitResult, PositionCommitter, Positions, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl
-from tests.support.contract_backends import BACKENDS, SHARDS, STREAMS, Backend, Stream
+from tests.support.contract_backends import BACKENDS, Backend
 from tests.support.profiles import examples
 from tests.support.stream_model import ConsumerModel, GroupModel, Sent, append, empty_logs
 from tests.support.topics import unique_group

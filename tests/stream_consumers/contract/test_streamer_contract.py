@@ -8,7 +8,7 @@ from stream_consumers.consumer import Consumer
 from stream_consumers.errors import OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import from_milliseconds
 from stream_consumers.streamer.streamer import connect, rewind_after, seek_after
-from tests.support.contract_backends import Stream
+from stream_consumers.testing.harness import Stream
 
 PATIENCE = 20.0
 

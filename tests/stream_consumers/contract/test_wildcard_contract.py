@@ -16,8 +16,9 @@ from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.redis import consumer as redis_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
 from stream_consumers.streamer.streamer import connect
+from stream_consumers.testing.harness import STREAMS, Stream, in_turn
 from stream_consumers.urls import StreamUrl
-from tests.support.contract_backends import BACKENDS, STREAMS, Stream, in_turn
+from tests.support.contract_backends import BACKENDS
 from tests.support.polling import until
 
 PATIENCE = 20.0
@@ -150,7 +151,7 @@ def test_a_pipe_and_consumers_of_entries_name_their_streams(name: str) -> None:
         GroupEntryConsumer(url, group="g", consumer="me")
 
 
-@pytest.mark.parametrize("stream", [backend for backend in BACKENDS if backend.service != "kafka"], indirect=True)
+@pytest.mark.parametrize("harness", [backend for backend in BACKENDS if backend.service != "kafka"], indirect=True)
 def test_a_stream_that_comes_later_is_read(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_consumer, "SHARDS_SECONDS", 0.05)
     with create_consumer(stream.url("*")) as consumer:

@@ -13,6 +13,7 @@ Identity = tuple[str, int, int]
 
 
 def identities(receipts: Iterable[Receipt]) -> set[Identity]:
+    """What was sent."""
     return {(r.shard.stream, r.shard.id, r.sequence) for r in receipts}
 
 
@@ -21,7 +22,7 @@ def split_rows(plan: BatchPlan) -> list[Counter[Identity]]:
     found = []
     for split in plan.splits:
         rows: Counter[Identity] = Counter()
-        for batch in pickle.loads(pickle.dumps(split)).read():
+        for batch in pickle.loads(pickle.dumps(split)).read():  # noqa: S301
             assert batch.schema == MESSAGE_SCHEMA
             assert batch.column("error").null_count == batch.num_rows
             rows.update(zip(*(batch.column(name).to_pylist() for name in ("stream", "shard", "sequence"))))

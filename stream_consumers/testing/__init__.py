@@ -1,0 +1,40 @@
+"""The contract suite: what a backend's author runs with pytest to prove the backend.
+
+Extend the contracts in a test module, and give them a fixture ``harness``::
+
+    import pytest
+    from stream_consumers.testing import BatchSourceContract, ConsumerContract, Harness, ProducerContract
+
+    @pytest.fixture
+    def harness():
+        return Harness("pulsar", create=lambda folder: f"pulsar://localhost:6650/{folder.name}/")
+
+    class TestConsumer(ConsumerContract): ...
+    class TestProducer(ProducerContract): ...
+    class TestBatchSource(BatchSourceContract): ...
+
+The backends of this package run the same tests. They need pytest: ``pip install stream-assets[testing]``.
+"""
+
+import pytest
+
+# Before they are imported: so that a failed assertion tells what it compared.
+pytest.register_assert_rewrite(
+    "stream_consumers.testing.batch_plans",
+    "stream_consumers.testing.batch_source_contract",
+    "stream_consumers.testing.consumer_contract",
+)
+
+from stream_consumers.testing.batch_source_contract import BatchSourceContract  # noqa: E402
+from stream_consumers.testing.consumer_contract import ConsumerContract, ProducerContract  # noqa: E402
+from stream_consumers.testing.harness import SHARDS, STREAMS, Harness, Stream  # noqa: E402
+
+__all__ = [
+    "SHARDS",
+    "STREAMS",
+    "BatchSourceContract",
+    "ConsumerContract",
+    "Harness",
+    "ProducerContract",
+    "Stream",
+]

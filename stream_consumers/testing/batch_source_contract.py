@@ -1,0 +1,311 @@
+"""What every batch source does, whatever the backend: the promises that exactly-once writing stands on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
+from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.messages import Receipt, Shard
+from stream_consumers.options import Limits
+from stream_consumers.testing.batch_plans import Identity, identities, read
+from stream_consumers.testing.harness import STREAMS, Contract, Stream, in_turn
+
+WIDE = Limits()
+
+
+def in_ranges(receipts: Iterable[Receipt], ranges: Mapping[Shard, Range]) -> set[Identity]:
+    """Those of the messages that are in the ranges."""
+    return identities(r for r in receipts if r.sequence in ranges.get(r.shard, Range(0, 0)))
+
+
+def gaps_of(extents: Mapping[Shard, Extent], positions: Mapping[Shard, int] | None = None) -> dict[Shard, Range]:
+    """From the positions, or 0, to the ends."""
+    return {shard: Range((positions or {}).get(shard, 0), extent.end) for shard, extent in extents.items()}
+
+
+def drain(
+    stream: Stream,
+    *,
+    limits: Limits = WIDE,
+    parallelism: int = 2,
+    with_hint: bool = True,
+    streams: tuple[str, ...] = (),
+) -> list[tuple[Mapping[Shard, Range], set[Identity]]]:
+    """Batch after batch, each from a source of its own, as runs that are killed after every batch would do."""
+    positions: dict[Shard, int] = {}
+    hint = None
+    batches: list[tuple[Mapping[Shard, Range], set[Identity]]] = []
+    while True:
+        with open_batch_source(stream.url(*streams)) as source:
+            extents = source.extents(resume=Resume(positions, hint) if positions and with_hint else None)
+            plan = source.plan(gaps_of(extents, positions), limits=limits, parallelism=parallelism)
+            if plan is None:
+                return batches
+            batches.append((plan.ranges, read(plan)))
+        positions.update({shard: covered.end for shard, covered in plan.ranges.items()})
+        hint = json.loads(json.dumps(plan.hint))
+
+
+def plan_all(source: BatchSource, *, parallelism: int = 1) -> BatchPlan:
+    """All that there is as one batch."""
+    plan = source.plan(gaps_of(source.extents()), limits=WIDE, parallelism=parallelism)
+    assert plan is not None
+    return plan
+
+
+def _read_gap(source: BatchSource, shard: Shard, gap: Range) -> set[Identity]:
+    plan = source.plan({shard: gap}, limits=WIDE, parallelism=1) if gap.start < gap.end else None
+    return read(plan) if plan else set()
+
+
+class BatchSourceContract(Contract):
+    """What a batch source does."""
+
+    def test_extents(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3, streams=STREAMS))
+        with open_batch_source(stream.url()) as source:
+            extents = source.extents()
+        assert set(extents) == {Shard("orders", n) for n in range(3)}
+        for shard, extent in extents.items():
+            own = [r.sequence for r in receipts if r.shard == shard]
+            assert extent == Extent(min(own), max(own) + 1)
+
+    def test_an_empty_stream_has_nothing_to_plan(self, stream: Stream) -> None:
+        with open_batch_source(stream.url()) as source:
+            assert all(extent.start == extent.end for extent in source.extents().values())
+            assert source.plan({Shard("orders"): Range(0, 10)}, limits=WIDE, parallelism=1) is None
+            assert source.plan({}, limits=WIDE, parallelism=1) is None
+            assert source.unreadable_tail() is None
+
+    def test_a_plan_holds_what_was_sent(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(200, shards=3))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source)
+            assert plan.ranges == gaps_of(source.extents())
+            assert read(plan) == identities(receipts)
+            assert plan.records == 200
+
+    def test_rows_carry_the_message(self, stream: Stream) -> None:
+        with create_producer(stream.url()) as producer:
+            receipt = producer.send(b"\xff{}", shard=2, timestamp_ms=77)
+        with open_batch_source(stream.url()) as source:
+            (row,) = [row for split in plan_all(source).splits for batch in split.read() for row in batch.to_pylist()]
+        assert row == {
+            "stream": "orders",
+            "shard": 2,
+            "sequence": receipt.sequence,
+            "timestamp_ms": 77,
+            "key": None,
+            "payload": b"\xff{}",
+            "headers": None,
+            "error": None,
+            "offset": None,
+        }
+
+    @pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 5])
+    def test_splits_are_disjoint_and_together_the_ranges(self, stream: Stream, parallelism: int) -> None:
+        receipts = stream.send(in_turn(500, shards=3))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source, parallelism=parallelism)
+            assert len(plan.splits) <= parallelism
+            assert read(plan) == identities(receipts)
+            gaps = {shard: Range(gap.start + 40, gap.end - 33) for shard, gap in plan.ranges.items()}
+            part = source.plan(gaps, limits=WIDE, parallelism=parallelism)
+            assert part is not None
+            assert part.ranges == gaps
+            assert read(part) == in_ranges(receipts, gaps)
+
+    def test_plans_stay_within_the_gaps(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(120, shards=3))
+        one, two = Shard("orders", 1), Shard("orders", 2)
+        places = {shard: [r.sequence for r in receipts if r.shard == shard] for shard in (one, two)}
+        gaps = {one: Range(places[one][10], places[one][20]), two: Range(places[two][39], places[two][39] + 100)}
+        with open_batch_source(stream.url()) as source:
+            extents = source.extents()
+            plan = source.plan(gaps, limits=WIDE, parallelism=2)
+            assert plan is not None
+            assert plan.ranges == {one: gaps[one], two: Range(gaps[two].start, extents[two].end)}
+            assert read(plan) == in_ranges(receipts, gaps)
+
+    def test_nothing_of_a_whole_stream_is_lost(self, stream: Stream) -> None:
+        stream.send(in_turn(30, shards=3))
+        with open_batch_source(stream.url()) as source:
+            extents = source.extents()
+            gaps = {shard: Range(extent.start, extent.end) for shard, extent in extents.items()}
+            assert source.lost(gaps) == {}
+            assert source.lost({Shard("orders", 99): Range(0, 5)}) == {}
+
+    def test_gaps_of_shards_that_are_not_there_are_left_out(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(3, shards=3))
+        with open_batch_source(stream.url()) as source:
+            gaps = gaps_of(source.extents())
+            plan = source.plan({**gaps, Shard("orders", 99): Range(0, 5)}, limits=WIDE, parallelism=1)
+            assert plan is not None
+            assert plan.ranges == gaps
+            assert read(plan) == identities(receipts)
+            behind = {shard: Range(gap.end, gap.end + 10) for shard, gap in gaps.items()}
+            assert source.plan(behind, limits=WIDE, parallelism=1) is None
+
+    @pytest.mark.parametrize("max_records", [1, 2, 7, 30, 1000])
+    def test_max_records(self, stream: Stream, max_records: int) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        batches = drain(stream, limits=Limits(max_records=max_records))
+        assert all(1 <= len(rows) <= max_records for _, rows in batches)
+        assert len(batches) == -(-30 // max_records)
+        assert Counter(row for _, rows in batches for row in rows) == Counter(identities(receipts))
+
+    def test_max_bytes(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3), payload=b"x" * 100)
+        batches = drain(stream, limits=Limits(max_bytes=450))
+        assert all(1 <= len(rows) <= 4 for _, rows in batches)
+        assert Counter(row for _, rows in batches for row in rows) == Counter(identities(receipts))
+
+    def test_a_batch_takes_at_least_one_message(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(4, shards=2), payload=b"x" * 5000)
+        batches = drain(stream, limits=Limits(max_bytes=1))
+        assert [len(rows) for _, rows in batches] == [1] * 4
+        assert {row for _, rows in batches for row in rows} == identities(receipts)
+
+    def test_each_batch_holds_exactly_its_ranges(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(100, shards=3, streams=STREAMS))
+        for streams in (("orders",), STREAMS):
+            for ranges, rows in drain(stream, limits=Limits(max_records=9), streams=streams):
+                assert rows == in_ranges(receipts, ranges)
+
+    @pytest.mark.parametrize("streams", [("orders",), ("clicks",), STREAMS])
+    def test_resumed_plans_are_those_without_the_hint(self, stream: Stream, streams: tuple[str, ...]) -> None:
+        receipts = stream.send(in_turn(101, shards=3, streams=STREAMS))
+        resumed, anew = (
+            drain(stream, limits=Limits(max_records=7), with_hint=with_hint, streams=streams)
+            for with_hint in (True, False)
+        )
+        assert resumed == anew
+        assert {row for _, rows in anew for row in rows} == identities(r for r in receipts if r.shard.stream in streams)
+
+    def test_a_hint_that_does_not_fit_the_positions_is_ignored(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(60, shards=2))
+        with open_batch_source(stream.url()) as source:
+            hint = plan_all(source).hint
+            half = {shard: Range(gap.start, gap.end // 2) for shard, gap in gaps_of(source.extents()).items()}
+        positions = {shard: part.end for shard, part in half.items()}
+        for wrong in (hint, {}, {"offset": "x"}, {"offset": 10**12, "positions": {}}):
+            with open_batch_source(stream.url()) as source:
+                extents = source.extents(resume=Resume(positions, wrong))
+                plan = source.plan(gaps_of(extents, positions), limits=WIDE, parallelism=1)
+                assert plan is not None
+                assert read(plan) == identities(receipts) - in_ranges(receipts, half)
+
+    def test_holes_below_the_hint_are_planned(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(60, shards=2))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source)
+        positions = {shard: covered.end for shard, covered in plan.ranges.items()}
+        with open_batch_source(stream.url()) as source:
+            source.extents(resume=Resume(positions, plan.hint))
+            hole = {Shard("orders", 1): Range(positions[Shard("orders", 1)] - 9, positions[Shard("orders", 1)] - 4)}
+            again = source.plan(hole, limits=WIDE, parallelism=1)
+            assert again is not None
+            assert again.ranges == hole
+            assert read(again) == in_ranges(receipts, hole)
+
+    def test_new_shards_appear(self, stream: Stream) -> None:
+        first = stream.send(in_turn(10))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source)
+        positions = {shard: covered.end for shard, covered in plan.ranges.items()}
+        second = stream.send(in_turn(30, shards=3))
+        for resume in (Resume(positions, plan.hint), None):
+            with open_batch_source(stream.url()) as source:
+                extents = source.extents(resume=resume)
+                assert set(extents) == {Shard("orders", n) for n in range(3)}
+                later = source.plan(gaps_of(extents, positions), limits=WIDE, parallelism=2)
+                assert later is not None
+                assert read(later) == identities(second)
+        assert read(plan) == identities(first)
+
+    def test_extents_are_frozen(self, stream: Stream) -> None:
+        first = stream.send(in_turn(50, shards=2))
+        with open_batch_source(stream.url()) as source:
+            extents = dict(source.extents())
+            second = stream.send(in_turn(50, shards=3))
+            wide = {Shard("orders", n): Range(0, 10**9) for n in range(3)}
+            plan = source.plan(wide, limits=WIDE, parallelism=2)
+            assert plan is not None
+            assert plan.ranges == {shard: Range(0, extent.end) for shard, extent in extents.items() if extent.end}
+            assert read(plan) == identities(first)
+            source.extents()
+            later = source.plan(wide, limits=WIDE, parallelism=2)
+            assert later is not None
+            assert read(later) == identities(first + second)
+
+    def test_a_plan_stays_readable_while_the_stream_grows(self, stream: Stream) -> None:
+        first = stream.send(in_turn(50, shards=2))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source, parallelism=3)
+        stream.send(in_turn(50, shards=2))
+        assert read(plan) == identities(first)
+        assert read(plan) == identities(first)
+
+    def test_identities_name_each_stream_and_stay(self, stream: Stream) -> None:
+        with open_batch_source(stream.url(*STREAMS)) as source:
+            before = dict(source.identities())
+        stream.send(in_turn(10, shards=2, streams=STREAMS))
+        with open_batch_source(stream.url(*STREAMS)) as source:
+            assert dict(source.identities()) == before
+            assert str(source.url) == stream.url(*STREAMS)
+        assert set(before) == set(STREAMS)
+        assert all(before.values())
+
+    def test_committed_positions_are_told_back_where_there_is_somebody_to_tell(self, stream: Stream) -> None:
+        stream.send(in_turn(10, shards=2))
+        with open_batch_source(stream.url()) as source:
+            ends = {shard: extent.end for shard, extent in source.extents().items()}
+            source.commit("group", ends)
+            assert source.committed("group") in (None, ends)
+            assert source.committed("another") in (None, {})
+
+    def test_at_is_the_first_sequence_with_that_timestamp_or_a_later_one(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3), first_ms=1_000)
+        with open_batch_source(stream.url()) as source:
+            extents = source.extents()
+            for moment in (0, 1_000, 1_001, 1_140, 1_149, 1_290):
+                expected = {
+                    shard: min(
+                        (r.sequence for r in receipts if r.shard == shard and r.timestamp_ms >= moment), default=None
+                    )
+                    for shard in extents
+                }
+                found = source.at(moment)
+                assert found.keys() == extents.keys()
+                for shard, sequence in expected.items():
+                    gap = Range(found[shard], extents[shard].end)
+                    assert (
+                        min((s for _, i, s in _read_gap(source, shard, gap) if i == shard.id), default=None) == sequence
+                    )
+            assert source.at(1_291) == {shard: extent.end for shard, extent in extents.items()}
+
+    def test_ranges_between_moments_tile_the_stream(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(60, shards=2), first_ms=10_000)
+        with open_batch_source(stream.url()) as source:
+            source.extents()
+            found: list[set[Identity]] = []
+            for start in range(9_900, 10_700, 100):
+                begin, end = source.at(start), source.at(start + 100)
+                gaps = {shard: Range(begin[shard], end[shard]) for shard in begin}
+                plan = source.plan(gaps, limits=WIDE, parallelism=2)
+                found.append(read(plan) if plan else set())
+                expected = identities(r for r in receipts if start <= r.timestamp_ms < start + 100)
+                assert found[-1] == expected
+        assert sum(map(len, found)) == len(receipts)
+
+    def test_at_looks_at_what_was_there_when_extents_were_asked_for(self, stream: Stream) -> None:
+        stream.send(in_turn(6, shards=2), first_ms=1_000)
+        with open_batch_source(stream.url()) as source:
+            ends = {shard: extent.end for shard, extent in source.extents().items()}
+            stream.send(in_turn(6, shards=2), first_ms=5_000)
+            assert source.at(4_000) == ends

@@ -1,0 +1,473 @@
+"""What every consumer and producer does, whatever the backend."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from stream_consumers.capabilities import PositionedConsumer
+from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.create import create_consumer, create_producer
+from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
+from stream_consumers.messages import Message, Receipt, Shard, from_milliseconds
+from stream_consumers.options import AutoStreamReset
+from stream_consumers.testing.harness import STREAMS, Contract, Stream, in_turn
+
+PATIENCE = 20.0
+
+Place = tuple[Shard, int]
+
+
+def places(found: Iterable[Message | Receipt]) -> list[Place]:
+    """Where messages are."""
+    return [(item.shard, item.sequence) for item in found]
+
+
+def by_shard(found: Iterable[Message | Receipt]) -> dict[Shard, list[int]]:
+    """The sequences of each shard, in order."""
+    ordered: dict[Shard, list[int]] = {}
+    for item in found:
+        ordered.setdefault(item.shard, []).append(item.sequence)
+    return ordered
+
+
+def replay(stream: Stream, *streams: str) -> Consumer:
+    """A consumer that ends where the stream does."""
+    return create_consumer(stream.url(*streams), live=False)
+
+
+def take(consumer: Consumer, count: int) -> list[Message]:
+    """The next ``count`` messages, and not one more."""
+    found: list[Message] = []
+    for _ in range(count):
+        message = consumer.next(PATIENCE)
+        assert message is not None, f"only {len(found)} of {count} messages came"
+        found.append(message)
+    return found
+
+
+class ConsumerContract(Contract):
+    """What a consumer without a group does: next, iteration, seek, rewind, assign, timeouts, threads, closing."""
+
+    # next, timeout, iteration
+
+    def test_iteration_yields_everything_once_in_the_order_of_each_shard(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(60, shards=3))
+        with replay(stream) as consumer:
+            found = list(consumer)
+        assert by_shard(found) == by_shard(receipts)
+        assert len(by_shard(found)) == 3
+
+    def test_iteration_goes_on_behind_next_and_next_behind_iteration(self, stream: Stream) -> None:
+        """F-consumer: a stream of messages and single ones are the same place."""
+        receipts = stream.send(in_turn(50))
+        with replay(stream) as consumer:
+            found = take(consumer, 25)
+            found += itertools.islice(consumer, 24)
+            found += take(consumer, 1)
+            assert places(found) == places(receipts)
+            assert list(consumer) == []
+
+    def test_only_the_streams_of_the_url(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(20, shards=2, streams=STREAMS))
+        for streams in (("orders",), ("clicks",), STREAMS):
+            with replay(stream, *streams) as consumer:
+                assert set(places(consumer)) == set(places(r for r in receipts if r.shard.stream in streams))
+
+    def test_next_without_a_message_gives_up_in_time(self, stream: Stream) -> None:
+        stream.send(in_turn(1))
+        with create_consumer(stream.url()) as consumer:
+            take(consumer, 1)
+            begin = time.monotonic()
+            assert consumer.next(0) is None
+            assert time.monotonic() - begin < 1
+            begin = time.monotonic()
+            assert consumer.next(0.2) is None
+            assert 0.19 < time.monotonic() - begin < 2
+
+    def test_next_without_waiting_gets_what_is_there(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(5))
+        with replay(stream) as consumer:
+            assert places(take(consumer, 5)) == places(receipts)
+
+    def test_the_end_of_a_replay_ends_every_next(self, stream: Stream) -> None:
+        stream.send(in_turn(1))
+        with replay(stream) as consumer:
+            take(consumer, 1)
+            for _ in range(3):
+                with pytest.raises(StreamEndedError):
+                    consumer.next()
+            assert list(consumer) == []
+
+    def test_an_empty_stream(self, stream: Stream) -> None:
+        with replay(stream) as consumer:
+            assert list(consumer) == []
+        with create_consumer(stream.url()) as consumer:
+            assert consumer.next(0) is None
+
+    # live following
+
+    def test_live_following_goes_on_with_what_is_sent_later(self, stream: Stream) -> None:
+        with create_consumer(stream.url()) as consumer:
+            for _ in range(4):
+                receipts = stream.send(in_turn(6, shards=2))
+                assert set(places(take(consumer, 6))) == set(places(receipts))
+                assert consumer.next(0) is None
+
+    def test_live_following_meets_new_shards(self, stream: Stream) -> None:
+        with create_consumer(stream.url(*STREAMS)) as consumer:
+            for shard in (Shard("orders", 2), Shard("orders", 0), Shard("clicks", 1)):
+                receipts = stream.send([shard])
+                assert places(take(consumer, 1)) == places(receipts)
+
+    def test_a_waiting_next_gets_the_message(self, stream: Stream) -> None:
+        found: list[Message | None] = []
+        with create_consumer(stream.url()) as consumer:
+            waiting = threading.Thread(target=lambda: found.append(consumer.next(PATIENCE)))
+            waiting.start()
+            receipts = stream.send(in_turn(1))
+            waiting.join(PATIENCE)
+            assert not waiting.is_alive()
+        assert places(message for message in found if message) == places(receipts)
+
+    def test_latest_starts_behind_what_is_there(self, stream: Stream) -> None:
+        stream.send(in_turn(30, shards=3))
+        with create_consumer(stream.url(), reset=AutoStreamReset.LATEST) as consumer:
+            assert consumer.next(0) is None
+            receipts = stream.send(in_turn(9, shards=3))
+            assert by_shard(take(consumer, 9)) == by_shard(receipts)
+
+    def test_two_consumers_get_everything_each(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(20, shards=2))
+        with create_consumer(stream.url()) as one, create_consumer(stream.url()) as other:
+            assert set(places(take(one, 20))) == set(places(take(other, 20))) == set(places(receipts))
+
+    def test_many_threads_share_one_consumer(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(400, shards=3))
+        found: list[Message] = []
+        with replay(stream) as consumer:
+            threads = [threading.Thread(target=lambda: found.extend(consumer)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+        assert sorted(places(found)) == sorted(places(receipts))
+
+    # rewind and seek
+
+    @pytest.mark.parametrize("index", [0, 1, 25, 50, 98, 99])
+    def test_rewind_to_a_sequence_is_inclusive(self, stream: Stream, index: int) -> None:
+        receipts = stream.send(in_turn(100))
+        with replay(stream) as consumer:
+            take(consumer, 60)
+            consumer.rewind(receipts[index].sequence)
+            assert places(consumer) == places(receipts[index:])
+            consumer.rewind(receipts[index].sequence)
+            assert places(consumer) == places(receipts[index:])
+
+    def test_rewind_moves_every_shard(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(90, shards=3))
+        target = receipts[45].sequence
+        with replay(stream) as consumer:
+            consumer.rewind(target)
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.sequence >= target)
+
+    def test_a_shard_that_does_not_reach_the_target_yet_goes_on_there_when_it_does(self, stream: Stream) -> None:
+        long = stream.send([Shard(STREAMS[0], 0)] * 20)
+        stream.send([Shard(STREAMS[0], 1)] * 3)
+        target = long[10].sequence
+        with replay(stream) as consumer:
+            consumer.rewind(target)
+            assert places(consumer) == places(long[10:])
+        with create_consumer(stream.url()) as consumer:
+            consumer.rewind(target)
+            take(consumer, 10)
+            later = stream.send([Shard(STREAMS[0], 1)] * 20)
+            reached = [receipt for receipt in later if receipt.sequence >= target]
+            assert places(take(consumer, len(reached))) == places(reached)
+
+    def test_rewind_to_the_beginning(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        with replay(stream) as consumer:
+            list(consumer)
+            consumer.rewind(Edge.BEGINNING)
+            assert by_shard(consumer) == by_shard(receipts)
+
+    def test_rewind_to_the_end(self, stream: Stream) -> None:
+        stream.send(in_turn(100, shards=2))
+        with create_consumer(stream.url()) as consumer:
+            take(consumer, 7)
+            consumer.rewind(Edge.END)
+            assert consumer.next(0) is None
+            receipts = stream.send(in_turn(4, shards=2))
+            assert by_shard(take(consumer, 4)) == by_shard(receipts)
+            consumer.rewind(Edge.BEGINNING)
+            assert len(take(consumer, 104)) == 104
+
+    @pytest.mark.parametrize(("at", "first"), [(0, 0), (1_000, 0), (1_001, 1), (1_250, 25), (1_251, 26), (1_990, 99)])
+    def test_seek_goes_to_the_first_message_at_or_after_the_moment(self, stream: Stream, at: int, first: int) -> None:
+        receipts = stream.send(in_turn(100))
+        with replay(stream) as consumer:
+            take(consumer, 50)
+            consumer.seek(from_milliseconds(at))
+            assert places(consumer) == places(receipts[first:])
+
+    def test_seek_moves_every_shard(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(60, shards=2, streams=STREAMS))
+        with replay(stream, *STREAMS) as consumer:
+            consumer.seek(from_milliseconds(1_333))
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.timestamp_ms >= 1_333)
+
+    def test_seek_reads_a_naive_moment_as_utc(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(10))
+        moment = from_milliseconds(1_050)
+        with replay(stream) as consumer:
+            for same in (moment, moment.replace(tzinfo=None), moment.astimezone(timezone(timedelta(hours=5)))):
+                consumer.seek(same)
+                assert places(consumer) == places(receipts[5:])
+
+    def test_out_of_bounds_keeps_the_position(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(20))
+        with replay(stream) as consumer:
+            take(consumer, 8)
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(receipts[-1].sequence + 1)
+            assert places(take(consumer, 1)) == places(receipts[8:9])
+            with pytest.raises(OutOfBoundsError):
+                consumer.seek(from_milliseconds(1_191))
+            assert places(consumer) == places(receipts[9:])
+
+    def test_out_of_bounds_on_an_empty_stream(self, stream: Stream) -> None:
+        with create_consumer(stream.url()) as consumer:
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(0)
+            with pytest.raises(OutOfBoundsError):
+                consumer.seek(from_milliseconds(0))
+            consumer.rewind(Edge.BEGINNING)
+            consumer.rewind(Edge.END)
+            assert consumer.next(0) is None
+
+    def test_a_move_before_everything_goes_to_the_beginning(self, stream: Stream) -> None:
+        with create_consumer(stream.url()) as consumer:
+            with pytest.raises(OutOfBoundsError):
+                consumer.seek(from_milliseconds(-1))
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(-1)
+        receipts = stream.send(in_turn(20))
+        with replay(stream) as consumer:
+            for milliseconds in (-1, -2, -3, -10_000):
+                consumer.seek(from_milliseconds(milliseconds))
+                assert places(consumer) == places(receipts)
+            consumer.rewind(-1)
+            assert places(consumer) == places(receipts)
+
+    def test_a_shard_that_is_empty_at_a_seek_begins_at_the_moment(self, stream: Stream) -> None:
+        stream.send(in_turn(1), first_ms=5_000)
+        with create_consumer(stream.url()) as consumer:
+            consumer.seek(from_milliseconds(5_000))
+            take(consumer, 1)
+            later = stream.send([Shard("orders", 1)] * 4, first_ms=4_980)
+            assert places(take(consumer, 2)) == places(later[2:])
+
+    def test_messages_of_other_streams_are_out_of_bounds(self, stream: Stream) -> None:
+        stream.send(in_turn(5))
+        receipts = stream.send([Shard("clicks")] * 40, first_ms=5_000)
+        with replay(stream) as consumer:
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(receipts[-1].sequence)
+            with pytest.raises(OutOfBoundsError):
+                consumer.seek(from_milliseconds(5_000))
+            assert len(list(consumer)) == 5
+
+    def test_seek_after_the_end_was_reached(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(10))
+        with replay(stream) as consumer:
+            list(consumer)
+            consumer.seek(from_milliseconds(1_080))
+            assert places(consumer) == places(receipts[8:])
+
+    # assign and unassign
+
+    def test_assigned_shards_only(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(90, shards=3))
+        with replay(stream) as consumer:
+            consumer.assign(Shard("orders", 1))
+            consumer.rewind(Edge.BEGINNING)
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 1)
+            consumer.assign(Shard("orders", 2))
+            consumer.rewind(receipts[60].sequence)
+            assert by_shard(consumer) == by_shard(
+                r for r in receipts if r.shard.id in {1, 2} and r.sequence >= receipts[60].sequence
+            )
+
+    def test_assignments_count_from_the_next_move_on(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        with replay(stream) as consumer:
+            first = take(consumer, 3)
+            consumer.assign(Shard("orders", 1))
+            # A move that fails changes nothing either.
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(2 * receipts[-1].sequence + 1000)
+            assert by_shard([*first, *consumer]) == by_shard(receipts)
+            consumer.rewind(Edge.BEGINNING)
+            (one,) = take(consumer, 1)
+            consumer.assign(Shard("orders", 2))
+            consumer.unassign(Shard("orders", 1))
+            assert by_shard([one, *consumer]) == by_shard(r for r in receipts if r.shard.id == 1)
+            consumer.seek(from_milliseconds(1_000))
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 2)
+
+    def test_unassigned_shards_are_left_out(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        with replay(stream) as consumer:
+            consumer.unassign(Shard("orders", 0))
+            consumer.rewind(Edge.BEGINNING)
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
+            consumer.assign(Shard("orders", 0))
+            consumer.rewind(Edge.BEGINNING)
+            assert by_shard(consumer) == by_shard(receipts)
+
+    def test_what_is_assigned_is_read_from_the_next_move_on(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(90, shards=3))
+        with replay(stream) as consumer:
+            consumer.assign(Shard("orders", 1))
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(receipts[-1].sequence + 1)
+            assert by_shard(consumer) == by_shard(receipts)
+            consumer.rewind(Edge.BEGINNING)
+            consumer.assign(Shard("orders", 2))
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 1)
+            consumer.rewind(Edge.BEGINNING)
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
+
+    def test_what_is_unassigned_is_read_until_the_next_move(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        with replay(stream) as consumer:
+            consumer.unassign(Shard("orders", 0))
+            assert by_shard(consumer) == by_shard(receipts)
+            consumer.seek(from_milliseconds(0))
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id != 0)
+
+    def test_a_single_shard_that_is_not_read_cannot_be_moved(self, stream: Stream) -> None:
+        stream.send(in_turn(6, shards=3))
+        with replay(stream) as consumer:
+            consumer.unassign(Shard("orders", 0))
+            consumer.rewind(Edge.BEGINNING)
+            if not isinstance(consumer, PositionedConsumer):
+                return
+            assert consumer.assigned() == {Shard("orders", 1), Shard("orders", 2)}
+            with pytest.raises(NotSubscribedError, match="orders/0 is not read"):
+                consumer.go_to({Shard("orders", 0): 0, Shard("orders", 1): 0})
+            assert {message.shard.id for message in consumer} == {1, 2}
+
+    def test_a_replay_of_a_shard_that_is_not_there_ends(self, stream: Stream) -> None:
+        stream.send(in_turn(6, shards=3))
+        with replay(stream) as consumer:
+            consumer.assign(Shard("orders", 9))
+            consumer.rewind(Edge.BEGINNING)
+            with pytest.raises(StreamEndedError):
+                consumer.next(PATIENCE)
+
+    def test_assignments_that_cannot_be(self, stream: Stream) -> None:
+        stream.send(in_turn(6, shards=3))
+        with replay(stream) as consumer:
+            with pytest.raises(NotSubscribedError, match="clicks/0"):
+                consumer.assign(Shard("clicks"))
+            with pytest.raises(NotSubscribedError, match="orders/9"):
+                consumer.unassign(Shard("orders", 9))
+            consumer.unassign(Shard("orders", 0))
+            with pytest.raises(NotSubscribedError, match="orders/0"):
+                consumer.unassign(Shard("orders", 0))
+            consumer.unassign(Shard("orders", 1))
+            with pytest.raises(NotSubscribedError, match="last"):
+                consumer.unassign(Shard("orders", 2))
+
+    def test_out_of_bounds_looks_at_the_assigned_shards_only(self, stream: Stream) -> None:
+        stream.send([Shard("orders", 0)] * 3)
+        receipts = stream.send([Shard("orders", 1)] * 30, first_ms=9_000)
+        with replay(stream) as consumer:
+            consumer.assign(Shard("orders", 0))
+            with pytest.raises(OutOfBoundsError):
+                consumer.seek(from_milliseconds(9_000))
+            with pytest.raises(OutOfBoundsError):
+                consumer.rewind(receipts[-1].sequence)
+
+    # closing
+
+    def test_close_ends_a_waiting_next(self, stream: Stream) -> None:
+        ended = threading.Event()
+        consumer = create_consumer(stream.url())
+
+        def wait() -> None:
+            try:
+                consumer.next()
+            except StreamEndedError:
+                ended.set()
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        assert not ended.wait(0.05)
+        consumer.close()
+        assert ended.wait(PATIENCE)
+        waiting.join(PATIENCE)
+
+    def test_a_closed_consumer_reads_no_more(self, stream: Stream) -> None:
+        stream.send(in_turn(5))
+        consumer = create_consumer(stream.url())
+        take(consumer, 1)
+        consumer.close()
+        consumer.close()
+        with pytest.raises(StreamEndedError):
+            consumer.next(0)
+        assert list(consumer) == []
+
+
+class ProducerContract(Contract):
+    """What a producer does: receipts, sequences, times, flushing, closing."""
+
+    def test_messages_are_what_was_sent(self, stream: Stream) -> None:
+        payloads = [b"", b"{}", b"\xff\x00\r", b"x" * 5000]
+        with create_producer(stream.url()) as producer:
+            receipts = [producer.send(payload, timestamp_ms=1_000 + n) for n, payload in enumerate(payloads)]
+        with replay(stream) as consumer:
+            found = list(consumer)
+        assert [message.payload for message in found] == payloads
+        assert [(m.shard, m.sequence, m.timestamp_ms) for m in found] == [
+            (r.shard, r.sequence, r.timestamp_ms) for r in receipts
+        ]
+        assert found[1].text() == "{}"
+        assert found[1].timestamp == datetime(1970, 1, 1, 0, 0, 1, 1000, timezone.utc)
+
+    def test_sequences_grow_in_each_shard_over_several_producers(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(9, shards=3)) + stream.send(in_turn(9, shards=3))
+        for sequences in by_shard(receipts).values():
+            assert sequences == sorted(set(sequences))
+            assert len(sequences) == 6
+
+    def test_send_time_is_now_by_default(self, stream: Stream) -> None:
+        before = time.time_ns() // 1_000_000
+        with create_producer(stream.url()) as producer:
+            receipt = producer.send(b"now")
+        assert before <= receipt.timestamp_ms <= time.time_ns() // 1_000_000
+
+    def test_a_closed_producer_sends_no_more(self, stream: Stream) -> None:
+        producer = create_producer(stream.url())
+        producer.send(b"one")
+        producer.close()
+        producer.close()
+        with pytest.raises(ProducerEndedError):
+            producer.send(b"two")
+        with replay(stream) as consumer:
+            assert [message.payload for message in consumer] == [b"one"]
+
+    def test_flushed_messages_can_be_read_while_the_producer_goes_on(self, stream: Stream) -> None:
+        with create_producer(stream.url()) as producer, create_consumer(stream.url()) as consumer:
+            for index in range(5):
+                receipt = producer.send(b"%d" % index)
+                producer.flush()
+                assert places(take(consumer, 1)) == places([receipt])
