@@ -34,7 +34,7 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "DESIGN.md", "CHANGELOG.md")),
+    *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
@@ -45,7 +45,7 @@ BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
 # Programs whose options are not ours to check.
-OTHERS = {"cat", "export", "jq", "producer", "tail"}
+OTHERS = {"cat", "export", "jq", "pip", "producer", "tail"}
 CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
 PATH = re.compile(
     r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
