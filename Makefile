@@ -64,7 +64,7 @@ format: setup ## Format the code
 lock: setup ## Write requirements-dev.txt anew: names and versions only
 	$(BIN)/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
 
-test-versions: setup ## All tests on the RESOLUTION=lowest or highest versions that pyproject.toml allows
+test-versions: setup ## The first tier on the RESOLUTION=lowest or highest versions that pyproject.toml allows
 	tools/test-versions $(RESOLUTION) $(ARGS)
 
 clean: ## Remove the demo's data and caches, but not .venv

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import dagster as dg
@@ -108,6 +109,7 @@ def run_demo(*, home: Path | None = None, messages: int = MESSAGES) -> int:
             _follow(place, instance, progress, log)
     verdicts = _verify(place)
     _show(place)
+    _tell_of_the_ui(place)
     return _conclude(place, verdicts)
 
 
@@ -244,6 +246,16 @@ def _show(place: Home) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _tell_of_the_ui(place: Home) -> None:
+    """How to look at the runs; Dagster's web server is an extra, as nothing else needs it."""
+    if find_spec("dagster_webserver") is None:
+        console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
+    names = f"DAGSTER_HOME={place.dagster_home} STREAM_ASSETS_DEMO={place.path}"
+    console.print(
+        f"the Dagster UI of these runs: {names} dagster dev -m stream_assets.definitions", markup=False, soft_wrap=True
+    )
 
 
 def _conclude(place: Home, verdicts: list[ShardVerdict]) -> int:
