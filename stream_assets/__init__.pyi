@@ -1,6 +1,6 @@
 """The names that ``from stream_assets import …`` gives, each with the module that it is from."""
 
-from sensors.lag import LagPolicy as LagPolicy
+from sensors.lag_sensor import LagPolicy as LagPolicy
 from spark_jobs.reading.decode import Json as Json, Raw as Raw, Text as Text
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset

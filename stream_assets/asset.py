@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from sensors.lag import MEMBER_TAG, LagPolicy
+from sensors.lag_sensor import MEMBER_TAG, LagPolicy
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
 from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay

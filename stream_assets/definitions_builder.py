@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.lag import build_lag_sensor
+from sensors.lag_sensor import build_lag_sensor
 from stream_assets.asset import StreamAsset
 from stream_assets.checks import build_continuity_check, build_dead_letter_check
 from stream_assets.replay_job import build_replay_job

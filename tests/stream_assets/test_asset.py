@@ -14,7 +14,7 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
-from sensors.lag import LagCursor, LagPolicy
+from sensors.lag_sensor import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
 from stream_assets import Json, SparkResource, stream_definitions
 from stream_consumers.create import create_producer

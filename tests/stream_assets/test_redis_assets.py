@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 
-from sensors.lag import MEMBER_TAG
+from sensors.lag_sensor import MEMBER_TAG
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.redis_tables import Stream
 from tests.support.settings import ROOT

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from sensors.lag import LAG_TAG
+from sensors.lag_sensor import LAG_TAG
 from spark_jobs.mode_switch import switch_sharing
 from spark_jobs.verify import verify
 from stream_assets import Json, StreamAsset, stream_asset

@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    call(place, uv, "build", "--wheel", "--quiet", "--out-dir", str(place), str(ROOT))
+    call(place, uv, "build", "--quiet", "--out-dir", str(place), str(ROOT))
     call(place, uv, "venv", "--quiet", "--python", sys.executable, "venv")
     (wheel,) = place.glob("*.whl")
     call(place, uv, "pip", "install", "--quiet", "--python", "venv/bin/python", str(wheel))
