@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from stream_assets.cli.main import main
 from stream_consumers import StreamUrl, create_producer
 from tests.support.documents import Block, anchors, blocks, commands, links, mentioned, resolve
 from tests.support.settings import ROOT
+from tests.support.topics import delete_topics, topics
 
 try:
     import tomllib
@@ -86,17 +88,33 @@ def assets(namespace: dict[str, Any]) -> list[StreamAsset]:
 # -- Python -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def addresses(page: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The servers for the addresses that a page names; what it makes there is gone after the test."""
+    text = page.read_text()
+    made = {written: str(request.getfixturevalue(name)) for written, name in BROKERS.items() if written in text}
+    broker, server = made.get("localhost:9092"), made.get("localhost:6379")
+    before = topics(broker) if broker else set()
+    if server:
+        forget_keys(server)
+    yield made
+    if broker:
+        delete_topics(broker, list(topics(broker) - before))
+    if server:
+        forget_keys(server)
+
+
+def forget_keys(server: str) -> None:
+    host, _, port = server.partition(":")
+    with redis.Redis(host, int(port)) as client:
+        client.flushdb()
+
+
 @pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TESTING], ids=in_project)
 def test_the_python_of_a_page_runs(
-    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = page.read_text()
-    addresses = {written: request.getfixturevalue(name) for written, name in BROKERS.items() if written in text}
-    if server := addresses.get("localhost:6379"):
-        host, _, port = server.partition(":")
-        with redis.Redis(host, int(port)) as client:
-            client.flushdb()
     namespace = run(page, addresses)
     for asset in assets(namespace):
         # The servers of the tests have no secrets: with them, an asset is declared, and that is all.

@@ -10,34 +10,16 @@ from typing import Any
 import dagster as dg
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
-from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
+from stream_assets import Json, stream_definitions
 from stream_consumers.create import create_producer
-from tests.support.dagster_runs import execute, materializations, tick
+from tests.support.dagster_runs import declare, execute, materializations, tick
 from tests.support.streams import shard, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 DAY_MS = 86_400_000
 TUESDAY_MS = int(datetime(2026, 11, 17, tzinfo=timezone.utc).timestamp() * 1000)
-
-
-def declare(folder: Path, made_by: str, **options: Any) -> StreamAsset:
-    settings: dict[str, Any] = {
-        "source": f"file://{folder}/orders.ss/orders",
-        "group": "lakehouse",
-        "table": str(folder / "t"),
-        "decode": Json("id BIGINT, user STRING"),
-        "max_records": 40,
-    }
-
-    @stream_asset(**{**settings, **options})
-    def orders(batch: DataFrame) -> DataFrame:
-        """Orders, each once."""
-        return batch.withColumn("made_by", f.lit(made_by))
-
-    return orders
 
 
 def makers(folder: Path) -> Counter[str]:

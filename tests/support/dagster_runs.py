@@ -8,11 +8,13 @@ from typing import Any
 
 import dagster as dg
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
 
 
-def declare(folder: Path, **options: Any) -> StreamAsset:
+def declare(folder: Path, made_by: str = "", **options: Any) -> StreamAsset:
+    """The asset ``orders`` on the file and the table in a folder; its rows say who made them, if anybody is named."""
     settings: dict[str, Any] = {
         "source": f"file://{folder}/orders.ss/orders",
         "group": "lakehouse",
@@ -24,7 +26,7 @@ def declare(folder: Path, **options: Any) -> StreamAsset:
     @stream_asset(**{**settings, **options})
     def orders(batch: DataFrame) -> DataFrame:
         """Orders, each once."""
-        return batch
+        return batch.withColumn("made_by", f.lit(made_by)) if made_by else batch
 
     return orders
 

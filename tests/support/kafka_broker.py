@@ -5,8 +5,6 @@ Run it by hand with ``python -m tests.support.kafka_broker --port 9092`` (``make
 
 from __future__ import annotations
 
-import argparse
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ import pyspark
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_jobs.jars import java, resolved
-from tests.support.servers import Server, anew, running
+from tests.support.servers import Server, anew, running, serve
 
 COORDINATE = ("org.apache.kafka", "kafka_2.13", "4.1.0")
 START_SECONDS = 120.0
@@ -121,19 +119,5 @@ def _loads_groups(address: str) -> bool:
     return True
 
 
-def main() -> None:
-    """Run a broker until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=9092)
-    port = parser.parse_args().port
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="kafka-") as folder, kafka_broker(Path(folder), port=port) as (address, _):
-        print(f"Kafka {COORDINATE[2]} is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(f"Kafka {COORDINATE[2]}", 9092, lambda folder, port: kafka_broker(folder, port=port))

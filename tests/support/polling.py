@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T | None], *, seconds: float = 30.0, what: str = "the condition") -> T:
+def until(condition: Callable[[], T | None], *, seconds: float = 60.0, what: str = "the condition") -> T:
     """The first truthy value of ``condition``; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,7 +13,7 @@ from typing import Any, NamedTuple
 import redis
 import trustme
 
-from tests.support.servers import Server, anew, running, some_port
+from tests.support.servers import Server, anew, running, serve, some_port
 
 START_SECONDS = 60.0
 TRIES = 5  # a port may be in use
@@ -98,19 +96,5 @@ def _is_whole(client: Any, nodes: int) -> bool:
     return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == nodes
 
 
-def main() -> None:
-    """Run a server until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=6379)
-    port = parser.parse_args().port
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="redis-") as folder, redis_server(Path(folder), port=port) as address:
-        print(f"Redis is listening at {address}; Ctrl-C stops it and removes its data", flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            print("stopping", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve("Redis", 6379, lambda folder, port: redis_server(folder, port=port))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import secrets
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -110,3 +112,17 @@ def some_port() -> int:
     cluster), so that only another server can have it.
     """
     return 10_000 + secrets.randbelow(12_000)
+
+
+def serve(name: str, port: int, start: Callable[[Path, int], AbstractContextManager[object]]) -> None:
+    """Run a server by hand, on a port that ``--port`` may change, until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=f"A real {name} on the loopback interface.")
+    parser.add_argument("--port", type=int, default=port)
+    port = parser.parse_args().port
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder, start(Path(folder), port):
+        print(f"{name} is listening at 127.0.0.1:{port}; Ctrl-C stops it and removes its data", flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            print("stopping", flush=True)

@@ -19,7 +19,7 @@ def create_topic(address: str, partitions: int, *, name: str | None = None, **co
     name = name or f"orders-{uuid.uuid4().hex[:8]}"
     settings = {key.replace("_", "."): value for key, value in config.items()}
     client = admin(address)
-    client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(10)
+    client.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(60)
     # The broker says so before it knows the topic itself.
     until(lambda: _leaders(client, name) == partitions, what="the topic being known")
     return name
@@ -27,16 +27,23 @@ def create_topic(address: str, partitions: int, *, name: str | None = None, **co
 
 def _leaders(client: AdminClient, name: str) -> int:
     """How many partitions of a topic have one."""
-    topics = client.list_topics(timeout=10).topics
+    topics = client.list_topics(timeout=60).topics
     return sum(p.leader >= 0 for p in topics[name].partitions.values()) if name in topics else 0
 
 
 def delete_topics(address: str, names: Sequence[str]) -> None:
     """Delete topics, and wait until they are gone."""
+    if not names:
+        return
     client = admin(address)
     for future in client.delete_topics(list(names)).values():
-        future.result(10)
-    until(lambda: not set(names) & set(client.list_topics(timeout=10).topics), what="the topics being gone")
+        future.result(60)
+    until(lambda: not set(names) & set(client.list_topics(timeout=60).topics), what="the topics being gone")
+
+
+def topics(address: str) -> set[str]:
+    """The names of all topics but the broker's own."""
+    return {name for name in admin(address).list_topics(timeout=60).topics if not name.startswith("__")}
 
 
 def admin(address: str) -> AdminClient:
@@ -67,7 +74,7 @@ def sequences_in_topic(address: str, topic: str) -> set[Identity]:
             "log_level": 2,
         }
     )
-    partitions = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, 60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
     found: set[Identity] = set()
     open_partitions = set(partitions)
@@ -88,15 +95,15 @@ def committed(address: str, group: str, topic: str) -> dict[int, int]:
     """What Kafka's own admin API says that a group has committed, per partition."""
     request = [ConsumerGroupTopicPartitions(group)]
     client = admin(address)
-    places = client.list_consumer_group_offsets(request)[group].result(10).topic_partitions
+    places = client.list_consumer_group_offsets(request)[group].result(60).topic_partitions
     return {place.partition: place.offset for place in places if place.topic == topic}
 
 
 def ends(address: str, topic: str) -> dict[int, int]:
     """The high watermark of each partition."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": "unused", "log_level": 2})
-    numbers = consumer.list_topics(topic, 10).topics[topic].partitions
-    found = {n: consumer.get_watermark_offsets(TopicPartition(topic, n), 10)[1] for n in numbers}
+    numbers = consumer.list_topics(topic, 60).topics[topic].partitions
+    found = {n: consumer.get_watermark_offsets(TopicPartition(topic, n), 60)[1] for n in numbers}
     consumer.close()
     return found
 

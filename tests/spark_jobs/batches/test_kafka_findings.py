@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.delta_writes import clean_log
 from tests.support.kafka_topics import Broker, Once, assert_each_once, orders, pipeline
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def broker(kafka: str) -> Iterator[Broker]:
-    with Broker(kafka) as made:
-        yield made
 
 
 def test_a_shard_that_never_wrote_does_not_begin_the_group_anew_on_a_cleaned_log(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,12 +32,6 @@ from tests.support.kafka_topics import (
 )
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def broker(kafka: str) -> Iterator[Broker]:
-    with Broker(kafka) as made:
-        yield made
 
 
 def test_k09_a_live_subscriber_is_named_and_repaired_after(spark: SparkSession, broker: Broker, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from tests.support.kafka_topics import MALFORMED, Broker, Once, Pipeline, assert
 from tests.support.polling import until
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def broker(kafka: str) -> Iterator[Broker]:
-    with Broker(kafka) as made:
-        yield made
 
 
 def test_k01_a_first_message_that_fails_commits_nothing_before_it_is_a_dead_letter(
