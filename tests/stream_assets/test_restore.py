@@ -133,6 +133,7 @@ def test_after_a_restore_the_next_run_writes_again_what_it_took_away(lake: Lake)
     lake.assert_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lake", ["file"], indirect=True)
 def test_a_restore_after_optimize_and_before_and_after_a_vacuum(lake: Lake) -> None:
     lake.sql("OPTIMIZE {t}")

@@ -28,7 +28,7 @@ from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.delta_writes import APP, VERSION, Writes
-from tests.support.feeds import KINDS, SHARDS, Feed, FileFeed, make_feed
+from tests.support.feeds import FILES_FIRST, SHARDS, Feed, FileFeed, make_feed
 from tests.support.kafka_topics import CrashError, FailOnce, Once, crash
 from tests.support.old_and_new import Row, made, new, old, rows_of
 from tests.support.polling import until
@@ -298,7 +298,7 @@ def test_d07_a_restore_in_the_middle_of_what_a_rewind_left_to_do(lake: Lake) -> 
     lake.assert_made(by_new=range(MESSAGES))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FILES_FIRST)
 def any_lake(request: pytest.FixtureRequest, spark: SparkSession, folder: Path) -> Lake:
     return Lake.of(spark, make_feed(request.param, folder, request.getfixturevalue), folder)
 

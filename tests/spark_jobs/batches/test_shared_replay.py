@@ -131,6 +131,7 @@ def test_a_batch_of_a_member_that_was_planned_before_a_rewind_never_lands(group:
     group.assert_made(by_new=range(30, 120), count=120)
 
 
+@pytest.mark.slow
 def test_a_replay_has_a_line_of_its_own_and_moves_nothing(group: Group) -> None:
     group.replay(range(30, 60))
     group.assert_made(by_new=range(30, 60))
@@ -191,6 +192,7 @@ def test_where_entries_are_claimed_nothing_is_replayed_or_moved(claiming: Group)
     assert facts(claiming) == before
 
 
+@pytest.mark.slow
 def test_where_entries_are_claimed_the_commands_say_so(claiming: Group) -> None:
     before = facts(claiming)
     place = ("--source", claiming.feed.url, "--table", claiming.what.table, "--group", claiming.feed.group)

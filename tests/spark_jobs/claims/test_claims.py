@@ -468,6 +468,7 @@ def test_a_transform_that_fails_releases_its_entries_and_counts_no_delivery(
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_restore_that_removes_claimed_batches_is_an_error(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     stream.drain(spark)

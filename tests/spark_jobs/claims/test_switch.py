@@ -74,7 +74,7 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
     stream.assert_each_once()
 
 
-@pytest.mark.parametrize("to", ["load_balanced", "resumable"])
+@pytest.mark.parametrize("to", ["load_balanced", pytest.param("resumable", marks=pytest.mark.slow)])
 def test_a_switch_that_is_interrupted_at_any_step_is_run_again(
     spark: SparkSession, stream: Stream, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_group_cannot_be_used_the_other_way(spark: SparkSession, stream: Strea
 # what a review found
 
 
+@pytest.mark.slow
 def test_losses_are_told_across_a_switch_in_both_directions(spark: SparkSession, stream: Stream) -> None:
     stream.drain(spark)
     for to in ("load_balanced", "resumable"):
@@ -174,6 +175,7 @@ def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSessio
         switch(spark, stream, "resumable")
 
 
+@pytest.mark.slow
 def test_a_switch_to_claims_waits_for_what_a_restore_left_to_do(spark: SparkSession, stream: Stream) -> None:
     stream.drain(spark, stream.ingestion(10))
     for version in (1, 2):
