@@ -11,7 +11,7 @@ from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from stream_consumers.errors import MissingDependencyError
 
 NEEDED_JAVA = 17
-PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "dagster-pyspark", "pyarrow", "confluent-kafka", "redis")
+PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
 
 
 def examine() -> list[dict[str, str]]:
