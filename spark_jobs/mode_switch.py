@@ -1,10 +1,10 @@
-"""Changes how a group shares its shards, which changes the number lines that its batches are written on.
+"""Changes how a group shares its shards, which changes the transaction sequences of its batches.
 
-A batch that was planned on an old line could land next to one on a new line: the same messages twice. So the old lines
-are fenced, each by an empty commit that takes the next number of the line, before anybody plans on the new ones:
+A batch planned in an old sequence could land next to one of a new sequence: the same messages twice. So the old
+sequences are fenced, each by an empty commit that takes its next number, before anybody plans in the new ones:
 
-    one line -> a line a shard    ONE commit fences the line and switches
-    a line a shard -> one line    1 "switching": nobody plans any more    2 every shard's line is fenced    3 the switch
+    one sequence -> one a shard    ONE commit fences the sequence and switches
+    one a shard -> one sequence    1 "switching": nobody plans any more   2 every shard is fenced   3 the switch
 
 Redis, where members claim entries, is in :mod:`spark_jobs.claims.switch`. A switch that was killed on the way is run
 again. tests/spark_jobs/test_mode_switch_model.py explores all interleavings.
@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.empty_commit import commit_empty
 from spark_jobs.batches.ingestion import CLAIMS, LEAVING_CLAIMS, SWITCHING, Ingestion
-from spark_jobs.claims.switch import check_switch, mark_claims, remark_claims, settle_claims, unmark_claims
+from spark_jobs.batches.writer import commit_empty
+from spark_jobs.claims.switch import check_switch, enter_claim_mode, keep_claim_mode, leave_claim_mode, settle_claims
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
@@ -41,7 +41,7 @@ def switch_sharing(
         spark: a session that can write Delta tables.
         ingestion: group and table.
         to: the new mode.
-        source: the stream; the line of each of its shards is fenced, besides those that the ledger knows.
+        source: the stream; each of its shards is fenced, besides those that the ledger knows.
         claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
 
     Returns:
@@ -62,7 +62,7 @@ def switch_sharing(
     wanted = CLAIMS if claims is not None and to is ConsumerMode.LOAD_BALANCED else to.value
     if state.sharing == wanted:
         if claims is not None and wanted == CLAIMS:
-            remark_claims(claims, state)
+            keep_claim_mode(claims, state)
         return False
     is_leaving = state.sharing in (CLAIMS, LEAVING_CLAIMS)
     if claims is not None:
@@ -70,10 +70,10 @@ def switch_sharing(
     if claims is not None and wanted == CLAIMS:
         if not is_leaving:
             _fence(spark, member, switch=SWITCHING)
-        mark_claims(claims, member.ledger().read(), was_claimed=is_leaving)
+        enter_claim_mode(claims, member.ledger().read(), was_claimed=is_leaving)
     elif claims is not None and is_leaving:
         _end_claims(spark, member, claims)
-    elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_LINE:
+    elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
         _fence(spark, member, switch=SWITCHING)
         # Asked only now: nobody plans on a shard that appears later.
         for shard in sorted({*source.extents(), *state.shards}):
@@ -84,12 +84,12 @@ def switch_sharing(
 
 def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) -> None:
     _fence(spark, ingestion, switch=LEAVING_CLAIMS)
-    unmark_claims(claims)
+    leave_claim_mode(claims)
 
     def fence(member: str, number: int) -> None:
-        line = replace(ingestion, member=member)
-        while line.ledger().read().last_number < number:
-            _fence(spark, line, switch=None)
+        fenced = replace(ingestion, member=member)
+        while fenced.ledger().read().last_number < number:
+            _fence(spark, fenced, switch=None)
 
     # A member that looked before this switch began has its next number already.
     for member in {c.entry.by for c in ingestion.ledger().newest_first() if c.entry and "/" not in c.entry.by}:
@@ -98,7 +98,7 @@ def _end_claims(spark: SparkSession, ingestion: Ingestion, claims: RedisClaims) 
     _fence(spark, ingestion, switch=None, ranges=ranges, hint=hint)
 
 
-_ONE_LINE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
+_ONE_SEQUENCE = (ConsumerMode.RESUMABLE.value, ConsumerMode.REAL_TIME.value)
 
 
 def _fence(

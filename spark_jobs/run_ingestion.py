@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.job import drain_batches
 from spark_jobs.claims.job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
@@ -72,7 +73,7 @@ def drain(
     if not source.is_claimed and ingestion.member != "main":
         raise InvalidOptionError(
             f"mode {source.mode.value} of {source.url.protocol} has no members by name: member={ingestion.member!r}",
-            remedy="Leave the member out: a second number line would write everything a second time.",
+            remedy="Leave the member out: a second transaction sequence would write everything a second time.",
         )
     if source.is_claimed and (origin or stop):
         raise UnsupportedError(
@@ -92,20 +93,7 @@ def drain(
         return
     with source.open() as opened:
         job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop)
-        count = 0
-        batch = job.plan()
-        while batch is not None:
-            report = job.run(batch)
-            count += report is not None
-            try:
-                batch = None if count == max_batches else job.plan()
-            except Exception:
-                # The batch is in the table whatever comes next: tell of it first.
-                if report is not None:
-                    yield report, False
-                raise
-            if report is not None:
-                yield report, batch is None
+        yield from drain_batches(job, max_batches=max_batches)
         tail = opened.unreadable_tail()
         if tail:
             on_tail(tail)
@@ -152,10 +140,10 @@ def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bo
 
 
 class SharedDrain:
-    """One member of a group that drains the shards it is given, several at a time, each on a number line of its own.
+    """One member of a group that drains the shards it is given, several at a time, each in its own sequence.
 
-    Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner on the number line of
-    the shard, and Delta picks one (protocol b10).
+    Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner for the next
+    transaction number of the shard, and Delta picks one (protocol b10).
 
     Args:
         source: the stream.

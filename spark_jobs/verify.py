@@ -5,28 +5,23 @@ No JVM: the stream is read as executors would read it, the table with delta-rs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
-import pyarrow.compute as pc
-from deltalake.exceptions import DeltaError
 
 from spark_jobs.batches.ingestion import Ingestion, check_source, lag
 from spark_jobs.claims.status import ClaimState
-from spark_jobs.ledger.dataset import open_dataset
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, sequences
 from spark_jobs.writing.dead_letters import DeadLetterTable
 from stream_consumers.batches import BatchSource, Range
-from stream_consumers.errors import StreamNotFoundError, TableUnreadableError
+from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 
-Sequences = npt.NDArray[np.int64]
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
 
@@ -107,25 +102,25 @@ def verify(
     stream = _read_source(source, covered, progress)
     if claims is not None:
         stream = {s: np.setdiff1d(found, claims.unsettled.get(s, _NONE)) for s, found in stream.items()}
-    rows = _sequences(ingestion.table, ingestion.storage_options, version=state.version)
+    rows = sequences(ledger.log, version=state.version)
     if claims is not None:
         rows = _settled(rows, covered, claims)
-    dead_letters = ingestion.dead_letters()
-    letters: Mapping[Shard, Sequences] = {}
+    dead_letter_table = ingestion.dead_letters()
+    dead_letters: Mapping[Shard, Sequences] = {}
     unplaced: Mapping[Shard, int] = {}
-    if dead_letters.log().snapshot() is not None:
-        letters, unplaced = _letters(dead_letters, ledger)
+    if dead_letter_table.log().snapshot() is not None:
+        dead_letters, unplaced = _dead_letters(dead_letter_table, ledger)
         if claims is not None:
-            letters = _settled(letters, covered, claims)
-    shards = {s for s in (*extents, *rows, *letters, *unplaced) if s.stream in streams}
+            dead_letters = _settled(dead_letters, covered, claims)
+    shards = {s for s in (*extents, *rows, *dead_letters, *unplaced) if s.stream in streams}
     behind = lag(source, state, extents) if claims is None else claims.lag
-    filtered, skipped, absent = _explained(stream, rows, letters, ledger)
+    filtered, skipped, absent = _explained(stream, rows, dead_letters, ledger)
     return [
         _judge(
             shard,
             stream.get(shard, _NONE),
             rows.get(shard, _NONE),
-            letters.get(shard, _NONE),
+            dead_letters.get(shard, _NONE),
             unplaced=unplaced.get(shard, 0),
             absent=absent.get(shard, _NONE),
             filtered=filtered.get(shard, 0),
@@ -151,8 +146,8 @@ def _read_source(
     while (plan := source.plan(gaps, limits=Limits(), parallelism=1)) is not None:
         for split in plan.splits:
             for batch in split.read():
-                for shard, sequences in _by_shard(batch.to_pandas(), "stream", "shard", "sequence"):
-                    found.setdefault(shard, []).append(sequences)
+                for shard, own in by_shard(batch.to_pandas(), "stream", "shard", "sequence"):
+                    found.setdefault(shard, []).append(own)
                 progress(len(batch))
         gaps = {
             shard: Range(plan.ranges[shard].end if shard in plan.ranges else gap.start, gap.end)
@@ -169,87 +164,23 @@ def _settled(
     return {s: part[~np.isin(part, claims.unsettled.get(s, _NONE))] for s, part in delivered.items()}
 
 
-def _within(sequences: Sequences, covered: Intervals) -> Sequences:
-    masks = [(sequences >= part.start) & (sequences < part.end) for part in covered]
-    return sequences[np.logical_or.reduce(masks)] if masks else _NONE
+def _within(found: Sequences, covered: Intervals) -> Sequences:
+    masks = [(found >= part.start) & (found < part.end) for part in covered]
+    return found[np.logical_or.reduce(masks)] if masks else _NONE
 
 
-def _by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:
-    placed = frame[[stream, number, sequence]].dropna()
-    for (key, shard_id), sequences in placed.groupby([stream, number])[sequence]:
-        yield Shard(str(key), int(shard_id)), sequences.to_numpy(np.int64)
-
-
-def count_rows(ingestion: Ingestion, ranges: Mapping[Shard, Range]) -> Mapping[Shard, int]:
-    """The rows of the table within these ranges, per shard.
-
-    Raises:
-        TableUnreadableError: delta-rs cannot read the table's data.
-    """
-    place = (pc.field("_stream"), pc.field("_shard"), pc.field("_sequence"))
-    try:
-        table = open_dataset(ingestion.table, storage_options=ingestion.storage_options)
-        return {
-            shard: table.count_rows(
-                filter=(place[0] == shard.stream)
-                & (place[1] == shard.id)
-                & (place[2] >= part.start)
-                & (place[2] < part.end)
-            )
-            for shard, part in ranges.items()
-        }
-    except (DeltaError, OSError, KeyError, ValueError) as error:
-        raise _unreadable(ingestion.table, error) from error
-
-
-def last_sequences(ingestion: Ingestion) -> Mapping[Shard, int]:
-    """The last sequence of each shard in the table and its dead letters.
-
-    Raises:
-        TableUnreadableError: delta-rs cannot read the table's data.
-    """
-    found: dict[Shard, int] = {}
-    letters = ingestion.dead_letters()
-    for path, log in ((ingestion.table, ingestion.ledger().log), (letters.path, letters.log())):
-        snapshot = log.snapshot()
-        if snapshot is not None:
-            for shard, own in _sequences(path, ingestion.storage_options, version=snapshot.version).items():
-                found[shard] = max(int(own.max()), found.get(shard, -1))
-    return found
-
-
-def _unreadable(path: str, error: Exception) -> TableUnreadableError:
-    return TableUnreadableError(
-        f"the rows of {path} cannot be read without Spark ({error})",
-        remedy="The table needs its columns _stream, _shard and _sequence, and features that delta-rs can read.",
-    )
-
-
-def _sequences(path: str, storage_options: Mapping[str, str], *, version: int) -> Mapping[Shard, Sequences]:
-    """All sequences of a version of a table per shard, duplicates included."""
-    parts: dict[Shard, list[Sequences]] = {}
-    try:
-        dataset = open_dataset(path, version=version, storage_options=storage_options)
-        for batch in dataset.to_batches(columns=["_stream", "_shard", "_sequence"]):
-            for shard, sequences in _by_shard(batch.to_pandas(), "_stream", "_shard", "_sequence"):
-                parts.setdefault(shard, []).append(sequences)
-    except (DeltaError, OSError, KeyError, ValueError) as error:
-        raise _unreadable(path, error) from error
-    return {shard: np.concatenate(found) for shard, found in parts.items()}
-
-
-def _letters(table: DeadLetterTable, ledger: Ledger) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
+def _dead_letters(table: DeadLetterTable, ledger: Ledger) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
     """The dead letters that count: sequences per shard, and how many have no sequence."""
     frame = table.counted_places(ledger).to_pandas()
     lost = frame[frame["_sequence"].isna()].groupby(["_stream", "_shard"]).size()
     unplaced = {Shard(str(stream), int(number)): int(count) for (stream, number), count in lost.items()}
-    return dict(_by_shard(frame, "_stream", "_shard", "_sequence")), unplaced
+    return dict(by_shard(frame, *PLACE)), unplaced
 
 
 def _explained(
     stream: Mapping[Shard, Sequences],
     rows: Mapping[Shard, Sequences],
-    letters: Mapping[Shard, Sequences],
+    dead_letters: Mapping[Shard, Sequences],
     ledger: Ledger,
 ) -> tuple[Mapping[Shard, int], Mapping[Shard, int], Mapping[Shard, Sequences]]:
     """Tell what a transform dropped, and what was skipped, from what was lost.
@@ -261,13 +192,13 @@ def _explained(
         Per shard how many were filtered and how many skipped, and the sequences that are absent otherwise.
     """
     absent = {
-        shard: np.setdiff1d(found, np.concatenate([rows.get(shard, _NONE), letters.get(shard, _NONE)]))
+        shard: np.setdiff1d(found, np.concatenate([rows.get(shard, _NONE), dead_letters.get(shard, _NONE)]))
         for shard, found in stream.items()
     }
     filtered: dict[Shard, int] = {}
     skipped: dict[Shard, int] = {}
     judged: dict[Shard, Intervals] = {}
-    if not any(len(sequences) for sequences in absent.values()):
+    if not any(map(len, absent.values())):
         return filtered, skipped, absent
     for commit in ledger.surviving():
         entry = commit.entry
@@ -293,7 +224,7 @@ def _judge(
     shard: Shard,
     stream: Sequences,
     rows: Sequences,
-    letters: Sequences,
+    dead_letters: Sequences,
     *,
     unplaced: int,
     absent: Sequences,
@@ -302,7 +233,7 @@ def _judge(
     start: int,
     lag: int,
 ) -> ShardVerdict:
-    unique, counts = np.unique(np.concatenate([rows, letters]), return_counts=True)
+    unique, counts = np.unique(np.concatenate([rows, dead_letters]), return_counts=True)
     missing = len(absent) - filtered
     wrong = {
         "missing": absent if missing else _NONE,
@@ -316,7 +247,7 @@ def _judge(
         last=int(stream.max()) if len(stream) else None,
         messages=len(stream),
         rows=len(rows),
-        dead=len(letters) + unplaced,
+        dead=len(dead_letters) + unplaced,
         filtered=filtered,
         skipped=skipped,
         missing=missing,

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.ledger_recovery import has_begun
-from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.run_ingestion import drain
@@ -195,7 +196,7 @@ class StreamAsset:
             start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
             ranges = describe_ranges(job.goal()) or "nothing"
             context.log.info(f"replaying from {start} to {stop}: {ranges}")
-            yield from drain_replay(job, max_batches=config.max_batches)
+            yield from drain_batches(job, max_batches=config.max_batches)
 
     def _spark(self, context: Context) -> SparkSession:
         spark: SparkSession = getattr(context.resources, self.resource).spark_session

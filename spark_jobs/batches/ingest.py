@@ -1,30 +1,14 @@
-"""The batch protocol: bounded micro-batches into a Delta table, each message once.
-
-One batch, in this order; every step may be the last one of a process (protocol 3.1):
-
- 1. snapshot     ONE table version gives the number and the positions
- 2. claim        the first commit of a group is empty and records the resolved origin
- 3. reconcile    what the broker was told is brought in line with the ledger
- 4. plan         the lowest gap up to the end frozen at the start; a new batch id
- 5. dead letters into their own table, under its own number
- 6. rows         with number, batch id and ranges in the same commit
- 7. verify       the commit with our number carries our batch id; if not, drop the batch and plan again
- 8. commit       tell the broker, only now
-"""
+"""Ingestion: bounded micro-batches into a Delta table, each message once, in the order of :mod:`spark_jobs.batches`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import TypeVar
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import (
     Batch,
-    BatchReport,
     Ingestion,
     Observer,
     Step,
@@ -34,20 +18,19 @@ from spark_jobs.batches.ingestion import (
     ignore_steps,
     lag,
 )
-from spark_jobs.batches.ledger_recovery import keep, line_mark, read_or_recover
-from spark_jobs.batches.writer import BatchWriter, OutdatedError
+from spark_jobs.batches.job import SourceJob
+from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
+from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.entries import ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
-from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.batches import BatchSource, Extent, Range, Resume
+from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss
 
-T = TypeVar("T")
 
-
-class IngestJob:
+class IngestJob(SourceJob):
     """Drains a source into a table, up to the end it had when the job began.
 
     Args:
@@ -78,20 +61,14 @@ class IngestJob:
         origin: Bound | None = None,
         stop: Bound | None = None,
     ) -> None:
-        self._spark = spark
-        self._source = source
-        self._ingestion = ingestion
-        self._observer = observer
-        self._writer = BatchWriter(spark, ingestion, url=source.url, observer=observer)
+        super().__init__(spark, source, ingestion, observer=observer)
         self._extents: Mapping[Shard, Extent] | None = None
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
         self._stops: Mapping[Shard, int] = {}
-        self._identities = source.identities()
-        self._parallelism = parallelism(spark)
 
     def plan(self) -> Batch | None:
-        """Steps 1 to 4: the next batch, or ``None`` if everything up to the frozen end is in the table.
+        """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured end offset is in the table.
 
         Raises:
             SourceRecreatedError: the stream is not the one the ledger remembers.
@@ -107,7 +84,7 @@ class IngestJob:
             if state.newest is None:
                 if not extents and self._origin.edge is AutoStreamReset.EARLIEST:
                     return None
-                self._claim(state, extents)
+                self._initialize(state, extents)
                 continue
             self._writer.check_columns(state)
             self._reconcile(state)
@@ -118,43 +95,23 @@ class IngestJob:
                 continue
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
-                self._writer.settle(state, again=True)
+                self._writer.delete_orphaned(state, again=True)
             return batch
 
-    def run(self, batch: Batch) -> BatchReport | None:
-        """Steps 5 to 8; ``None`` if another run was faster, then plan again.
+    def _write(self, batch: Batch) -> Written | None:
+        return self._writer.write(batch, check=self._check_identity)
 
-        Raises:
-            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
-            LedgerUnreadableError: whether it is cannot be told; nothing was committed to the broker.
-        """
-        began = time.monotonic()
-        try:
-            written = self._writer.write(batch, check=self._check_identity)
-        except OutdatedError as outdated:
-            self._look_again(outdated)
-            return None
-        if written is None:
-            return None
-        state = self._writer.ledger.read()
-        self._commit(state)
+    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
+        state = self._ledger.read()
+        commit_positions(self._source, self._ingestion, state, self._identities)
         self._observer(Step.COMMITTED, batch)
-        return BatchReport(
-            Batch(written.entry, batch.plan),
-            written.commit.version,
-            written.messages,
-            written.commit.output_rows or 0,
-            written.entry.dead,
-            lag(self._source, state, self._own(self._extents or {})),
-            time.monotonic() - began,
-            replaced=self._writer.ledger.log.deleted_rows(written.commit),
-        )
+        return lag(self._source, state, self._own(self._extents or {}))
 
     def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:
         if self._extents is None:
             hint = state.newest.hint if state.newest else None
             extents = self._source.extents(resume=Resume(state.positions, hint) if state.newest else None)
-            # Only here: later the position may be beyond the frozen end, because another run went on.
+            # Only here: later another run may have moved the position beyond the captured end offset.
             check_source(self._source, self._ingestion.group, state, extents)
             self._extents = extents
             self._stops = self._stop.resolve(self._source, extents) if self._stop else {}
@@ -163,30 +120,17 @@ class IngestJob:
     def _end(self, shard: Shard, extent: Extent) -> int:
         return min(extent.end, self._stops.get(shard, extent.end))
 
-    def _own(self, shards: Mapping[Shard, T]) -> Mapping[Shard, T]:
-        """Those of this source, and of this number line."""
-        only = self._ingestion.shard
-        return {s: value for s, value in shards.items() if s.stream in self._identities and only in (None, s)}
+    def _own(self, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Extent]:
+        return self._ingestion.own(extents, self._identities)
 
-    def _check_identity(self) -> None:
-        """After the read: only then is it known that it was the stream that was planned."""
-        found = self._source.identities()
-        if found != self._identities:
-            raise SourceRecreatedError(
-                f"{self._source.url} was recreated while it was read",
-                remedy="Nothing was written. If it was recreated on purpose, ingest it with a new group name.",
-                planned=dict(self._identities),
-                found=dict(found),
-            )
-
-    def _claim(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
-        self._writer.claim(state, origin, identities=self._identities)
+        self._writer.initialize(state, origin, identities=self._identities)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
-        redo = {s: part.clamp(Range(LOWEST, ends[s])) for s in extents for part in _redo(state, s)[:1]}
+        redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
         lost: Mapping[Shard, Range] = {}
         if redo:
@@ -200,7 +144,7 @@ class IngestJob:
                 for shard, extent in extents.items()
                 if not state.shards.get(shard, ShardState()).covered
             }
-            covered = {shard: Intervals.of((LOWEST, start)) for shard, start in new.items()}
+            covered = {shard: Intervals.of((MIN_SEQUENCE, start)) for shard, start in new.items()}
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
@@ -209,9 +153,10 @@ class IngestJob:
             mode, origin = "append", new
         if plan is None:
             return None
-        entry = self._writer.entry(
+        return self._planned(
             "batch",
             state,
+            plan,
             identities=self._identities,
             ranges=plan.ranges,
             mode=mode,
@@ -219,9 +164,6 @@ class IngestJob:
             hint=plan.hint if mode == "append" else None,
             lost={shard: Intervals.of(part) for shard, part in lost.items() if shard in plan.ranges},
         )
-        batch = Batch(entry, plan)
-        self._observer(Step.PLANNED, batch)
-        return batch
 
     def _check_redo(self, redo: Mapping[Shard, Range]) -> None:
         """Rows are replaced only by what can be read again."""
@@ -234,37 +176,17 @@ class IngestJob:
                 **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
             )
 
-    def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
-        try:
-            return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
-        except DataLossError as error:
-            raise OutdatedError(error) from error
-
     def _reconcile(self, state: LedgerState) -> None:
         """Step 3, and the dead letters of batches that were dropped."""
         known = self._source.committed(self._ingestion.group)
-        positions = self._own(state.positions)
+        positions = self._ingestion.own(state.positions, self._identities)
         if known is not None and any(known.get(shard) != position for shard, position in positions.items()):
-            self._commit(state)
-        self._writer.settle(state)
-
-    def _commit(self, state: LedgerState) -> None:
-        positions = self._own(state.positions)
-        metadata = line_mark(self._writer.ledger.app, state, positions)
-        self._source.commit(self._ingestion.group, positions, metadata=metadata)
+            commit_positions(self._source, self._ingestion, state, self._identities)
+        self._writer.delete_orphaned(state)
 
     def _look_again(self, outdated: OutdatedError) -> None:
         self._extents = None
-        self._writer.look_again(outdated)
-
-
-def parallelism(spark: SparkSession) -> int:
-    """How many splits to read at the same time."""
-    try:
-        return max(1, spark.sparkContext.defaultParallelism)
-    except PySparkException:
-        # A Connect session does not tell; the server may have more or fewer cores.
-        return 8
+        super()._look_again(outdated)
 
 
 def _redo(state: LedgerState, shard: Shard) -> tuple[Range, ...]:

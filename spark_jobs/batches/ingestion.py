@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pyspark.sql import DataFrame
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import Entry, ShardState
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
@@ -21,20 +22,21 @@ from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Li
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
-# Whether positions are those of one number line, of one a shard, or of no one, where entries are claimed one by one.
-_LINES = {
+# Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
+_SEQUENCES = {
     ConsumerMode.REAL_TIME.value: "member",
     ConsumerMode.RESUMABLE.value: "member",
     ConsumerMode.LOAD_BALANCED.value: "shard",
     CLAIMS: "claims",
 }
 Transform = Callable[[DataFrame], DataFrame]
+T = TypeVar("T")
 
 
 class Step(enum.Enum):
     """What has just been done when an observer is told."""
 
-    CLAIMED = "claimed"
+    INITIALIZED = "initialized"
     PLANNED = "planned"
     READ = "read"
     DEAD_LETTERS_WRITTEN = "dead letters written"
@@ -54,7 +56,7 @@ class Batch:
         doubtful: where messages may be in the table already, so that it has to be looked at.
     """
 
-    entry: Entry
+    entry: LedgerEntry
     plan: BatchPlan
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class BatchReport:
         messages: messages decoded, per shard.
         rows: rows in the commit, after the transform.
         dead: dead letters.
-        lag: messages between the position and the frozen end, per shard (an upper bound).
+        lag: messages between the position and the end offset captured at run start, per shard (an upper bound).
         seconds: from the plan to the commit.
         replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
     """
@@ -106,7 +108,7 @@ class Ingestion:
         decoder: how payloads become columns.
         transform: from the decoded rows to the rows to write; they must keep the stream columns.
         member: the name of this member in its group.
-        shard: instead: the one shard whose number line is used, where every shard has its own.
+        shard: instead: the shard whose transaction sequence is used, where every shard has its own.
         sharing: how the group shares its shards.
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         on_data_loss: what to do about messages that are gone before they were read.
@@ -131,14 +133,25 @@ class Ingestion:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def lines(self) -> str:
-        """How the ledger calls the way in which the group shares; it tells which number lines there are."""
+    def sharing_mode(self) -> str:
+        """How the ledger calls the way in which the group shares; it tells which transaction sequences there are."""
         return CLAIMS if self.claims else self.sharing.value
 
     @property
     def transform_name(self) -> str:
         """What the ledger calls the transform; empty without one."""
         return "" if self.transform is None else str(getattr(self.transform, "__name__", "transform"))
+
+    def own(self, shards: Mapping[Shard, T], streams: Container[str]) -> Mapping[Shard, T]:
+        """Those of these streams and of this transaction sequence."""
+        return {s: value for s, value in shards.items() if s.stream in streams and self.shard in (None, s)}
+
+    def by_sequence(self, shards: Iterable[Shard]) -> list[tuple[Ingestion, frozenset[Shard]]]:
+        """The ingestion of each transaction sequence and its part of ``shards``: all in one, or each in its own."""
+        if self.sharing is ConsumerMode.LOAD_BALANCED:
+            return [(replace(self, shard=shard), frozenset((shard,))) for shard in sorted(shards)]
+        all_shards = frozenset(shards)
+        return [(replace(self, shard=None), all_shards)] if all_shards else []
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
@@ -164,16 +177,16 @@ def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
 
 
 def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse a group whose number lines are others than ours: a batch of theirs in flight would land next to ours (I4).
+    """Refuse a group with other transaction sequences than ours: a batch in flight there would land next to ours (I4).
 
     Raises:
         InvalidOptionError: with the mode of the group and the way to change it.
     """
     wanted = ingestion.sharing.value
-    if not state.sharing or (state.sharing in _LINES and _LINES[state.sharing] == _LINES[ingestion.lines]):
+    if not state.sharing or _SEQUENCES.get(state.sharing) == _SEQUENCES[ingestion.sharing_mode]:
         return
     raise InvalidOptionError(
-        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.lines}",
+        f"group {ingestion.group!r} of {ingestion.table} is {state.sharing}, not {ingestion.sharing_mode}",
         remedy=f"Change the group's mode with: stream-assets switch --to {wanted}; or use mode {state.sharing!r}."
         if state.sharing not in (SWITCHING, LEAVING_CLAIMS)
         else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
@@ -191,8 +204,8 @@ def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, R
         ranges = ", ".join(f"{shard} from {part.start} to {part.end}" for shard, part in sorted(lost.items()))
         raise DataLossError(
             f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
-            remedy="The stream keeps them no longer. To go on behind them, with the loss recorded in the table's log "
-            "and its dead letters, set on_data_loss to 'record'; or bring them back.",
+            remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
+            "log and its dead letters, set on_data_loss to 'record'; or bring them back.",
             **{
                 str(shard): f"committed {part.start}, earliest {part.end}, latest {gaps[shard].end}"
                 for shard, part in sorted(lost.items())

@@ -12,35 +12,48 @@ Either way the state is written down in an empty commit of kind ``keep``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.empty_commit import commit_empty
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.ledger.entries import Entry, ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.batches.writer import commit_empty
+from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.verify import last_sequences
+from spark_jobs.ledger.table_rows import last_sequences
 from stream_consumers.batches import BatchSource
 from stream_consumers.errors import LedgerTruncatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
 
 
-def line_mark(app: str, state: LedgerState, shards: Iterable[Shard]) -> str:
-    """What the broker is told with the positions of a batch; nothing where they are not all there is to know.
+def commit_metadata(app: str, state: LedgerState, shards: Iterable[Shard]) -> str:
+    """What the broker keeps with the positions of a batch; nothing where they are not all there is to know.
 
     Example:
         >>> orders = Shard("orders")
-        >>> whole = ShardState(Intervals.of((LOWEST, 90)))
-        >>> line_mark("lakehouse/main", LedgerState(8, {orders: whole}, last_number=7), [orders])
+        >>> whole = ShardState(Intervals.of((MIN_SEQUENCE, 90)))
+        >>> commit_metadata("lakehouse/main", LedgerState(8, {orders: whole}, last_number=7), [orders])
         'lakehouse/main 7'
     """
     known = [state.shards[shard] for shard in shards]
     is_simple = all(len(s.covered.ranges) == 1 and not s.redo for s in known)
     return f"{app} {state.last_number}" if is_simple else ""
+
+
+def commit_positions(source: BatchSource, ingestion: Ingestion, state: LedgerState, streams: Container[str]) -> None:
+    """Tell the broker the positions of a transaction sequence, and which batch they belong to.
+
+    Args:
+        source: the stream.
+        ingestion: the group, and which sequence it is.
+        state: the ledger.
+        streams: the streams of the source; the group may have others.
+    """
+    positions = ingestion.own(state.positions, streams)
+    metadata = commit_metadata(ingestion.ledger().app, state, positions)
+    source.commit(ingestion.group, positions, metadata=metadata)
 
 
 def has_begun(ingestion: Ingestion) -> bool:
@@ -80,10 +93,10 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
     ends = {s: extent.end + extent.blocked for s, extent in source.extents().items()}
     if not positions or any(ends.get(shard, -1) < position for shard, position in positions.items()):
         return None
-    for shard in positions:
-        line = shard if ingestion.sharing is ConsumerMode.LOAD_BALANCED else None
-        ledger = replace(ingestion, shard=line).ledger()
-        if metadata.get(shard) != f"{ledger.app} {ledger.last_number(ledger.member)}":
+    for own, shards in ingestion.by_sequence(positions):
+        ledger = own.ledger()
+        last = f"{ledger.app} {ledger.last_number(ledger.member)}"
+        if any(metadata.get(shard) != last for shard in shards):
             return None
     if any(positions.get(shard, -1) <= last for shard, last in _last(ingestion, source).items()):
         return None
@@ -91,8 +104,8 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
 
 
 def _last(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
-    streams = source.identities()
-    return {s: sequence for s, sequence in last_sequences(ingestion).items() if s.stream in streams}
+    streams, logs = source.identities(), (ingestion.ledger().log, ingestion.dead_letters().log())
+    return {shard: sequence for shard, sequence in last_sequences(*logs).items() if shard.stream in streams}
 
 
 def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
@@ -106,22 +119,12 @@ def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int])
     snapshot = ledger.log.snapshot()
     letters = ingestion.dead_letters().log().snapshot()
     version, number = (snapshot.version, snapshot.last_number(ledger.app)) if snapshot else (-1, 0)
-    shards = {shard: ShardState(Intervals.of((LOWEST, end)), origin=end) for shard, end in ends.items()}
-    kept = Entry(
-        kind="keep",
-        group=ingestion.group,
-        app=ledger.app,
-        number=number,
-        by=ingestion.member,
-        bid="",
-        base=version,
-        state=shards,
-        identities=source.identities(),
-        # What was written before cannot be judged any more.
-        letters=letters.version if letters else -1,
-        sharing=ingestion.lines,
-    )
-    return LedgerState(version, shards, kept, number, kept.letters, kept.sharing)
+    # What was written before cannot be judged any more.
+    settled = letters.version if letters else -1
+    shards = {shard: ShardState(Intervals.of((MIN_SEQUENCE, end)), origin=end) for shard, end in ends.items()}
+    state = LedgerState(version, shards, None, number, settled, ingestion.sharing_mode)
+    kept = ledger.entry("keep", state, number=number, bid="", identities=source.identities())
+    return replace(state, newest=kept)
 
 
 def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: LedgerState) -> None:

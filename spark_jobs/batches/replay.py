@@ -1,12 +1,12 @@
 """A bounded replay: messages that are in the table already are read again, and their rows replaced.
 
-It follows the batch protocol of :mod:`spark_jobs.batches.ingest`, with these differences (protocol 3.6):
+It follows the commit order of :mod:`spark_jobs.batches`, with these differences (protocol 3.6):
 
  1. What it replaces is clamped to what the ledger covers, once, when it begins; each of its commits carries that goal
-    and the replay's id, so that a replay that was killed goes on behind its last batch.
+    and the replay's id, so that a replay that was killed continues after its last batch.
  2. Its commits are of kind ``replay``: they never move a position, neither the ledger's nor the broker's.
- 3. It has a number line of its own. Ingestion appends what is not covered and a replay replaces what is, so neither
-    takes the other's number; a replace that meets another commit on its way is written again, not read again.
+ 3. It has a transaction sequence of its own. Ingestion appends what is not covered and a replay replaces what is, so
+    neither takes the other's number; a replace that meets another commit is written again, not read again.
 """
 
 from __future__ import annotations
@@ -16,38 +16,35 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingest import parallelism
 from spark_jobs.batches.ingestion import (
     CLAIMS,
     LEAVING_CLAIMS,
     Batch,
-    BatchReport,
     Ingestion,
     Observer,
-    Step,
     check_source,
     ignore_steps,
 )
-from spark_jobs.batches.writer import BatchWriter, OutdatedError
+from spark_jobs.batches.job import SourceJob
+from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import (
     DataLossError,
     InvalidOptionError,
-    SourceRecreatedError,
     StreamNotFoundError,
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
 
-REPLAY_LINE = "replay"
+REPLAY_MEMBER = "replay"
 LONGEST_PAUSE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
@@ -67,7 +64,7 @@ class Replay:
         start: the first messages; without it all that the stream holds.
         stop: the messages to stop before; without it the position of the group.
         on_replay: replace the rows of the range, or append to them.
-        id: a replay with the id of one that was killed goes on where that was.
+        id: a replay with the id of one that was killed continues where that was.
 
     Example:
         >>> replay = Replay(start=Bound.parse("2026-11-01T00:00:00Z"), stop=Bound.parse("2026-11-02T00:00:00Z"))
@@ -161,7 +158,7 @@ def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
-class ReplayJob:
+class ReplayJob(SourceJob):
     """Replays into a table, batch by batch.
 
     Args:
@@ -186,14 +183,9 @@ class ReplayJob:
         observer: Observer = ignore_steps,
         on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
-        self._source = source
-        self._ingestion = replace(ingestion, member=REPLAY_LINE, shard=None)
+        super().__init__(spark, source, replace(ingestion, member=REPLAY_MEMBER, shard=None), observer=observer)
         self._replay = replay
-        self._observer = observer
         self._on_wait = on_wait
-        self._writer = BatchWriter(spark, self._ingestion, url=source.url, observer=observer)
-        self._identities = source.identities()
-        self._parallelism = parallelism(spark)
         self._goal: Mapping[Shard, Range] | None = None
 
     def goal(self) -> Mapping[Shard, Range]:
@@ -202,7 +194,7 @@ class ReplayJob:
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
         """
-        state = self._writer.ledger.read()
+        state = self._ledger.read()
         check_replay(state, self._ingestion)
         return self._progress(state).goal
 
@@ -215,23 +207,23 @@ class ReplayJob:
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state = self._writer.ledger.read()
+            state = self._ledger.read()
             check_replay(state, self._ingestion)
             self._writer.check_columns(state)
-            self._writer.settle(state)
+            self._writer.delete_orphaned(state)
             progress = self._progress(state)
             gaps = progress.gaps(state)
             if not gaps:
-                self._writer.settle(state, again=True)
+                self._writer.delete_orphaned(state, again=True)
                 return None
             try:
                 return self._plan(state, progress, gaps)
             except OutdatedError as outdated:
-                self._writer.look_again(outdated)
+                self._look_again(outdated)
 
     def _progress(self, state: LedgerState) -> ReplayProgress:
         """The goal is fixed by the first commit of the replay, or where there is none, by the first look."""
-        known = begun(self._writer.ledger, self._replay.id)
+        known = begun(self._ledger, self._replay.id)
         extents = self._source.extents()
         check_source(self._source, self._ingestion.group, state, extents)
         if known is None and self._goal is None:
@@ -246,15 +238,13 @@ class ReplayJob:
                 remedy="The rows in the table are the last copy, so they are not touched. Start later.",
                 **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
             )
-        try:
-            plan = self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
-        except DataLossError as error:
-            raise OutdatedError(error) from error
+        plan = self._plan_ranges(gaps)
         if plan is None:
             return None
-        entry = self._writer.entry(
+        return self._planned(
             "replay",
             state,
+            plan,
             identities=self._identities,
             ranges=plan.ranges,
             mode=self._replay.on_replay.value,
@@ -262,37 +252,13 @@ class ReplayJob:
             goal=progress.goal,
             hint=state.newest.hint if state.newest else None,
         )
-        batch = Batch(entry, plan)
-        self._observer(Step.PLANNED, batch)
-        return batch
 
-    def run(self, batch: Batch) -> BatchReport | None:
-        """Write it; ``None`` if it has to be planned again.
+    def _write(self, batch: Batch) -> Written | None:
+        return self._writer.write(batch, check=self._check_identity, renew=self._renew)
 
-        Raises:
-            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
-            DataLossError: rows would be replaced whose messages the stream does not hold any more.
-            LedgerUnreadableError: whether it is cannot be told.
-        """
-        began = time.monotonic()
-        try:
-            written = self._writer.write(batch, check=self._check_identity, renew=self._renew)
-        except OutdatedError as outdated:
-            self._writer.look_again(outdated)
-            return None
-        if written is None:
-            return None
-        gaps = self._progress(self._writer.ledger.read()).gaps(self._writer.ledger.read())
-        return BatchReport(
-            Batch(written.entry, batch.plan),
-            written.commit.version,
-            written.messages,
-            written.commit.output_rows or 0,
-            written.entry.dead,
-            self._source.count(gaps),
-            time.monotonic() - began,
-            replaced=self._writer.ledger.log.deleted_rows(written.commit),
-        )
+    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
+        state = self._ledger.read()
+        return self._source.count(self._progress(state).gaps(state))
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
@@ -302,7 +268,7 @@ class ReplayJob:
             f"it is tried again in {pause:.1f} s"
         )
         time.sleep(pause)
-        state = self._writer.ledger.read()
+        state = self._ledger.read()
         gaps = self._progress(state).gaps(state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
             return None
@@ -310,28 +276,3 @@ class ReplayJob:
             batch.entry, number=state.last_number + 1, bid=uuid.uuid4().hex, base=state.version, state=state.shards
         )
         return replace(batch, entry=fresh)
-
-    def _check_identity(self) -> None:
-        if self._source.identities() != self._identities:
-            raise SourceRecreatedError(
-                f"{self._source.url} was recreated while it was read",
-                remedy="Nothing was written. If it was recreated on purpose, ingest it with a new group name.",
-            )
-
-
-def drain_replay(job: ReplayJob, *, max_batches: int | None = None) -> Iterator[tuple[BatchReport, bool]]:
-    """The batches of a replay when they are in the table, and whether it is the last one."""
-    count = 0
-    batch = job.plan()
-    while batch is not None:
-        report = job.run(batch)
-        count += report is not None
-        try:
-            batch = None if count == max_batches else job.plan()
-        except Exception:
-            # The batch is in the table whatever comes next: tell of it first.
-            if report is not None:
-                yield report, False
-            raise
-        if report is not None:
-            yield report, batch is None

@@ -1,4 +1,4 @@
-"""Moves the position of a group, backwards or forwards, by one empty commit on each of its number lines.
+"""Moves the position of a group, backwards or forwards, by one empty commit in each of its transaction sequences.
 
 Backwards: the commit replaces nothing itself, but says up to where the batches that follow replace (protocol 3.6,
 ``until``); the ledger remembers what is left of that across crashes. Forwards: what is skipped counts as covered, and
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.empty_commit import commit_empty
 from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source
-from spark_jobs.batches.ledger_recovery import keep, line_mark, surviving_state
+from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.replay import check_replay
+from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import GroupActiveError, InvalidOptionError, LedgerTruncatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
 
 _log = logging.getLogger(__name__)
 
@@ -125,24 +124,16 @@ def rewind(
         keep(spark, source, ingestion, state)
     done = {s for c in ledger.surviving() if c.entry and c.entry.replay == rewind_id for s in c.entry.ranges}
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
-    for line, shards in _lines(ingestion, [move.shard for move in moves]).items():
+    for own, shards in ingestion.by_sequence(move.shard for move in moves):
 
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
             return _fields(left) | {"replay": rewind_id} if left else None
 
-        commit_empty(spark, replace(ingestion, shard=line), "batch", fields)
+        commit_empty(spark, own, "batch", fields)
     if moves:
         _tell_broker(source, ingestion)
     return moves
-
-
-def _lines(ingestion: Ingestion, shards: Iterable[Shard]) -> Mapping[Shard | None, Set[Shard]]:
-    """The shards of each number line: one line for all of them, or one for each."""
-    shards = frozenset(shards)
-    if ingestion.sharing is ConsumerMode.LOAD_BALANCED:
-        return {shard: {shard} for shard in sorted(shards)}
-    return {None: shards} if shards else {}
 
 
 def _fields(moves: list[Move]) -> dict[str, object]:
@@ -157,13 +148,10 @@ def _fields(moves: list[Move]) -> dict[str, object]:
 
 
 def _tell_broker(source: BatchSource, ingestion: Ingestion) -> None:
-    identities = source.identities()
-    for line in _lines(ingestion, list(ingestion.ledger().read().positions)):
-        ledger = replace(ingestion, shard=line).ledger()
-        state = ledger.read()
-        own = {s: p for s, p in state.positions.items() if s.stream in identities and line in (None, s)}
+    streams = source.identities()
+    for own, _ in ingestion.by_sequence(ingestion.ledger().read().positions):
         try:
-            source.commit(ingestion.group, own, metadata=line_mark(ledger.app, state, own))
+            commit_positions(source, own, own.ledger().read(), streams)
         except GroupActiveError as error:
             _log.warning("the ledger is moved, but the broker was not told: %s", error)
             return

@@ -1,12 +1,8 @@
-"""Writes a batch: dead letters, rows, and the look into the log whether they are there.
-
-Steps 5 to 7 of the protocol (:mod:`spark_jobs.batches.ingest`), the same for every kind of plan.
-"""
+"""Writes a batch, or a commit without rows: steps 5 to 7 of the commit order (:mod:`spark_jobs.batches`)."""
 
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +14,12 @@ from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import Entry
-from spark_jobs.ledger.ledger import LedgerState, app_id
-from spark_jobs.reading.source import LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.session import check_session, first_line
-from spark_jobs.writing.dead_letters import lost_letters
-from spark_jobs.writing.sink import DeltaSink, check_columns, explain, in_ranges, is_conflict, last_line
+from spark_jobs.writing.dead_letters import lost_ranges
+from spark_jobs.writing.sink import DeltaSink, check_columns, in_ranges, last_line, write_verified
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
@@ -53,13 +49,13 @@ class Written:
         messages: messages decoded, per shard.
     """
 
-    entry: Entry
+    entry: LedgerEntry
     commit: Commit
     messages: Mapping[Shard, int]
 
 
 class BatchWriter:
-    """Writes the batches of one number line.
+    """Writes the batches of one transaction sequence.
 
     Args:
         spark: a session that can write Delta tables.
@@ -77,44 +73,34 @@ class BatchWriter:
         self._url = url
         self._observer = observer
         self.ledger = ingestion.ledger()
-        self._letters = ingestion.dead_letters()
+        self._dead_letters = ingestion.dead_letters()
         self._sink = DeltaSink(ingestion.table, _TABLE_PROPERTIES, ingestion.merge_schema)
         self._checked = False
         self._settled = -1
         self._races = 0
 
-    def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> Entry:
-        """An entry with the next number of the line and a new batch id; ``fields`` are those of :class:`Entry`."""
-        return Entry(
-            kind=kind,
-            group=self._ingestion.group,
-            app=self.ledger.app,
-            number=state.last_number + 1,
-            by=self.ledger.member,
-            bid=uuid.uuid4().hex,
-            base=state.version,
-            state=state.shards,
-            identities={**(state.newest.identities if state.newest else {}), **identities},
-            letters=self._settled,
-            sharing=state.sharing,
-            transform=self._ingestion.transform_name,
-            **fields,
-        )
+    def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
+        """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
+        identities = {**(state.newest.identities if state.newest else {}), **identities}
+        made = {"settled": self._settled, "transform": self._ingestion.transform_name}
+        return self.ledger.entry(kind, state, identities=identities, **made, **fields)
 
-    def claim(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
+    def initialize(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
         """The first commit of a group: empty, with the resolved origin (I9)."""
         self.ledger.check_first(origin)
         self._check_other_groups(identities)
-        entry = self.entry("claim", state, identities=identities, origin=origin, switch=self._ingestion.lines)
+        entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
         empty = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder)))
         self.check_columns(state)
-        try:
-            self._sink.write(empty, entry, creates=state.version < 0)
-        except Exception as error:  # a lost race to create the table shows in many ways; the log decides
-            if self.ledger.read().newest is None and not is_conflict(error):
-                raise explain(error, table=self._ingestion.table) from error
-            self.raced()
-        self._observer(Step.CLAIMED, None)
+        # A lost race to create the table shows in many ways; any entry of the group will do.
+        found = write_verified(
+            lambda: self._sink.write(empty, entry, creates=state.version < 0),
+            lambda: self.ledger.read().newest,
+            table=self._ingestion.table,
+        )
+        if found is None:
+            self._raced()
+        self._observer(Step.INITIALIZED, None)
 
     def _check_other_groups(self, identities: Mapping[str, str]) -> None:
         """One group a stream and table: a replace would take the rows of the other one away."""
@@ -125,31 +111,14 @@ class BatchWriter:
                 remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
             )
 
-    def fence(self, state: LedgerState, member: str, number: int, *, identities: Mapping[str, str]) -> None:
-        """Take a number of another line, so that a batch that is on its way with it never lands (protocol R1).
-
-        Whether it was in time is for the ledger to say: one of the two is there afterwards.
-
-        Raises:
-            WriteError: Spark failed; run again.
-        """
-        app = app_id(self._ingestion.group, member)
-        entry = replace(self.entry("fence", state, identities=identities), app=app, number=number)
-        rows = self._spark.read.format("delta").load(self._ingestion.table).limit(0)
-        try:
-            self._sink.write(rows, entry)
-        except Exception as error:
-            if not is_conflict(error):
-                raise explain(error, table=self._ingestion.table) from error
-
-    def settle(self, state: LedgerState, *, again: bool = False) -> None:
-        """Delete the dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
+    def delete_orphaned(self, state: LedgerState, *, again: bool = False) -> None:
+        """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
         A RESTORE may have removed batches that dead letters were counted with.
         """
-        if again or not self._checked or state.letters < 0:
+        if again or not self._checked or state.settled < 0:
             self._checked = True
-            self._settled = self._letters.settle(self._spark, self.ledger, after=state.letters)
+            self._settled = self._dead_letters.delete_orphaned(self._spark, self.ledger, after=state.settled)
 
     def write(
         self,
@@ -180,32 +149,38 @@ class BatchWriter:
             check()
             self._observer(Step.READ, batch)
             while attempt is not None:
-                entry = replace(attempt.entry, rows=sum(messages.values()), dead=sum(dead.values()))
+                entry = replace(attempt.entry, rows=sum(messages.values()), dead=dead)
                 commit = self._write_once(frame, entry, attempt)
                 if commit is not None:
                     self._races = 0
                     self._observer(Step.VERIFIED, attempt)
                     return Written(entry, commit, messages)
-                self.raced()
+                self._raced()
                 attempt = renew(attempt)
         finally:
             frame.unpersist()
         return None
 
-    def _write_once(self, frame: DataFrame, entry: Entry, batch: Batch) -> Commit | None:
+    def _write_once(self, frame: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
         rows = self._transformed(frame)
         if entry.mode == "replace":
             rows = self._with_last_copies(rows, frame, entry)
         if entry.dead or entry.lost:
-            letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *LETTER_COLUMNS)
-            letters = letters.unionByName(lost_letters(self._spark, entry)) if entry.lost else letters
-            if not self._letters.write(letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
+            dead_letters = frame.where(f.col("_error").isNotNull()).select(*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)
+            dead_letters = dead_letters.unionByName(lost_ranges(self._spark, entry)) if entry.lost else dead_letters
+            if not self._dead_letters.write(dead_letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
                 return None
         self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
-        return self._write(rows, entry, batch)
+        self._observer(Step.WRITING, batch)
+        commit = self._sink.commit(
+            rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
+        )
+        if commit is None:
+            _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
+        return commit
 
-    def _with_last_copies(self, rows: DataFrame, frame: DataFrame, entry: Entry) -> DataFrame:
+    def _with_last_copies(self, rows: DataFrame, frame: DataFrame, entry: LedgerEntry) -> DataFrame:
         """Together with the rows of the range whose messages cannot be read again: nobody else has them.
 
         Raises:
@@ -236,13 +211,13 @@ class BatchWriter:
             return frame
         place, condition = ["_stream", "_shard", "_sequence"], in_ranges(doubtful)
         found = self._spark.read.format("delta").load(self._ingestion.table).where(condition).select(*place)
-        letters = self._letters.counted(self._spark, self.ledger)
-        if letters is not None:
-            found = found.unionByName(letters.where(condition).select(*place))
+        dead_letters = self._dead_letters.counted(self._spark, self.ledger)
+        if dead_letters is not None:
+            found = found.unionByName(dead_letters.where(condition).select(*place))
         return frame.join(found, place, "left_anti").select(*frame.columns)
 
-    def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], Mapping[Shard, int]]:
-        """Read the source into the cache; messages and dead letters per shard."""
+    def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], int]:
+        """Read the source into the cache; messages per shard, and dead letters."""
         is_dead = f.col("_error").isNotNull().cast("bigint")
         counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
         try:
@@ -256,10 +231,10 @@ class BatchWriter:
                 remedy="Nothing was written; the batch is planned anew at the next run.",
             ) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
-        return messages, {Shard(row["_stream"], row["_shard"]): int(row["dead"]) for row in found}
+        return messages, sum(int(row["dead"]) for row in found)
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
-        rows = frame.where(f.col("_error").isNull()).drop(*LETTER_COLUMNS)
+        rows = frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS)
         transform = self._ingestion.transform
         if transform is None:
             return rows
@@ -293,23 +268,6 @@ class BatchWriter:
             merge_schema=self._ingestion.merge_schema,
         )
 
-    def _write(self, rows: DataFrame, entry: Entry, batch: Batch) -> Commit | None:
-        """Steps 6 and 7; the commit, or ``None`` if the number is somebody else's."""
-        self._observer(Step.WRITING, batch)
-        failure: Exception | None = None
-        try:
-            self._sink.write(rows, entry)
-        except Exception as error:  # noqa: BLE001 - whether it landed is for the ledger to say
-            failure = error
-        self._observer(Step.ROWS_WRITTEN, batch)
-        commit = self.ledger.written(entry.number, after=entry.base)
-        if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid:
-            return commit
-        if commit is None and failure is not None and not is_conflict(failure):
-            raise explain(failure, table=self._ingestion.table) from failure
-        _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
-        return None
-
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.
 
@@ -321,7 +279,7 @@ class BatchWriter:
         if self._races >= MAX_RACES:
             raise outdated.reason
 
-    def raced(self) -> None:
+    def _raced(self) -> None:
         """Another run was faster.
 
         Raises:
@@ -333,3 +291,40 @@ class BatchWriter:
                 f"{self.ledger.app} lost {self._races} races for a batch of {self._ingestion.table} in a row",
                 remedy="Other runs of the same group are faster; this one stops. Limit the group to one run at a time.",
             )
+
+
+def commit_empty(
+    spark: SparkSession,
+    ingestion: Ingestion,
+    kind: str,
+    fields: Callable[[LedgerState], Mapping[str, Any] | None],
+    *,
+    read: Callable[[], LedgerState] | None = None,
+) -> None:
+    """Take the next number of a transaction sequence with a commit without rows.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group, table, and the member or the shard whose sequence it is.
+        kind: of the entry.
+        fields: more fields of :class:`spark_jobs.ledger.entries.LedgerEntry`, for the ledger as it is at each attempt;
+            ``None`` if there is nothing to commit any more.
+        read: tells the state of the ledger where its log was cleaned.
+
+    Raises:
+        WriteError: Spark failed, or others were always faster.
+    """
+    ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
+    rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
+    for _ in range(MAX_RACES):
+        state = (read or ledger.read)()
+        more = fields(state)
+        if more is None:
+            return
+        hint = state.newest.hint if state.newest else None
+        if sink.commit(rows, ledger.entry(kind, state, **{"hint": hint, **more}), ledger=ledger) is not None:
+            return
+    raise WriteError(
+        f"{ledger.app} lost {MAX_RACES} races for an empty commit to {ingestion.table} in a row",
+        remedy="Other runs of the same group are faster; stop them, then run this again.",
+    )

@@ -4,7 +4,7 @@ Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id
 it: open (the number may still be written), written (it is in the table), dead (it never will be). One batch:
 
  1. names        what names of others hold that nobody touched: acknowledge the written, fence the open ones
- 2. loss         entries that are gone unread are recorded, once, on the number line of their shard
+ 2. loss         entries that are gone unread are recorded, once, on the transaction sequence of their shard
  3. claim        entries of dead names and new ones into a new name; after a lost reply the name is given up
  4. write        dead letters, rows, the look into the log; a heartbeat keeps the claim meanwhile
  5. acknowledge  only now
@@ -13,19 +13,18 @@ it: open (the number may still be written), written (it is in the table), dead (
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingest import parallelism
-from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, check_sharing, ignore_steps
-from spark_jobs.batches.writer import BatchWriter, OutdatedError
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_sharing, ignore_steps
+from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.writer import OutdatedError, Written, commit_empty
 from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
-from spark_jobs.claims.status import NameStatus, Status
-from spark_jobs.ledger.entries import Claimed
+from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
+from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
@@ -40,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Orphan:
+class _Abandoned:
     """An entry that a dead name or an idle client of another kind holds."""
 
     shard: Shard
@@ -48,7 +47,7 @@ class _Orphan:
     entry: PendingEntry
 
 
-class ClaimJob:
+class ClaimJob(BatchJob):
     """One member of a group that shares by claiming entries.
 
     Args:
@@ -64,14 +63,9 @@ class ClaimJob:
     def __init__(
         self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer = ignore_steps
     ) -> None:
-        self._spark = spark
+        super().__init__(spark, ingestion, url=claims.url, observer=observer)
         self._claims = claims
-        self._ingestion = ingestion
-        self._observer = observer
-        self._writer = BatchWriter(spark, ingestion, url=claims.url, observer=observer)
-        self._ledger = self._writer.ledger
-        self._names = NameStatus(self._ledger)
-        self._parallelism = parallelism(spark)
+        self._statuses = ClaimStatuses(self._ledger)
         self._origin: Mapping[Shard, int] | None = None
         self._mine: set[str] = set()
         self._let_go: set[tuple[Shard, str]] = set()
@@ -94,21 +88,21 @@ class ClaimJob:
             check_restored(self._ledger, state, self._ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self._ingestion.start)
-                self._writer.claim(state, origin, identities=self._claims.identities())
+                self._writer.initialize(state, origin, identities=self._claims.identities())
                 continue
             self._prepare(state)
             self._writer.check_columns(state)
-            self._writer.settle(state)
+            self._writer.delete_orphaned(state)
             loss = self._losses.next()
             if loss is not None:
                 self._open = loss
                 self._observer(Step.PLANNED, loss.batch)
                 return loss.batch
-            orphans = self._settle_names(state)
-            if orphans is None:
+            abandoned = self._settle_names(state)
+            if abandoned is None:
                 continue
             try:
-                batch = self._claim(state, orphans)
+                batch = self._claim(state, abandoned)
             except BrokerUnavailableError as error:
                 self._give_up(error)
                 continue
@@ -119,40 +113,34 @@ class ClaimJob:
             if batch is None and self._losses.are_known:
                 continue
             if batch is None:
-                self._writer.settle(state, again=True)
+                self._writer.delete_orphaned(state, again=True)
             return batch
 
-    def run(self, batch: Batch) -> BatchReport | None:
-        """Write a batch and acknowledge it; ``None`` if it is not in the table, then plan again.
-
-        Raises:
-            TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
-            LedgerUnreadableError: whether it is cannot be told; nothing was acknowledged.
-        """
-        began = time.monotonic()
-        opened, self._open = self._open, None
-        assert opened is not None
+    def _write(self, batch: Batch) -> Written | None:
+        assert self._open is not None
+        held, writer = self._open.held, self._open.writer
         try:
-            written = self._write(opened, batch)
-        except OutdatedError as outdated:
+            if held is None:
+                return writer.write(batch)
+            with Heartbeat(self._claims, held):
+                return writer.write(batch)
+        except OutdatedError:
             # The next plan records what is gone, and takes over the rest from our own name.
             # If it was fenced meanwhile, the one who did it found what there was to find.
-            if opened.held is not None and self._ledger.last_number(self._ledger.member) < batch.number:
-                for shard, ids in self._claims.missing(opened.held.ids).items():
+            if held is not None and self._ledger.last_number(self._ledger.member) < batch.number:
+                for shard, ids in self._claims.missing(held.ids).items():
                     self._losses.add(shard, ids)
-            self._release(opened)
-            opened.writer.look_again(outdated)
-            return None
-        except BaseException:
-            self._release(opened)
+            self._release(held)
             raise
-        if written is None:
-            return None
-        report, finish = written
-        finish()
+        except BaseException:
+            self._release(held)
+            raise
+
+    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
+        assert self._open is not None
+        self._open.finish()
         self._observer(Step.COMMITTED, batch)
-        lag = {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
-        return replace(report, lag=lag, seconds=time.monotonic() - began)
+        return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
 
     @property
     def wait_seconds(self) -> float:
@@ -162,26 +150,6 @@ class ClaimJob:
     def is_drained(self) -> bool:
         """Whether the whole group is done with what was there at the beginning."""
         return self._claims.is_drained()
-
-    def _write(self, opened: OpenBatch, batch: Batch) -> tuple[BatchReport, Callable[[], None]] | None:
-        if opened.held is None:
-            written = opened.writer.write(batch)
-        else:
-            with Heartbeat(self._claims, opened.held):
-                written = opened.writer.write(batch)
-        if written is None:
-            return None
-        commit = written.commit
-        report = BatchReport(
-            Batch(written.entry, batch.plan),
-            commit.version,
-            written.messages,
-            commit.output_rows or 0,
-            written.entry.dead,
-            {},
-            0.0,
-        )
-        return report, opened.finish
 
     def _give_up(self, error: BrokerUnavailableError) -> None:
         """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it (R4)."""
@@ -196,16 +164,16 @@ class ClaimJob:
                 if name is not None and name.bid in self._mine:
                     self._claims.release(shard, name)
 
-    def _release(self, opened: OpenBatch) -> None:
+    def _release(self, held: ClaimedEntries | None) -> None:
         """An orderly failure is no reason to count a delivery, nor to let others wait."""
-        if opened.held is None:
+        if held is None:
             return
         try:
-            for shard in opened.held.ids:
-                self._let_go.add((shard, opened.held.name.bid))
-                self._claims.release(shard, opened.held.name)
+            for shard in held.ids:
+                self._let_go.add((shard, held.name.bid))
+                self._claims.release(shard, held.name)
         except StreamAssetsError as error:
-            _log.warning("the claim of %s could not be released: %s", opened.held.name, error)
+            _log.warning("the claim of %s could not be released: %s", held.name, error)
 
     def _prepare(self, state: LedgerState) -> None:
         """Once: the group is where it should be, and names that were left behind are removed."""
@@ -219,26 +187,33 @@ class ClaimJob:
                 if name.number <= self._ledger.last_number(name.member):
                     self._claims.forget(shard, name)
 
-    def _settle_names(self, state: LedgerState) -> list[_Orphan] | None:
+    def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
         """Rules R1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
         holders = {shard: self._touchable(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
-        statuses = self._names.of(parsed)
-        still_open = {name for name in parsed if statuses[name] is Status.OPEN}
+        statuses = self._statuses.of(parsed)
+        still_open = {name for name in parsed if statuses[name] is ClaimStatus.OPEN}
         if still_open:
             for member, number in sorted({(name.member, name.number) for name in still_open}):
-                fresh = self._ledger.read()
-                check_restored(self._ledger, fresh, self._ingestion)
-                self._writer.fence(fresh, member, number, identities=self._claims.identities())
+                self._fence(member, number)
             return None
-        orphans: list[_Orphan] = []
+        abandoned: list[_Abandoned] = []
         for shard, names in holders.items():
             for name in names:
-                if isinstance(name, ClaimName) and statuses[name] is Status.WRITTEN:
+                if isinstance(name, ClaimName) and statuses[name] is ClaimStatus.WRITTEN:
                     self._acknowledge(shard, name)
                 else:
-                    orphans += self._held(shard, name)
-        return orphans
+                    abandoned += self._held(shard, name)
+        return abandoned
+
+    def _fence(self, member: str, number: int) -> None:
+        """Take the next number of another member, so that a batch that is on its way with it never lands (R1)."""
+
+        def fields(state: LedgerState) -> Mapping[str, object] | None:
+            check_restored(self._ledger, state, self._ingestion)
+            return {"by": self._ledger.member} if state.last_number < number else None
+
+        commit_empty(self._spark, replace(self._ingestion, member=member), "fence", fields)
 
     def _touchable(self, shard: Shard, names: Iterable[bytes]) -> list[ClaimName | bytes]:
         """Names that nobody touched, or that were given up; others: their entries are looked at singly."""
@@ -257,7 +232,7 @@ class ClaimJob:
             self._claims.acknowledge({shard: [entry.id for entry in page]})
         self._claims.forget(shard, name)
 
-    def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Orphan]:
+    def _held(self, shard: Shard, name: ClaimName | bytes) -> Iterator[_Abandoned]:
         """The entries of a dead name, or those of another client that nobody touched, as many as one batch can hold."""
         # Of a name that is dead all may be taken: nobody adds to it, and what it held is not in the table.
         needs_idle = not isinstance(name, ClaimName)
@@ -269,46 +244,48 @@ class ClaimJob:
         for page in self._claims.pending(shard, name, idle=needs_idle):
             # What clients of another kind did is no try of ours.
             tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
-            yield from (_Orphan(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
+            yield from (_Abandoned(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
             if count >= self._ingestion.limits.max_records:
                 return
 
-    def _claim(self, state: LedgerState, orphans: list[_Orphan]) -> Batch | None:
+    def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
         """Rules R2 to R5: fill a new name; from here on nothing is added to it."""
         policy, limits = self._claims.policy, self._ingestion.limits
-        worst = max((orphan.entry.deliveries for orphan in orphans), default=0)
+        worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex
         held = ClaimedEntries(ClaimName(self._ledger.member, state.last_number + 1, bid), records, limits.max_bytes)
         self._mine.add(bid)
-        is_full = self._take_over(held, [o for o in orphans if worst <= 1 or o.entry.deliveries == worst], worst)
+        is_full = self._take_over(
+            held, [one for one in abandoned if worst <= 1 or one.entry.deliveries == worst], worst
+        )
         if worst <= 1 and not is_full:
             self._claim_new(held)
         if not held.count:
             return None
         ids = {shard: sorted(to_sequence(entry_id) for entry_id in listed) for shard, listed in held.ids.items()}
-        entry = self._writer.entry(
+        batch = self._planned(
             "batch",
             state,
+            self._claims.plan(held, parallelism=self._parallelism),
+            doubtful=dict(held.doubtful),
+            bid=bid,
             identities=self._claims.identities(),
-            claims={shard: Claimed(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
+            claims={shard: ClaimedRange(places[0], places[-1] + 1, len(places)) for shard, places in ids.items()},
             origin={s: start for s, start in (self._origin or {}).items() if s in ids and s not in state.shards},
         )
-        plan = self._claims.plan(held, parallelism=self._parallelism)
-        batch = Batch(replace(entry, bid=bid), plan, dict(held.doubtful))
-        self._open = OpenBatch(batch, self._writer, lambda: self._finish(held), held)
-        self._observer(Step.PLANNED, batch)
+        self._open = OpenBatch(batch, self._writer, lambda: self._acknowledge_all(held), held)
         return batch
 
-    def _take_over(self, held: ClaimedEntries, orphans: list[_Orphan], deliveries: int) -> bool:
+    def _take_over(self, held: ClaimedEntries, abandoned: list[_Abandoned], deliveries: int) -> bool:
         most = self._claims.policy.max_deliveries
         error = None
         if deliveries >= most:
             error = f"given up after {deliveries} deliveries: each time the process ended before the batch was written"
         names: dict[tuple[Shard, ClaimName | bytes], list[PendingEntry]] = {}
-        for orphan in orphans[: held.records]:
-            names.setdefault((orphan.shard, orphan.name), []).append(orphan.entry)
+        for one in abandoned[: held.records]:
+            names.setdefault((one.shard, one.name), []).append(one.entry)
         for (shard, name), entries in names.items():
             is_ours = isinstance(name, ClaimName)
             is_full, gone = self._claims.take_over(held, shard, name, entries, idle=not is_ours, error=error)
@@ -333,7 +310,7 @@ class ClaimJob:
                 unread[shard] = unread[shard] - got if got == share else 0
             unread = {shard: left for shard, left in unread.items() if left > 0}
 
-    def _finish(self, held: ClaimedEntries) -> None:
+    def _acknowledge_all(self, held: ClaimedEntries) -> None:
         """Rule R6: every entry of the batch, whoever holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:

@@ -1,7 +1,7 @@
 """Entries that are gone before they were in the table: told, or recorded once (I5).
 
-A loss is recorded by a batch without rows on the number line of its shard, so that of several members that see it one
-records it; only then are the entries acknowledged, or accounted for at the server.
+A loss is recorded by a batch without rows in the transaction sequence of its shard, so that of several members that see
+it one records it; only then are the entries acknowledged, or accounted for at the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer
 from spark_jobs.batches.writer import BatchWriter
-from spark_jobs.ledger.entries import Claimed
+from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchPlan
@@ -31,7 +31,7 @@ class OpenBatch:
 
     Args:
         batch: what is written.
-        writer: of the number line that it is on.
+        writer: of its transaction sequence.
         finish: acknowledges.
         held: the name that holds its entries, if one does.
     """
@@ -69,7 +69,7 @@ class ClaimLosses:
         return frozenset(self._gone.get(shard, ()))
 
     def add(self, shard: Shard, ids: Iterable[bytes]) -> None:
-        """Claimed entries that are not in the stream any more."""
+        """ClaimedRange entries that are not in the stream any more."""
         self._gone.setdefault(shard, set()).update(ids)
 
     def next(self) -> OpenBatch | None:
@@ -90,33 +90,33 @@ class ClaimLosses:
                 return opened
 
     def _record(self, shard: Shard, unread: Trimmed | None) -> OpenBatch | None:
-        line = BatchWriter(
+        writer = BatchWriter(
             self._spark, replace(self._ingestion, shard=shard), url=self._claims.url, observer=self._observer
         )
-        state = line.ledger.read()
-        check_restored(line.ledger, state, self._ingestion)
-        lost, count, hint = self._missing(line, shard, unread)
+        state = writer.ledger.read()
+        check_restored(writer.ledger, state, self._ingestion)
+        lost, count, hint = self._missing(writer, shard, unread)
         if not count:
             self._account(shard, unread)
             return None
-        entry = line.entry(
+        entry = writer.entry(
             "batch",
             state,
             identities=self._claims.identities(),
             lost={shard: lost},
-            claims={shard: Claimed(lost.ranges[0].start, lost.ranges[-1].end, count)},
+            claims={shard: ClaimedRange(lost.ranges[0].start, lost.ranges[-1].end, count)},
             hint=hint,
         )
-        return OpenBatch(Batch(entry, BatchPlan({}, [], 0)), line, lambda: self._account(shard, unread))
+        return OpenBatch(Batch(entry, BatchPlan({}, [], 0)), writer, lambda: self._account(shard, unread))
 
     def _missing(
-        self, line: BatchWriter, shard: Shard, unread: Trimmed | None
+        self, writer: BatchWriter, shard: Shard, unread: Trimmed | None
     ) -> tuple[Intervals, int, Mapping[str, object] | None]:
         """What is not recorded yet: a crash may have come between the record and the acknowledgement."""
         records = [
             commit.entry
-            for commit in line.ledger.newest_first()
-            if commit.entry is not None and commit.entry.app == line.ledger.app and shard in commit.entry.lost
+            for commit in writer.ledger.newest_first()
+            if commit.entry is not None and commit.entry.app == writer.ledger.app and shard in commit.entry.lost
         ]
         gone = self._gone.get(shard)
         if gone:
@@ -144,13 +144,13 @@ class ClaimLosses:
         return DataLossError(
             f"{count} entries of {self._claims.url} were trimmed or deleted before group {self._ingestion.group!r} "
             f"wrote them ({'; '.join(texts)})",
-            remedy="To go on behind them, with the loss recorded in the table's log and its dead letters, set "
+            remedy="To skip them and continue, with the loss recorded in the table's log and its dead letters, set "
             "on_data_loss to 'record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
         )
 
 
 def check_restored(ledger: Ledger, state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse to go on after a RESTORE that removed batches: their entries are acknowledged.
+    """Refuse to continue after a RESTORE that removed batches: their entries are acknowledged.
 
     Raises:
         DataLossError: with the numbers.

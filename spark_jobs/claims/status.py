@@ -1,4 +1,4 @@
-"""What became of the batches whose entries a name holds: the ledger decides (protocol 3.3)."""
+"""What became of a claim: the ledger says whether the batch that claimed the entries is in the table (protocol 3.3)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stream_consumers.redis.claims import RedisClaims
 from stream_consumers.redis.ids import to_sequence
 
 
-class Status(enum.Enum):
-    """Of a name. ``WRITTEN`` and ``DEAD`` never change again.
+class ClaimStatus(enum.Enum):
+    """Of a claim, known by its consumer name. ``WRITTEN`` and ``DEAD`` never change again.
 
     ``OPEN``: its number may still be written. ``WRITTEN``: its batch is in the table, so its entries are acknowledged
     and never written again. ``DEAD``: it never will be, so its entries may be moved into another batch.
@@ -30,8 +30,8 @@ class Status(enum.Enum):
     DEAD = "dead"
 
 
-class NameStatus:
-    """Looks names up in the ledger of their group.
+class ClaimStatuses:
+    """Looks claims up in the ledger of their group.
 
     Args:
         ledger: of the group.
@@ -39,10 +39,10 @@ class NameStatus:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: dict[ClaimName, Status] = {}
+        self._known: dict[ClaimName, ClaimStatus] = {}
 
-    def of(self, names: Iterable[ClaimName]) -> Mapping[ClaimName, Status]:
-        """The status of each name.
+    def of(self, names: Iterable[ClaimName]) -> Mapping[ClaimName, ClaimStatus]:
+        """The status of each claim.
 
         Raises:
             LedgerTruncatedError: the log was cleaned, so that it cannot be told.
@@ -56,8 +56,8 @@ class NameStatus:
         for name in closed:
             entry = entries.get((app_id(group, name.member), name.number))
             is_written = entry is not None and entry.kind == "batch" and entry.bid == name.bid
-            self._known[name] = Status.WRITTEN if is_written else Status.DEAD
-        return {name: self._known.get(name, Status.OPEN) for name in wanted}
+            self._known[name] = ClaimStatus.WRITTEN if is_written else ClaimStatus.DEAD
+        return {name: self._known.get(name, ClaimStatus.OPEN) for name in wanted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ def claim_state(claims: RedisClaims, ledger: Ledger, known: State) -> ClaimState
     Raises:
         LedgerTruncatedError: the log was cleaned, so that it cannot be told.
     """
-    status = NameStatus(ledger)
+    status = ClaimStatuses(ledger)
     delivered, unsettled = {}, {}
     for shard, names in claims.holders().items():
         places: list[int] = []
         for raw in names:
             name = ClaimName.parse(raw)
-            if name is None or status.of([name])[name] is not Status.WRITTEN:
+            if name is None or status.of([name])[name] is not ClaimStatus.WRITTEN:
                 pages = claims.pending(shard, raw, idle=False)
                 places += [to_sequence(entry.id) for page in pages for entry in page]
         unsettled[shard] = np.array(sorted(places), np.int64)

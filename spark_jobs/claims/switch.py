@@ -1,10 +1,10 @@
 """Changes between positions and claimed entries (Redis), where the server's position decides what is delivered next.
 
-    positions -> claims   1 "switching"   2 the group is set to the ledger's positions and marked   3 the switch
-    claims -> positions   1 nothing may be pending   2 "switching", the mark is removed, every member's line and every
-                          name that is open is fenced   3 what was delivered is covered   4 the switch
+    positions -> claims   1 "switching"   2 the group is set to the ledger's positions and to claim mode   3 the switch
+    claims -> positions   1 nothing may be pending   2 "switching", the group leaves claim mode, every member and
+                          every open claim is fenced   3 what was delivered is covered   4 the switch
 
-The mark keeps a late run of the other mode from moving the group back. Killed on the way, it is run again.
+Claim mode keeps a late run by position from moving the group back. A switch that was killed is run again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.claims.losses import check_restored
-from spark_jobs.claims.status import NameStatus, Status
+from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
@@ -22,8 +22,8 @@ from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
 
 
-def mark_claims(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
-    """Step 2 towards claims: every shard of the ledger goes on where the ledger is.
+def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
+    """Step 2 towards claims: every shard continues at the position of the ledger.
 
     Args:
         claims: the group.
@@ -40,11 +40,11 @@ def mark_claims(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -
         claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
         # The table has them; whoever holds them would be taken over from.
         claims.group.acknowledge_below(shard, position)
-    remark_claims(claims, state)
+    keep_claim_mode(claims, state)
 
 
-def remark_claims(claims: RedisClaims, state: LedgerState) -> None:
-    """Set the mark where it is missing."""
+def keep_claim_mode(claims: RedisClaims, state: LedgerState) -> None:
+    """Set claim mode where it is missing."""
     for shard in claims.shards:
         if shard in state.shards and claims.group.facts(shard) is not None:
             claims.group.enter_claim_mode(shard)
@@ -100,7 +100,7 @@ def settle_claims(
     Args:
         claims: the group.
         ledger: of the group.
-        fence: takes a number of a member's line away.
+        fence: takes a number of a member away.
 
     Returns:
         What is to be covered, and the hint for the first batch by position.
@@ -108,12 +108,12 @@ def settle_claims(
     Raises:
         GroupActiveError: entries are left that are in no batch.
     """
-    status = NameStatus(ledger)
+    status = ClaimStatuses(ledger)
     names = {name for listed in claims.holders().values() for raw in listed if (name := ClaimName.parse(raw))}
     for name, found in status.of(names).items():
-        if found is Status.OPEN:
+        if found is ClaimStatus.OPEN:
             fence(name.member, name.number)
-    written = {name for name, found in status.of(names).items() if found is Status.WRITTEN}
+    written = {name for name, found in status.of(names).items() if found is ClaimStatus.WRITTEN}
     for shard in claims.shards:
         for name in written:
             for page in claims.pending(shard, name, idle=False):
@@ -128,7 +128,7 @@ def settle_claims(
     return {s: part for s, part in ranges.items() if part.start < part.end}, {"added_before": counted}
 
 
-def unmark_claims(claims: RedisClaims) -> None:
-    """Nothing is claimed any more: the scripts that claim look for the mark."""
+def leave_claim_mode(claims: RedisClaims) -> None:
+    """Nothing is claimed any more: the scripts that claim look for claim mode."""
     for shard in claims.shards:
         claims.group.leave_claim_mode(shard)

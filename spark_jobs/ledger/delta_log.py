@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
 AMBIGUOUS_MS = 1000
@@ -35,12 +35,12 @@ class Commit:
         version: its number.
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
-        entry: our own account of it; ``None`` if somebody else wrote it.
+        entry: our batch metadata; ``None`` if somebody else wrote it.
         restored: for a RESTORE, the version or the ISO time it went back to.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
-        deleted_rows: rows that a replace took away; ``None`` if the writer does not say, see
+        deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
             :meth:`DeltaLog.deleted_rows`.
-        account: the commit's ``userMetadata``, if it is a JSON object.
+        user_metadata: the commit's ``userMetadata``, if it is a JSON object.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
         is_exact_time: whether time travel goes by just this time (in-commit timestamps).
@@ -49,11 +49,11 @@ class Commit:
     version: int
     operation: str
     transactions: Mapping[str, int] = field(default_factory=dict)
-    entry: Entry | None = None
+    entry: LedgerEntry | None = None
     restored: int | str | None = None
     output_rows: int | None = None
     deleted_rows: int | None = 0
-    account: Mapping[str, object] = field(default_factory=dict)
+    user_metadata: Mapping[str, object] = field(default_factory=dict)
     predicate: str = ""
     timestamp_ms: int | None = None
     is_exact_time: bool = False
@@ -82,11 +82,6 @@ class TableSnapshot:
         return False
 
     @property
-    def column_types(self) -> Mapping[str, str]:
-        """Column names and their Delta types."""
-        return {column.name: str(column.type) for column in self._table.schema().fields}
-
-    @property
     def configuration(self) -> Mapping[str, str]:
         """The table properties."""
         return self._table.metadata().configuration
@@ -106,7 +101,7 @@ class DeltaLog:
     ) -> None:
         self.path = path
         self._is_own_folder = is_own_folder
-        self._options = dict(storage_options or {})
+        self.storage_options = dict(storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
         self._seen: tuple[str, int] | None = None
@@ -119,7 +114,7 @@ class DeltaLog:
         """
         self._check_path()
         try:
-            snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self._options))
+            snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self.storage_options))
         except TableNotFoundError:
             self._commits.clear()
             return None
@@ -133,6 +128,28 @@ class DeltaLog:
             self._commits.clear()
         self._seen = (snapshot.table_id, snapshot.version)
         return snapshot
+
+    def newest_versions(self, *, after: int = -1) -> range:
+        """The versions behind ``after``, the newest first."""
+        snapshot = self.snapshot()
+        return range(snapshot.version if snapshot else -1, after, -1)
+
+    def find(self, is_match: Callable[[Commit], bool], *, after: int) -> Commit | None:
+        """The newest commit behind version ``after`` that matches; ``None`` if there is none.
+
+        Raises:
+            LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
+        """
+        for version in self.newest_versions(after=after):
+            commit = self.commit(version)
+            if commit is None:
+                raise LedgerUnreadableError(
+                    f"version {version} of {self.path} is missing from its log",
+                    remedy="Run again; the positions are read anew.",
+                )
+            if is_match(commit):
+                return commit
+        return None
 
     def _check_path(self) -> None:
         path = Path(self.path)
@@ -153,14 +170,14 @@ class DeltaLog:
         """Rows in a version, the newest by default, from the statistics in the log; ``None`` if they do not tell."""
         if self.snapshot() is None:
             return None
-        table = DeltaTable(self.path, version=version, storage_options=self._options)
+        table = DeltaTable(self.path, version=version, storage_options=self.storage_options)
         actions = pa.table(table.get_add_actions(flatten=True))
         vectors = any(name.startswith("deletion_vector") for name in actions.column_names)
         counts = actions.column("num_records")
         return None if vectors or counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def deleted_rows(self, commit: Commit) -> int | None:
-        """Rows that a replace took away, whether the writer says so or not; ``None`` if it cannot be told.
+        """Rows that a replace deleted, whether the writer says so or not; ``None`` if it cannot be told.
 
         Delta says nothing where whole files went and none came.
         """
@@ -235,7 +252,7 @@ class DeltaLog:
         if "://" not in self.path:
             return (Path(self.path) / name).read_bytes().decode()
         if self._files is None:
-            self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self._options))
+            self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self.storage_options))
         with self._files.open_input_file(name) as file:
             return bytes(file.read()).decode()
 
@@ -277,7 +294,7 @@ def parse_commit(version: int, text: str) -> Commit:
         version,
         info.get("operation", ""),
         transactions,
-        Entry.from_json(info.get("userMetadata")),
+        LedgerEntry.from_json(info.get("userMetadata")),
         restored,
         int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
         int(deleted) if deleted is not None else None,

@@ -1,10 +1,10 @@
-"""What each of our commits says of itself in the ``userMetadata`` of the Delta log."""
+"""The batch metadata: what each of our commits says of itself in the ``userMetadata`` of the Delta log."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from spark_jobs.ledger.intervals import Intervals
@@ -13,7 +13,7 @@ from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
 
 FORMAT = 1
-KINDS = ("batch", "fence", "claim", "replay", "keep")
+KINDS = ("batch", "fence", "init", "replay", "keep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,12 @@ class ShardState:
     Args:
         covered: the sequences whose rows are in the table, from before the origin on.
         redo: covered sequences whose rows have to be replaced.
-        owner: the app id that owns the shard where members share (Kafka); else ``None``.
-        origin: where reading began; ``None`` if the shard was never claimed.
-        claimed: behind the last entry that a batch of claimed entries wrote; ``None`` if there is none.
+        origin: where reading began; ``None`` if the group has not begun with the shard.
+        claimed: behind the last Redis entry that a batch of claimed entries wrote; ``None`` if there is none.
     """
 
     covered: Intervals = field(default_factory=Intervals)
     redo: Intervals = field(default_factory=Intervals)
-    owner: str | None = None
     origin: int | None = None
     claimed: int | None = None
 
@@ -40,12 +38,23 @@ class ShardState:
         missing = self.covered.position
         return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
+        return {**parts, "origin": self.origin, "claimed": self.claimed}
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> ShardState:
+        """Read :meth:`to_json` back."""
+        covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
+        return cls(covered, redo, known["origin"], known["claimed"])
+
 
 State = Mapping[Shard, ShardState]
 
 
-class Claimed(NamedTuple):
-    """Entries of a shard that were claimed for one batch: from ``start`` up to ``end``, but not all that lie there."""
+class ClaimedRange(NamedTuple):
+    """Redis entries of a shard that were claimed for one batch: from ``start`` up to ``end``, but not all of them."""
 
     start: int
     end: int
@@ -53,22 +62,14 @@ class Claimed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """A change of owner; it counts only if ``giver`` owns the shard at that place of the log."""
-
-    giver: str | None
-    taker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One commit of ours; protocol §2 lists the fields.
 
     Args:
-        kind: batch, fence, claim, replay or keep.
+        kind: one of :data:`KINDS`; ``init`` is the first commit of a group.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
-            number line of its own; for a fence that of the fenced line.
+            transaction sequence of its own; for a fence that of the fenced sequence.
         number: the transaction version.
         by: the member that wrote it.
         bid: the id of the attempt, never reused.
@@ -76,23 +77,22 @@ class Entry:
         ranges: what it covers.
         mode: append or replace.
         until: for a replace, up to where later batches must replace, too.
-        take: changes of owner.
         origin: first positions, resolved to numbers.
         state: the fold at ``base``.
         rows: messages that were decoded, before the transform.
         dead: dead letters.
-        identities: what tells each stream from a recreated one.
+        identities: for each stream, the fingerprint that detects a recreated stream.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
-        letters: the version of the dead-letter table up to which every stray was deleted.
-        sharing: how the group shared its shards at ``base``, a :class:`stream_consumers.options.ConsumerMode`; it tells
-            which number lines there are. Empty before the first claim.
-        switch: for a claim or a fence, how the group shares from here on.
-        lost: what was gone from the stream before it was read; the group goes on behind it, as the user chose.
-        claims: what the batch holds where entries are claimed one by one (Redis, load_balanced); positions do not
-            follow from it.
+        settled: up to this version of the dead-letter table, orphaned dead letters have been deleted.
+        sharing: how the group shared its shards at ``base``, see
+            :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
+            Empty before the first commit.
+        switch: for the first commit or a fence, how the group shares from here on.
+        lost: what was gone from the stream before it was read; the group skips it and continues, as the user chose.
+        claims: what the batch holds where members claim single Redis entries; positions do not follow from it.
         replay: the replay or the rewind that the commit is a part of, so that it is taken up again where it was killed.
         goal: for a replay, all that it is to replace, in this and in other batches.
-        skipped: what the group went over without reading it, because somebody moved it forwards.
+        skipped: what the group never reads, because somebody moved it forwards.
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
     """
 
@@ -106,18 +106,17 @@ class Entry:
     ranges: Mapping[Shard, Range] = field(default_factory=dict)
     mode: str = "append"
     until: Mapping[Shard, int] = field(default_factory=dict)
-    take: Mapping[Shard, Take] = field(default_factory=dict)
     origin: Mapping[Shard, int] = field(default_factory=dict)
     state: State = field(default_factory=dict)
     rows: int = 0
     dead: int = 0
     identities: Mapping[str, str] = field(default_factory=dict)
     hint: Mapping[str, object] | None = None
-    letters: int = -1
+    settled: int = -1
     sharing: str = ""
     switch: str | None = None
     lost: Mapping[Shard, Intervals] = field(default_factory=dict)
-    claims: Mapping[Shard, Claimed] = field(default_factory=dict)
+    claims: Mapping[Shard, ClaimedRange] = field(default_factory=dict)
     replay: str = ""
     goal: Mapping[Shard, Range] = field(default_factory=dict)
     skipped: Mapping[Shard, Range] = field(default_factory=dict)
@@ -125,90 +124,51 @@ class Entry:
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
-        document: dict[str, Any] = {
-            "v": FORMAT,
-            "kind": self.kind,
-            "group": self.group,
-            "app": self.app,
-            "n": self.number,
-            "by": self.by,
-            "bid": self.bid,
-            "base": self.base,
-            "ranges": {str(shard): list(part) for shard, part in self.ranges.items()},
-            "mode": self.mode,
-            "until": {str(shard): end for shard, end in self.until.items()},
-            "take": {str(shard): {"from": take.giver, "to": take.taker} for shard, take in self.take.items()},
-            "origin": {str(shard): origin for shard, origin in self.origin.items()},
-            "state": {
-                str(shard): {
-                    "cov": s.covered.to_json(),
-                    "redo": s.redo.to_json(),
-                    "owner": s.owner,
-                    "origin": s.origin,
-                    "claimed": s.claimed,
-                }
-                for shard, s in self.state.items()
-            },
-            "rows": self.rows,
-            "dead": self.dead,
-            "identities": dict(self.identities),
-            "hint": self.hint,
-            "letters": self.letters,
-            "sharing": self.sharing,
-            "switch": self.switch,
-            "lost": {str(shard): parts.to_json() for shard, parts in self.lost.items()},
-            "claims": {str(shard): list(claimed) for shard, claimed in self.claims.items()},
-            "replay": self.replay,
-            "goal": {str(shard): list(part) for shard, part in self.goal.items()},
-            "skipped": {str(shard): list(part) for shard, part in self.skipped.items()},
-            "transform": self.transform,
-        }
-        return json.dumps(document, separators=(",", ":"))
+        document: dict[str, object] = {"v": FORMAT}
+        for name, key in _KEYS.items():
+            value = getattr(self, name)
+            if name in _PER_SHARD:
+                value = {str(shard): _PER_SHARD[name].write(part) for shard, part in value.items()}
+            document[key] = value
+        return json.dumps(document, separators=(",", ":"), default=dict)
 
     @classmethod
-    def from_json(cls, text: str | None) -> Entry | None:
+    def from_json(cls, text: str | None) -> LedgerEntry | None:
         """Read the text back; ``None`` if it is not ours."""
         try:
             document = json.loads(text or "")
-            if not isinstance(document, dict) or document.get("v") != FORMAT or document.get("kind") not in KINDS:
+            if not isinstance(document, dict) or document.get("v") != FORMAT:
                 return None
-            return cls(
-                kind=document["kind"],
-                group=document["group"],
-                app=document["app"],
-                number=document["n"],
-                by=document["by"],
-                bid=document["bid"],
-                base=document["base"],
-                ranges={Shard.parse(s): Range(start, end) for s, (start, end) in document["ranges"].items()},
-                mode=document["mode"],
-                until={Shard.parse(s): end for s, end in document["until"].items()},
-                take={Shard.parse(s): Take(take["from"], take["to"]) for s, take in document["take"].items()},
-                origin={Shard.parse(s): origin for s, origin in document["origin"].items()},
-                state={
-                    Shard.parse(s): ShardState(
-                        Intervals.from_json(known["cov"]),
-                        Intervals.from_json(known["redo"]),
-                        known["owner"],
-                        known["origin"],
-                        known["claimed"],
-                    )
-                    for s, known in document["state"].items()
-                },
-                rows=document["rows"],
-                dead=document["dead"],
-                identities=document["identities"],
-                hint=document["hint"],
-                letters=document["letters"],
-                sharing=document["sharing"],
-                switch=document["switch"],
-                lost={Shard.parse(s): Intervals.from_json(parts) for s, parts in document["lost"].items()},
-                claims={Shard.parse(s): Claimed(*claimed) for s, claimed in document["claims"].items()},
-                # Tables written before there were replays do not have these.
-                replay=document.get("replay", ""),
-                goal={Shard.parse(s): Range(*part) for s, part in document.get("goal", {}).items()},
-                skipped={Shard.parse(s): Range(*part) for s, part in document.get("skipped", {}).items()},
-                transform=document.get("transform", ""),
-            )
+            values = {n: document[key] for n, key in _KEYS.items() if key in document or n not in _ADDED_LATER}
+            for name in _PER_SHARD.keys() & values.keys():
+                values[name] = {Shard.parse(s): _PER_SHARD[name].read(part) for s, part in values[name].items()}
+            # Older tables call the first commit of a group a claim.
+            kind = "init" if values["kind"] == "claim" else values["kind"]
+            return cls(**{**values, "kind": kind}) if kind in KINDS else None
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None
+
+
+class _Codec(NamedTuple):
+    """How the value of one shard stands in JSON."""
+
+    write: Callable[[Any], object]
+    read: Callable[[Any], object]
+
+
+_RANGE = _Codec(list, lambda pair: Range(*pair))
+_NUMBER = _Codec(int, int)
+_PER_SHARD: Mapping[str, _Codec] = {
+    "ranges": _RANGE,
+    "until": _NUMBER,
+    "origin": _NUMBER,
+    "state": _Codec(ShardState.to_json, ShardState.from_json),
+    "lost": _Codec(Intervals.to_json, Intervals.from_json),
+    "claims": _Codec(list, lambda triple: ClaimedRange(*triple)),
+    "goal": _RANGE,
+    "skipped": _RANGE,
+}
+# Field names and their JSON keys.
+_KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
+# Tables written before there were replays do not have these.
+_ADDED_LATER = ("replay", "goal", "skipped", "transform")

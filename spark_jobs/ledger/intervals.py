@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stream_consumers.batches import Range
 
-LOWEST = -(2**63)
-"""Stands for "before everything": an origin covers ``[LOWEST, origin)``."""
+MIN_SEQUENCE = -(2**63)
+"""Stands for "before everything": an origin covers ``[MIN_SEQUENCE, origin)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Intervals:
     @classmethod
     def from_json(cls, pairs: Iterable[Sequence[int | None]]) -> Intervals:
         """Read :meth:`to_json` back."""
-        return cls.of(*((LOWEST if start is None else start, end or 0) for start, end in pairs))
+        return cls.of(*((MIN_SEQUENCE if start is None else start, end or 0) for start, end in pairs))
 
     def to_json(self) -> list[list[int | None]]:
-        """Pairs of start and end, ``None`` for :data:`LOWEST`."""
-        return [[None if start == LOWEST else start, end] for start, end in self.ranges]
+        """Pairs of start and end, ``None`` for :data:`MIN_SEQUENCE`."""
+        return [[None if start == MIN_SEQUENCE else start, end] for start, end in self.ranges]
 
     def __or__(self, other: Intervals) -> Intervals:
         return Intervals.of(*self.ranges, *other.ranges)
@@ -71,7 +71,7 @@ class Intervals:
         return iter(self.ranges)
 
     def __str__(self) -> str:
-        return " ".join(f"[{'…' if start == LOWEST else start},{end})" for start, end in self.ranges)
+        return " ".join(f"[{'…' if start == MIN_SEQUENCE else start},{end})" for start, end in self.ranges)
 
     @property
     def position(self) -> int | None:

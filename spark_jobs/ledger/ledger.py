@@ -4,20 +4,22 @@ The fold (protocol §4) goes over the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo := those of the fold at v ; owners and origins stay
-    claim, fence   origins, owners, how the group shares ; the transaction number only otherwise
+    RESTORE to v   covered, redo := those of the fold at v ; origins stay
+    init, fence    origins, how the group shares ; the transaction number only otherwise
 
 R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import Entry, ShardState, State
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.delta_log import Commit, DeltaLog, TableSnapshot
+from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -31,22 +33,18 @@ _Fold = tuple[State, StreamAssetsError | None]
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
-def app_id(group: str, line: str | Shard) -> str:
-    """The transaction app id of a number line: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
-    return f"{group}/{line}"
+def app_id(group: str, member: str | Shard) -> str:
+    """The ``txnAppId`` of a transaction sequence: ``<group>/<member>`` or ``<group>/<stream>/<shard>``."""
+    return f"{group}/{member}"
 
 
-def fold(state: State, entry: Entry, *, late: bool) -> State:
+def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
     """The state after one commit of the group."""
     after = dict(state)
     for shard, origin in entry.origin.items():
         known = after.get(shard, ShardState())
         if known.origin is None:
-            after[shard] = replace(known, covered=known.covered | Intervals.of((LOWEST, origin)), origin=origin)
-    for shard, take in entry.take.items():
-        known = after.get(shard, ShardState())
-        if known.owner == take.giver:
-            after[shard] = replace(known, owner=take.taker)
+            after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
     for shard, claim in entry.claims.items():
         known = after.get(shard, ShardState())
         if shard not in entry.lost:
@@ -66,14 +64,14 @@ def fold(state: State, entry: Entry, *, late: bool) -> State:
 
 
 def restore(state: State, past: State) -> State:
-    """The state after a RESTORE to a version with the state ``past``: owners and origins stay as they are now.
+    """The state after a RESTORE to a version with the state ``past``: origins stay as they are now.
 
     Without its origin a shard would begin at whatever lands next, and what lies before that would be lost.
     """
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
-        start = Intervals() if now.origin is None else Intervals.of((LOWEST, now.origin))
+        start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
         after[shard] = replace(now, covered=then.covered | start, redo=then.redo)
     return after
 
@@ -87,16 +85,17 @@ class LedgerState:
         shards: what is known of each shard.
         newest: the newest entry of the group.
         last_number: the last transaction number of the member.
-        letters: up to this version of the dead-letter table every stray was deleted; a RESTORE makes it -1.
-        sharing: how the group shares its shards; empty before the first claim.
+        settled: up to this version of the dead-letter table, orphaned dead letters have been deleted; a RESTORE makes
+            it -1.
+        sharing: how the group shares its shards; empty before its first commit.
         is_restored: whether there was a RESTORE since the newest commit of the group was planned.
     """
 
     version: int
     shards: State = field(default_factory=dict)
-    newest: Entry | None = None
+    newest: LedgerEntry | None = None
     last_number: int = 0
-    letters: int = -1
+    settled: int = -1
     sharing: str = ""
     is_restored: bool = False
 
@@ -112,8 +111,7 @@ class Ledger:
     Args:
         log: the Delta log of the table.
         group: the consumer group; the commits of others are skipped.
-        member: whose transaction numbers are asked for: the name of a member, or a shard where every shard has a number
-            line of its own.
+        member: whose transaction sequence it is: the name of a member, or a shard where every shard has one of its own.
     """
 
     def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
@@ -124,6 +122,29 @@ class Ledger:
         self.group = group
         self.member = str(member)
         self.app = app_id(group, member)
+
+    def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
+        """Batch metadata with the next number of the transaction sequence and a new batch id.
+
+        Args:
+            kind: of the entry.
+            state: the snapshot that the commit is planned from.
+            fields: more fields of :class:`LedgerEntry`.
+        """
+        newest = state.newest
+        known = {"identities": newest.identities, "transform": newest.transform} if newest else {}
+        planned = {
+            "group": self.group,
+            "app": self.app,
+            "number": state.last_number + 1,
+            "by": self.member,
+            "bid": uuid.uuid4().hex,
+            "base": state.version,
+            "state": state.shards,
+            "settled": state.settled,
+            "sharing": state.sharing,
+        }
+        return LedgerEntry(kind, **{**known, **planned, **fields})
 
     def read(self) -> LedgerState:
         """The ledger now.
@@ -143,53 +164,33 @@ class Ledger:
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
         number = snapshot.last_number(self.app)
-        try:
-            newest = self._newest(snapshot.version)
-        except LedgerTruncatedError:
-            newest = None
+        newest = self._newest_readable(snapshot.version)
         if newest is None:
-            if number:
-                raise LedgerTruncatedError(
-                    f"the log of {self.log.path} was cleaned: {self.app} wrote {number} batches, none is readable",
-                    remedy="Say where to start with a new group name, or restore the log files.",
-                    version=snapshot.version,
-                )
+            self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version)
         is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
-        letters = -1 if is_restored else newest.letters
-        state, sharing = self._state_at(snapshot.version), self._sharing(newest, snapshot.version)
-        return LedgerState(snapshot.version, state, newest, number, letters, sharing, is_restored)
+        settled, sharing = -1 if is_restored else newest.settled, self._sharing(newest, snapshot.version)
+        state, error = self._fold_to(snapshot.version)
+        if error is not None:
+            raise error
+        return LedgerState(snapshot.version, state, newest, number, settled, sharing, is_restored)
 
-    def written(self, number: int, *, after: int, app: str | None = None) -> Commit | None:
-        """The commit (app, number) behind version ``after``; ``None`` if there is none.
+    def written(self, number: int, *, after: int) -> Commit | None:
+        """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
 
         Raises:
             LedgerUnreadableError: it cannot be told, so nothing may be acknowledged.
         """
-        snapshot = self.log.snapshot()
-        if snapshot is None:
-            return None
-        for version in range(after + 1, snapshot.version + 1):
-            commit = self.log.commit(version)
-            if commit is None:
-                raise LedgerUnreadableError(
-                    f"version {version} of {self.log.path} is missing from its log",
-                    remedy="Run again; the positions are read anew.",
-                    newest=snapshot.version,
-                )
-            if commit.transactions.get(app or self.app) == number:
-                return commit
-        return None
+        return self.log.find(lambda commit: commit.transactions.get(self.app) == number, after=after)
 
-    def find(self, wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], Entry]:
+    def find(self, wanted: Iterable[tuple[str, int]]) -> Mapping[tuple[str, int], LedgerEntry]:
         """The commits with these app ids and numbers, as far as there are any.
 
         Raises:
             LedgerTruncatedError: the log was cleaned before all were found, so that it cannot be told.
         """
         missing, found = set(wanted), {}
-        snapshot = self.log.snapshot()
-        for version in range(snapshot.version if snapshot else -1, -1, -1):
+        for version in self.log.newest_versions():
             if not missing:
                 break
             entry = self._need(version).entry
@@ -198,10 +199,10 @@ class Ledger:
                 found[entry.app, entry.number] = entry
         return found
 
-    def last_number(self, line: str) -> int:
-        """The last transaction number of a line of the group."""
+    def last_number(self, member: str) -> int:
+        """The last transaction number of another member or shard of the group."""
         snapshot = self.log.snapshot()
-        return snapshot.last_number(app_id(self.group, line)) if snapshot else 0
+        return snapshot.last_number(app_id(self.group, member)) if snapshot else 0
 
     def lost_rows(self, state: LedgerState) -> frozenset[str]:
         """The ids of batches whose rows a RESTORE removed since the newest commit of the group was planned."""
@@ -211,7 +212,7 @@ class Ledger:
         return frozenset(written - {c.entry.bid for c in self.surviving() if c.entry})
 
     def check_first(self, shards: Iterable[Shard]) -> None:
-        """Refuse a first commit of a group that has written before, on whatever number line.
+        """Refuse a first commit of a group that has written before, in whatever transaction sequence.
 
         Raises:
             LedgerTruncatedError: the log was cleaned, so that what it wrote is not known.
@@ -219,21 +220,10 @@ class Ledger:
         snapshot = self.log.snapshot()
         if snapshot is None:
             return
-        try:
-            if self._newest(snapshot.version) is not None:
-                return
-        except LedgerTruncatedError:
-            pass
-        lines: list[str | Shard] = ["main", self.member, *sorted(shards)]
-        for line in lines:
-            app = app_id(self.group, line)
-            number = snapshot.last_number(app)
-            if number:
-                raise LedgerTruncatedError(
-                    f"the log of {self.log.path} was cleaned: {app} wrote {number} batches, none is readable",
-                    remedy="Say where to start with a new group name and table, or restore the log files.",
-                    version=snapshot.version,
-                )
+        if self._newest_readable(snapshot.version) is not None:
+            return
+        for member in ("main", self.member, *map(str, sorted(shards))):
+            self._check_readable(snapshot, app_id(self.group, member))
 
     def other_group(self, streams: frozenset[str]) -> str | None:
         """A group other than this one that has written one of these streams into the table.
@@ -261,8 +251,7 @@ class Ledger:
 
     def newest_first(self) -> Iterator[Commit]:
         """The commits of the group, newest first, as far as the log reaches back."""
-        snapshot = self.log.snapshot()
-        for version in range(snapshot.version if snapshot else -1, -1, -1):
+        for version in self.log.newest_versions():
             commit = self._own(version)
             if commit is None:
                 return
@@ -284,9 +273,14 @@ class Ledger:
                 yield commit
             version -= 1
 
-    def batch_commits(self) -> Mapping[str, Commit]:
-        """All readable commits of the group, by batch id."""
-        return {commit.entry.bid: commit for commit in self.newest_first() if commit.entry}
+    def _check_readable(self, snapshot: TableSnapshot, app: str) -> None:
+        number = snapshot.last_number(app)
+        if number:
+            raise LedgerTruncatedError(
+                f"the log of {self.log.path} was cleaned: {app} wrote {number} batches, none is readable",
+                remedy="Say where to start with a new group name and table, or restore the log files.",
+                version=snapshot.version,
+            )
 
     def _own(self, version: int) -> Commit | None:
         """The commit with its entry, the entry ``None`` where it is not of this group; ``None`` if cleaned away."""
@@ -303,7 +297,7 @@ class Ledger:
             )
         return commit if ours else replace(commit, entry=None)
 
-    def _newest(self, version: int) -> Entry | None:
+    def _newest(self, version: int) -> LedgerEntry | None:
         """The newest entry of the group up to ``version``; ``None`` if it has none."""
         for number in range(version, -1, -1):
             entry = self._need(number).entry
@@ -311,14 +305,14 @@ class Ledger:
                 return entry
         return None
 
-    def _state_at(self, version: int) -> State:
-        state, error = self._fold_to(version)
-        if error is not None:
-            raise error
-        return state
+    def _newest_readable(self, version: int) -> LedgerEntry | None:
+        try:
+            return self._newest(version)
+        except LedgerTruncatedError:
+            return None
 
-    def _sharing(self, newest: Entry, version: int) -> str:
-        """The first claim decides, then every switch; no RESTORE changes it, since number lines just go on."""
+    def _sharing(self, newest: LedgerEntry, version: int) -> str:
+        """The first commit decides, then every switch; no RESTORE changes it: transaction sequences just continue."""
         sharing = newest.sharing
         for number in range(newest.base + 1, version + 1):
             entry = self._need(number).entry

@@ -16,7 +16,7 @@ from spark_jobs.reading.json_decode import Column, check_json_type, decode_json
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedColumns:
     """Columns of the decoded payloads, and per row why it could not be decoded (null: it could)."""
 
     columns: Sequence[Column]
@@ -48,7 +48,7 @@ class Decoder(Protocol):
         """
         ...
 
-    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
+    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """Decode binary ``payloads`` (null for a tombstone) into the columns of ``schema``."""
         ...
 
@@ -86,11 +86,11 @@ class Json:
         for column in schema:
             check_json_type(column.name, column.type)
 
-    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
+    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         self.check(schema)
         columns, errors = decode_json(payloads, schema)
-        return Decoded(columns, errors)
+        return DecodedColumns(columns, errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class Text:
     def check(self, schema: pa.Schema) -> None:
         """See :meth:`Decoder.check`; its one column always can."""
 
-    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
+    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         try:
-            return Decoded([payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string()))
+            return DecodedColumns([payloads.cast(pa.string())], pa.nulls(len(payloads), pa.string()))
         except pa.ArrowInvalid:
             pass
         texts: list[str | None] = []
@@ -129,7 +129,7 @@ class Text:
             except UnicodeDecodeError as error:
                 texts.append(None)
                 errors.append(f"not UTF-8: {error.reason} at byte {error.start}")
-        return Decoded([pa.array(texts, pa.string())], pa.array(errors, pa.string()))
+        return DecodedColumns([pa.array(texts, pa.string())], pa.array(errors, pa.string()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,6 @@ class Raw:
     def check(self, schema: pa.Schema) -> None:
         """See :meth:`Decoder.check`; its one column always can."""
 
-    def decode(self, payloads: Column, schema: pa.Schema) -> Decoded:
+    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
-        return Decoded([payloads], pa.nulls(len(payloads), pa.string()))
+        return DecodedColumns([payloads], pa.nulls(len(payloads), pa.string()))

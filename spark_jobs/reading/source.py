@@ -22,10 +22,10 @@ from stream_consumers.batches import HEADERS_TYPE, Split
 from stream_consumers.errors import SchemaMismatchError
 
 STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
-LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
+DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
 STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
-LETTER_DDL = f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT"
+DEAD_LETTER_DDL = f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT"
 FORMAT = "stream_assets"
 # Spark shows the values of options in plans and logs, but not of those that are called secret.
 PLAN_OPTION = "secret_plan"
@@ -61,7 +61,7 @@ def decoded_schema(decoder: Decoder) -> StructType:
             f"the schema {decoder.ddl()!r} is not Spark DDL", remedy="Write it like 'id BIGINT, user STRING'."
         ) from error
     kept = [name for name in (decoder.key, decoder.headers) if name]
-    taken = [name for name in (*schema.names, *kept) if name in (*STREAM_COLUMNS, *LETTER_COLUMNS)]
+    taken = [name for name in (*schema.names, *kept) if name in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
     if taken:
         raise SchemaMismatchError(
             f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
@@ -89,7 +89,7 @@ def source_schema(decoder: Decoder) -> StructType:
         *(struct_type(f"`{decoder.key}` BINARY").fields if decoder.key else ()),
         *(struct_type(f"`{decoder.headers}` {HEADERS_DDL}").fields if decoder.headers else ()),
     ]
-    return StructType([*decoded, *kept, *struct_type(STREAM_DDL).fields, *struct_type(LETTER_DDL).fields])
+    return StructType([*decoded, *kept, *struct_type(STREAM_DDL).fields, *struct_type(DEAD_LETTER_DDL).fields])
 
 
 def struct_type(ddl: str) -> StructType:

@@ -15,20 +15,19 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.ledger.dataset import open_dataset
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import Claimed, Entry
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.reading.source import LETTER_DDL, STREAM_DDL, struct_type
-from spark_jobs.writing.sink import explain, in_ranges, is_conflict
+from spark_jobs.ledger.table_rows import is_within, open_dataset
+from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
+from spark_jobs.writing.sink import explain, in_ranges, is_conflict, write_verified
 from stream_consumers.batches import Range
-from stream_consumers.errors import LedgerUnreadableError
 from stream_consumers.messages import Shard
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
-    """A batch whose dead letters were written.
+class OrphanedBatch:
+    """A batch with orphaned dead letters: they were written, and the main ledger does not hold it.
 
     Args:
         bid: its id.
@@ -67,11 +66,11 @@ class DeadLetterTable:
         """Its Delta log."""
         return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
-    def write(self, letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
+    def write(self, dead_letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
         """Write the dead letters of a batch under the table's own next number (protocol 3.5, D1 to D3).
 
         Args:
-            letters: rows of the source with ``_error`` set.
+            dead_letters: rows of the source with ``_error`` set.
             ledger: of the main table.
             number: the batch's number in the main ledger.
             bid: the batch's id.
@@ -85,7 +84,7 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         base, own_number = (snapshot.version, snapshot.last_number(ledger.app) + 1) if snapshot else (-1, 1)
-        rows = letters.select(
+        rows = dead_letters.select(
             "_stream",
             "_shard",
             "_sequence",
@@ -101,68 +100,51 @@ class DeadLetterTable:
             f.lit(number).cast("bigint").alias("_number"),
             f.current_timestamp().alias("_recorded_at"),
         ).coalesce(1)
-        account = {"v": 1, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
-        failure: Exception | None = None
-        try:
-            (
-                rows.write.format("delta")
-                .mode("append")
-                .option("delta.dataSkippingStatsColumns", "_stream,_shard,_sequence,_timestamp,_batch")
-                .option("txnAppId", ledger.app)
-                .option("txnVersion", str(own_number))
-                .option("userMetadata", json.dumps(account))
-                .save(self.path)
-            )
-        except Exception as error:  # noqa: BLE001 - whether it landed is for the log to say
-            failure = error
-        if self._holds(bid, after=base):
-            return True
-        if failure is None or is_conflict(failure):
-            return False
-        raise explain(failure, table=self.path) from failure
-
-    def _holds(self, bid: str, *, after: int) -> bool:
-        log = self.log()
-        snapshot = log.snapshot()
-        for version in range(snapshot.version if snapshot else -1, after, -1):
-            commit = log.commit(version)
-            if commit is None:
-                raise LedgerUnreadableError(
-                    f"version {version} of {self.path} is missing from its log", remedy="Run again."
-                )
-            if commit.account.get("bid") == bid:
-                return True
-        return False
+        metadata = {"v": 1, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
+        writer = (
+            rows.write.format("delta")
+            .mode("append")
+            .option("delta.dataSkippingStatsColumns", "_stream,_shard,_sequence,_timestamp,_batch")
+            .option("txnAppId", ledger.app)
+            .option("txnVersion", str(own_number))
+            .option("userMetadata", json.dumps(metadata))
+        )
+        found = write_verified(
+            lambda: writer.save(self.path),
+            lambda: self.log().find(lambda commit: commit.user_metadata.get("bid") == bid, after=base),
+            table=self.path,
+        )
+        return found is not None
 
     def counted(self, spark: SparkSession, ledger: Ledger) -> DataFrame | None:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        letters = spark.read.format("delta").load(self.path).where(f.col("_group") == ledger.group)
-        strays = [stray.bid for stray in self.strays(ledger)]
-        if strays:
-            letters = letters.where(~f.col("_batch").isin(strays))
+        dead_letters = spark.read.format("delta").load(self.path).where(f.col("_group") == ledger.group)
+        orphaned = [batch.bid for batch in self.orphaned(ledger)]
+        if orphaned:
+            dead_letters = dead_letters.where(~f.col("_batch").isin(orphaned))
         for replaced in replacements(ledger):
             is_older = ~f.col("_batch").isin(sorted(replaced.since))
-            letters = letters.where(~f.coalesce(is_older & f.expr(in_ranges(replaced.ranges)), f.lit(False)))
-        return letters
+            dead_letters = dead_letters.where(~f.coalesce(is_older & f.expr(in_ranges(replaced.ranges)), f.lit(False)))
+        return dead_letters
 
     def counted_places(self, ledger: Ledger) -> pa.Table:
         """Stream, shard and sequence of the dead letters that count, without Spark; no rows if there is no table."""
         columns = ["_stream", "_shard", "_sequence", "_batch"]
         if self.log().snapshot() is None:
             return pa.table({name: [] for name in columns})
-        strays = pa.array([stray.bid for stray in self.strays(ledger)], pa.string())
-        is_counted = (pc.field("_group") == ledger.group) & ~pc.field("_batch").isin(strays)
+        orphaned = pa.array([batch.bid for batch in self.orphaned(ledger)], pa.string())
+        is_counted = (pc.field("_group") == ledger.group) & ~pc.field("_batch").isin(orphaned)
         for replaced in replacements(ledger):
             for shard, part in replaced.ranges.items():
                 is_older = ~pc.field("_batch").isin(pa.array(sorted(replaced.since), pa.string()))
-                is_counted &= ~(_within(shard, part) & is_older)
+                is_counted &= ~(is_within(shard, part) & is_older)
         rows = open_dataset(self.path, storage_options=self.storage_options)
         return rows.to_table(columns=columns, filter=is_counted)
 
-    def settle(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
-        """Delete the dead letters of batches that never made it into the main table (D5).
+    def delete_orphaned(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
+        """Delete the orphaned dead letters: those of batches that never made it into the main table (D5).
 
         Only batches whose number the main ledger has passed are judged.
 
@@ -177,8 +159,8 @@ class DeadLetterTable:
         snapshot = self.log().snapshot()
         if snapshot is None:
             return -1
-        strays = self.strays(ledger, after=after)
-        passed = [stray.bid for stray in strays if stray.is_passed]
+        orphaned = self.orphaned(ledger, after=after)
+        passed = [batch.bid for batch in orphaned if batch.is_passed]
         if passed:
             listed = ", ".join(f"'{bid}'" for bid in passed)
             try:
@@ -188,15 +170,15 @@ class DeadLetterTable:
                     raise explain(error, table=self.path) from error
                 # Another run is deleting the same; what is left of them counts for nothing and is deleted next time.
                 return after
-            if any(stray.is_passed for stray in self.strays(ledger, after=after)):
-                # Delta skips a DELETE without a word if the session names a transaction of somebody's that it has seen.
+            if any(batch.is_passed for batch in self.orphaned(ledger, after=after)):
+                # Delta silently ignores a DELETE if the session names a transaction version that is recorded already.
                 return after
-        return min((stray.version - 1 for stray in strays if not stray.is_passed), default=snapshot.version)
+        return min((batch.version - 1 for batch in orphaned if not batch.is_passed), default=snapshot.version)
 
-    def strays(self, ledger: Ledger, *, after: int | None = None) -> list[Stray]:
+    def orphaned(self, ledger: Ledger, *, after: int | None = None) -> list[OrphanedBatch]:
         """The batches whose dead letters do not count, because the main ledger does not hold them."""
         if after is None:
-            after = ledger.read().letters
+            after = ledger.read().settled
         written, deleted = self._written(ledger, after)
         if not written:
             return []
@@ -205,18 +187,18 @@ class DeadLetterTable:
         held = _numbers(ledger.surviving(), needed)
         return [
             replace(
-                stray,
-                is_passed=stray.number in numbers.get(stray.app, {}) and stray.bid not in numbers[stray.app].values(),
+                batch,
+                is_passed=batch.number in numbers.get(batch.app, {}) and batch.bid not in numbers[batch.app].values(),
             )
-            for stray in written
-            if stray.bid not in held.get(stray.app, {}).values() and stray.bid not in deleted
+            for batch in written
+            if batch.bid not in held.get(batch.app, {}).values() and batch.bid not in deleted
         ]
 
-    def _written(self, ledger: Ledger, after: int) -> tuple[list[Stray], str]:
+    def _written(self, ledger: Ledger, after: int) -> tuple[list[OrphanedBatch], str]:
         """The batches of the group with dead letters behind version ``after``, and what was deleted since."""
         log = self.log()
         snapshot = log.snapshot()
-        found: list[Stray] = []
+        found: list[OrphanedBatch] = []
         deleted = ""
         newest = snapshot.version if snapshot else -1
         # Settled up to a version that is not there: the table was deleted and made anew.
@@ -226,23 +208,15 @@ class DeadLetterTable:
             if commit is None:
                 break
             deleted += commit.predicate
-            app, number = str(commit.account.get("app", "")), commit.account.get("number")
+            app, number = str(commit.user_metadata.get("app", "")), commit.user_metadata.get("number")
             if app.startswith(f"{ledger.group}/") and isinstance(number, int):
-                found.append(Stray(str(commit.account.get("bid")), app, number, version))
+                found.append(OrphanedBatch(str(commit.user_metadata.get("bid")), app, number, version))
         return found, deleted
 
 
-def _within(shard: Shard, part: Range) -> pc.Expression:
-    """Those in a range; those without a sequence lie in none."""
-    place = (pc.field("_stream") == shard.stream) & (pc.field("_shard") == shard.id)
-    sequence = pc.field("_sequence")
-    inside: pc.Expression = place & (sequence >= part.start) & (sequence < part.end)
-    return inside & sequence.is_valid()
-
-
-def lost_letters(spark: SparkSession, entry: Entry) -> DataFrame:
+def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:
     """A dead letter for each range that was gone from the stream before it was read; it has no sequence."""
-    schema = struct_type(f"{STREAM_DDL}, {LETTER_DDL}")
+    schema = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}")
     rows = [
         (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None)
         for shard, parts in sorted(entry.lost.items())
@@ -251,7 +225,7 @@ def lost_letters(spark: SparkSession, entry: Entry) -> DataFrame:
     return spark.createDataFrame(rows, schema)
 
 
-def _lost(part: Range, claimed: Claimed | None) -> str:
+def _lost(part: Range, claimed: ClaimedRange | None) -> str:
     if claimed is not None:
         return (
             f"lost: entries between {part.start} and {part.end} were removed from the stream before they were written "

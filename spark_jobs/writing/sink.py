@@ -1,16 +1,19 @@
-"""Writes the rows of a batch and its ledger entry in one Delta commit."""
+"""Writes the rows of a batch and its batch metadata in one Delta commit, and looks into the log whether it is there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from delta import exceptions as conflicts
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame
 
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.session import first_line
 from stream_consumers.batches import Range
@@ -19,7 +22,8 @@ from stream_consumers.messages import Shard
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
-CONFLICT_MARKS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+CONFLICT_TEXTS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,11 @@ class DeltaSink:
     properties: Mapping[str, str] = field(default_factory=dict)
     merge_schema: bool = False
 
-    def write(self, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+    def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
 
-        That it returns does not mean that the rows are in the table: Delta skips a number it has seen without a word.
-        Read the ledger to know.
+        That it returns does not mean that the rows are in the table: Delta silently ignores a transaction version it
+        has already recorded. :meth:`commit` looks.
 
         Raises:
             Exception: whatever Spark raises; see :func:`explain`.
@@ -61,6 +65,54 @@ class DeltaSink:
         else:
             writer.mode("append").save(self.path)
 
+    def commit(
+        self, rows: DataFrame, entry: LedgerEntry, *, ledger: Ledger, on_return: Callable[[], None] = lambda: None
+    ) -> Commit | None:
+        """Write ``rows`` and verify the write; ``None`` if the number of ``entry`` is somebody else's.
+
+        Args:
+            rows: what is written.
+            entry: its batch metadata.
+            ledger: of the transaction sequence of ``entry``.
+            on_return: called when the write has returned or raised, before the ledger is read.
+
+        Raises:
+            TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
+            LedgerUnreadableError: whether it is cannot be told.
+        """
+
+        def find() -> Commit | None:
+            on_return()
+            return ledger.written(entry.number, after=entry.base)
+
+        commit = write_verified(lambda: self.write(rows, entry), find, table=self.path)
+        return commit if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid else None
+
+
+def write_verified(write: Callable[[], None], find: Callable[[], T | None], *, table: str) -> T | None:
+    """Write, then look whether it is there: an error may follow a commit that landed, and none one that was ignored.
+
+    Args:
+        write: writes.
+        find: looks into the log; ``None`` if it is not there.
+        table: for messages.
+
+    Returns:
+        What ``find`` found; ``None`` if another commit came first.
+
+    Raises:
+        TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
+    """
+    failure: Exception | None = None
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - whether it landed is for the log to say
+        failure = error
+    found = find()
+    if found is None and failure is not None and not is_conflict(failure):
+        raise explain(failure, table=table) from failure
+    return found
+
 
 def in_ranges(ranges: Mapping[Shard, Range]) -> str:
     """The rows of these ranges, as a SQL condition on the stream columns.
@@ -80,11 +132,11 @@ def is_conflict(error: BaseException) -> bool:
 
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
-    return isinstance(error, CONFLICTS) or any(mark in str(error) for mark in CONFLICT_MARKS)
+    return isinstance(error, CONFLICTS) or any(text in str(error) for text in CONFLICT_TEXTS)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:
-    """The error of a failed write in our words; nothing of the batch is in the table."""
+    """Map the error of a failed write to a :class:`StreamAssetsError`; nothing of the batch is in the table."""
     if isinstance(error, StreamAssetsError):
         return error
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error)

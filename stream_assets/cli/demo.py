@@ -23,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
-from spark_jobs.ledger.dataset import open_dataset
+from spark_jobs.ledger.table_rows import open_dataset
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE

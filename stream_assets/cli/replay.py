@@ -56,8 +56,9 @@ def replay(
           --from orders/0=100,orders/1=90 --decode json --schema 'id BIGINT, user STRING'
     """
     from spark_jobs.batches.bounds import Bound
-    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, check_replay, drain_replay, goal_of
-    from spark_jobs.verify import count_rows
+    from spark_jobs.batches.job import drain_batches
+    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, check_replay, goal_of
+    from spark_jobs.ledger.table_rows import count_rows
 
     ingestion = replace(
         _ingestion(place),
@@ -83,7 +84,7 @@ def replay(
         messages = opened.count(goal)
         if dry_run:
             progress.stop()
-            replaced = count_rows(ingestion, goal)
+            replaced = count_rows(ingestion.ledger().log, goal)
             rows = [
                 {
                     "shard": str(shard),
@@ -106,7 +107,7 @@ def replay(
             wanted,
             on_wait=lambda why: progress.update(task, description=f"waiting: {why}"),
         )
-        reports = follow_batches(drain_replay(job, max_batches=max_batches), progress, task)
+        reports = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
     rows = [batch_row(report, more={"replaced": report.replaced}, lag="left") for report in reports]
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to replay")
 
@@ -126,7 +127,7 @@ def _ingestion(place: Place) -> Ingestion:
 
 def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, as_json: bool) -> None:
     from spark_jobs.batches.rewind import plan_moves, read_or_guess, rewind
-    from spark_jobs.verify import count_rows
+    from spark_jobs.ledger.table_rows import count_rows
 
     ingestion = _ingestion(place)
     mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
@@ -134,7 +135,7 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, as_json
         state, _ = read_or_guess(opened, ingestion)
         moves = plan_moves(opened, ingestion, to, state=state)
         replaced = {move.shard: move.replaced for move in moves}
-        messages, rows = opened.count(replaced), count_rows(ingestion, replaced)
+        messages, rows = opened.count(replaced), count_rows(ingestion.ledger().log, replaced)
         skipped = opened.count({move.shard: move.skipped for move in moves})
         if moves and not dry_run:
             progress.add_task("moving the group", total=None)

@@ -26,7 +26,7 @@ ONE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
 
 
 class Group:
-    """A topic with 40 messages, 20 of them in the table, and one batch of each number line in flight."""
+    """A topic with 40 messages, 20 of them in the table, and one batch of each transaction sequence in flight."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path, mode: ConsumerMode) -> None:
         self.spark = spark
@@ -71,7 +71,7 @@ def test_a_batch_in_flight_over_a_switch_is_dropped(
     assert group.switch(after)
     for job, batch in zip(jobs, batches):
         assert batch is not None
-        assert job.run(batch) is None, "its number line was fenced"
+        assert job.run(batch) is None, "its transaction sequence was fenced"
         with pytest.raises(InvalidOptionError, match=f"is {after.value}, not {before.value}"):
             job.plan()
     group.run(after)

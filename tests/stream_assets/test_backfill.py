@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from stream_assets import stream_asset, stream_definitions
@@ -67,7 +68,7 @@ class Lake:
         wanted = Replay(Bound.parse(start), Bound.parse(stop))
         with open_batch_source(self.feed.url) as source:
             job = ReplayJob(spark, source, replace(self.what, transform=new), wanted)
-            assert sum(report.rows > 0 for report, _ in drain_replay(job)) == 2
+            assert sum(report.rows > 0 for report, _ in drain_batches(job)) == 2
 
     def assert_replayed(self, numbers: range) -> None:
         """Row by row as if these had been ingested with the new transform at first, and nothing else was touched."""

@@ -205,7 +205,7 @@ def test_a_restore_across_a_switch_of_how_a_group_shares(
     instance: dg.DagsterInstance,
     first: ConsumerMode,
 ) -> None:
-    """The group goes on with the number lines that it has now, whatever the table had then."""
+    """The group goes on with the transaction sequences that it has now, whatever the table had then."""
     second = next(mode for mode in (ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED) if mode is not first)
     lake = fill(spark, instance, make_feed("kafka", folder, lambda _: kafka), folder)
     if first is ConsumerMode.LOAD_BALANCED:

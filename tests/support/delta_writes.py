@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.writing.sink import DeltaSink
 
 
@@ -22,12 +22,12 @@ class Writes:
         self.after: Any = lambda: None
         self._write = DeltaSink.write
 
-        def watched(sink: DeltaSink, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+        def watched(sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
             self.write(sink, rows, entry, creates)
 
         patch.setattr(DeltaSink, "write", watched)
 
-    def write(self, sink: DeltaSink, rows: DataFrame, entry: Entry, creates: bool) -> None:
+    def write(self, sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
         is_batch = entry.kind == "batch"
         try:
             if is_batch:

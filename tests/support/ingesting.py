@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.reading.decode import Decoder, Json
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import AutoStreamReset, Limits
@@ -49,7 +49,7 @@ def drain(spark: SparkSession, url: str, what: Ingestion, observer: Observer = i
     return reports
 
 
-def entries(what: Ingestion) -> list[Entry]:
+def entries(what: Ingestion) -> list[LedgerEntry]:
     log = what.ledger().log
     snapshot = log.snapshot()
     assert snapshot is not None

@@ -12,7 +12,8 @@ from pathlib import Path
 from spark_jobs.batches import rewind as rewinding
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
@@ -50,7 +51,7 @@ def main(
     with source.open() as opened:
         if stop:
             wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)
-            for report, _ in drain_replay(ReplayJob(spark, opened, what, wanted, observer=watch)):
+            for report, _ in drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch)):
                 print("report", dict(report.batch.entry.ranges), flush=True)
         else:
             rewind(spark, opened, what, Bound.parse(start), replay_id=run_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 60_000
@@ -30,7 +30,7 @@ class WrittenLog:
     def file(self, version: int) -> Path:
         return self.path / "_delta_log" / f"{version:020d}.json"
 
-    def ours(self, entry: Entry) -> int:
+    def ours(self, entry: LedgerEntry) -> int:
         return self.commit(metadata=entry.to_json(), transactions={entry.app: entry.number})
 
     def restore(self, **target: object) -> int:

@@ -13,7 +13,8 @@ from pyspark.sql import functions as f
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, drain_replay
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob
 from spark_jobs.batches.rewind import plan_moves, rewind
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
@@ -55,7 +56,7 @@ def run_replay(
 ) -> list[BatchReport]:
     with open_batch_source(url) as source:
         job = ReplayJob(spark, source, replace(what, transform=new), wanted, observer=observer)
-        return [report for report, _ in drain_replay(job)]
+        return [report for report, _ in drain_batches(job)]
 
 
 def rows_of(table: Path | str) -> Counter[Row]:

@@ -17,9 +17,10 @@ from pyspark.sql import functions as f
 from spark_jobs.batches import replay as replaying
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
@@ -68,7 +69,7 @@ class Lake:
         """The replay, to its end."""
         with open_batch_source(self.feed.url) as source:
             job = ReplayJob(self.spark, source, self.what, wanted, observer=observer, on_wait=lambda why: None)
-            return [report for report, _ in drain_replay(job)]
+            return [report for report, _ in drain_batches(job)]
 
     def rewind(self, number: int, *, run_id: str = "") -> int:
         """Move the group; how many shards moved."""
@@ -180,7 +181,7 @@ def test_d05_a_transaction_that_leaked_into_the_session_hides_no_replay_and_no_r
 class ReplayWrites(Writes):
     """The same for replays."""
 
-    def write(self, sink: DeltaSink, rows: DataFrame, entry: Entry, creates: bool) -> None:
+    def write(self, sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, creates: bool) -> None:
         if entry.kind != "replay":
             self._write(sink, rows, entry, creates=creates)
             return
@@ -250,7 +251,7 @@ def test_d06_a_rewind_next_to_a_batch_is_tried_again(lake: Lake, monkeypatch: py
     lake.feed.send(9)
     write, met = DeltaSink.write, []
 
-    def overtake(sink: DeltaSink, rows: DataFrame, entry: Entry, *, creates: bool = False) -> None:
+    def overtake(sink: DeltaSink, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         if entry.until and not met:
             met.append(entry.number)
             lake.drain()

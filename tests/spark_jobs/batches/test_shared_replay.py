@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches import replay as replaying
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.batches.replay import Replay, ReplayJob, drain_replay
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
@@ -70,7 +71,7 @@ class Group:
         with open_batch_source(self.url) as source:
             what = replace(self.what, transform=new)
             job = ReplayJob(self.spark, source, what, Replay(*bounds), observer=observer, on_wait=lambda why: None)
-            return [report for report, _ in drain_replay(job)]
+            return [report for report, _ in drain_batches(job)]
 
     def rewind(self, number: int) -> int:
         """How many shards moved."""
@@ -85,7 +86,7 @@ class Group:
             assert [verdict.is_right for verdict in verify(source, self.what)] == [True] * SHARDS
 
     def lines(self) -> set[str]:
-        """The number lines of the shards."""
+        """The transaction sequences of the shards."""
         return {f"{self.feed.group}/{self.feed.stream}/{number}" for number in range(SHARDS)}
 
 

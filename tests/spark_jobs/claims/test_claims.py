@@ -254,7 +254,7 @@ def test_latest_is_anchored_once(spark: SparkSession, stream: Stream) -> None:
     stream.add(5)
     wanted = stream.ingestion(start=AutoStreamReset.LATEST)
     with pytest.raises(InterruptedError):
-        stream.drain(spark, wanted, lambda step, batch: stop() if step is Step.CLAIMED else None)
+        stream.drain(spark, wanted, lambda step, batch: stop() if step is Step.INITIALIZED else None)
     stream.add(3, first=5)
     (report,) = stream.drain(spark, wanted)
     assert report.rows == 3
@@ -625,7 +625,7 @@ def test_an_empty_name_whose_batch_the_log_forgot_is_removed(spark: SparkSession
     stream.drain(spark)
     stream.client.xgroup_createconsumer(stream.keys[0], stream.group, f"main/1/{BID}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spark_jobs.claims.status.NameStatus.of", lambda _, names: dict.fromkeys(names, pytest.fail))
+        patch.setattr("spark_jobs.claims.status.ClaimStatuses.of", lambda _, names: dict.fromkeys(names, pytest.fail))
         stream.add(1, first=5)
         stream.drain(spark)
     assert stream.consumers() == set()

@@ -3,8 +3,8 @@
 import pytest
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import Entry, ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -15,9 +15,11 @@ SHARD = Shard("orders", 0)
 
 
 def batch(version):
-    state = {SHARD: ShardState(Intervals.of((LOWEST, version)), origin=0)}
+    state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, version)), origin=0)}
     ranges = {SHARD: Range(version, version + 1)}
-    return Entry("batch", "g", "g/main", version + 1, "main", f"b{version}", version - 1, ranges=ranges, state=state)
+    return LedgerEntry(
+        "batch", "g", "g/main", version + 1, "main", f"b{version}", version - 1, ranges=ranges, state=state
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,5 +51,5 @@ def test_only_the_newest_commit_is_opened(long_log, opened):
 
 def test_verifying_opens_only_what_came_after_the_plan(long_log, opened):
     ledger = Ledger(long_log.log(), group="g", member="main")
-    assert ledger.written(COMMITS, after=COMMITS - 3).version == COMMITS - 1
+    assert ledger.written(COMMITS - 1, after=COMMITS - 3).version == COMMITS - 2
     assert opened == {COMMITS - 2, COMMITS - 1}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.replay import drain_replay
+from spark_jobs.batches.job import drain_batches
 from spark_jobs.ledger.entries import ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.run_ingestion import SharedDrain
 from stream_consumers.create import StreamSource
@@ -43,7 +43,7 @@ def test_batches_of_a_replay_that_are_in_the_table_are_told_of_before_an_error()
     jobs: Any = Jobs()
 
     def tell() -> None:
-        for report in drain_replay(jobs):
+        for report in drain_batches(jobs):
             told.append(report)
 
     with pytest.raises(DataLossError):
@@ -63,7 +63,7 @@ def test_a_member_waits_for_the_shards_of_others_and_not_for_those_it_has_draine
     folder: Path, monkeypatch: pytest.MonkeyPatch, own: int, other: int, is_over: bool
 ) -> None:
     """Somebody may have moved them back since."""
-    positions = {shard: ShardState(Intervals.of((LOWEST, at))) for shard, at in ((ZERO, own), (ONE, other))}
+    positions = {shard: ShardState(Intervals.of((MIN_SEQUENCE, at))) for shard, at in ((ZERO, own), (ONE, other))}
     monkeypatch.setattr(Ledger, "read", lambda ledger: LedgerState(1, positions))
     source = StreamSource(StreamUrl.parse("memory://drains/orders"))
     member: Any = Member()

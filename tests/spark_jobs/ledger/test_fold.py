@@ -9,8 +9,8 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.ledger.entries import Entry, ShardState, Take
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError
@@ -31,7 +31,6 @@ class Seen:
 
     covered: frozenset = frozenset()
     redo: frozenset = frozenset()
-    owner: str | None = None
     origin: int | None = None
 
 
@@ -44,7 +43,7 @@ class Reference:
     def fold(self, version):
         states = [self._start()]
         for number, (what, details) in enumerate(self.commits[: version + 1]):
-            now = {shard: Seen(s.covered, s.redo, s.owner, s.origin) for shard, s in states[-1].items()}
+            now = {shard: Seen(s.covered, s.redo, s.origin) for shard, s in states[-1].items()}
             if what == "restore":
                 past = states[details + 1]
                 for shard, seen in now.items():
@@ -66,9 +65,6 @@ class Reference:
             if now[shard].origin is None:
                 now[shard].origin = origin
                 now[shard].covered |= frozenset(range(BELOW, origin))
-        for shard, take in entry.take.items():
-            if now[shard].owner == take.giver:
-                now[shard].owner = take.taker
         if entry.kind == "replay" and entry.mode == "append":
             return
         for shard, (start, end) in entry.ranges.items():
@@ -83,12 +79,12 @@ class Reference:
 
 
 def as_intervals(numbers):
-    return Intervals.of(*((LOWEST if n == BELOW else n, n + 1) for n in numbers))
+    return Intervals.of(*((MIN_SEQUENCE if n == BELOW else n, n + 1) for n in numbers))
 
 
 def as_state(seen):
     return {
-        shard: ShardState(as_intervals(s.covered), as_intervals(s.redo), s.owner, s.origin)
+        shard: ShardState(as_intervals(s.covered), as_intervals(s.redo), s.origin)
         for shard, s in seen.items()
         if s != Seen()
     }
@@ -120,10 +116,10 @@ def logs(draw):
 @st.composite
 def entries(draw, version, base, numbers, reference):
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
-    kind = pick("claim", "batch", "batch", "batch", "replay", "fence", "keep")
+    kind = pick("init", "batch", "batch", "batch", "replay", "fence", "keep")
     member = pick(*MEMBERS)
     numbers[member] += 1
-    ranges, until, take, origin = {}, {}, {}, {}
+    ranges, until, origin = {}, {}, {}
     mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
     for shard in draw(st.sets(st.sampled_from(SHARDS), min_size=1)):
         if kind in ("batch", "replay"):
@@ -131,11 +127,9 @@ def entries(draw, version, base, numbers, reference):
             ranges[shard] = Range(start, draw(st.integers(start + 1, TOP)))
             if mode == "replace" and kind == "batch" and pick(True, False):
                 until[shard] = draw(st.integers(ranges[shard].end, TOP))
-        if kind in ("claim", "batch") and pick(True, False):
+        if kind in ("init", "batch") and pick(True, False):
             origin[shard] = draw(st.integers(0, 4))
-        if kind in ("claim", "fence"):
-            take[shard] = Take(pick(None, "g/a", "g/b"), pick("g/a", "g/b"))
-    return Entry(
+    return LedgerEntry(
         kind,
         "g",
         f"g/{member}",
@@ -146,7 +140,6 @@ def entries(draw, version, base, numbers, reference):
         ranges=ranges,
         mode=mode,
         until=until,
-        take=take,
         origin=origin,
         state=as_state(reference.fold(base)),
     )
@@ -159,7 +152,9 @@ def write(log, reference):
         elif what == "ours":
             log.ours(details)
         elif details == "other group":
-            other = Entry("batch", "gg", "gg/a", version + 1, "a", "x", version - 1, ranges={SHARDS[0]: Range(0, TOP)})
+            other = LedgerEntry(
+                "batch", "gg", "gg/a", version + 1, "a", "x", version - 1, ranges={SHARDS[0]: Range(0, TOP)}
+            )
             log.ours(other)
         elif details == "no json":
             log.commit(metadata="{not json")
@@ -221,10 +216,10 @@ def test_restore_back_and_forth():
     def add(kind, base, **details):
         number = sum(what == "ours" for what, _ in reference.commits) + 1
         state = as_state(reference.fold(base))
-        entry = Entry(kind, "g", "g/a", number, "a", f"b{number}", base, state=state, **details)
+        entry = LedgerEntry(kind, "g", "g/a", number, "a", f"b{number}", base, state=state, **details)
         reference.commits.append(("ours", entry))
 
-    add("claim", -1, origin={SHARDS[0]: 0})
+    add("init", -1, origin={SHARDS[0]: 0})
     add("batch", 0, ranges={SHARDS[0]: Range(0, 5)})
     reference.commits.append(("restore", 0))
     add("batch", 2, ranges={SHARDS[0]: Range(0, 3)})
@@ -244,13 +239,15 @@ def test_a_batch_that_lands_behind_a_restore_to_before_the_claim_does_not_hide_w
     reference = Reference([("foreign", "DELETE")])
     shard = SHARDS[0]
     for number, (kind, details) in enumerate(
-        [("claim", {"origin": {shard: 2}}), ("batch", {"ranges": {shard: Range(2, 5)}})], start=1
+        [("init", {"origin": {shard: 2}}), ("batch", {"ranges": {shard: Range(2, 5)}})], start=1
     ):
         state = as_state(reference.fold(number - 1))
         reference.commits.append(
-            ("ours", Entry(kind, "g", "g/a", number, "a", kind, number - 1, state=state, **details))
+            ("ours", LedgerEntry(kind, "g", "g/a", number, "a", kind, number - 1, state=state, **details))
         )
-    late = Entry("batch", "g", "g/a", 3, "a", "late", 2, ranges={shard: Range(5, 9)}, state=as_state(reference.fold(2)))
+    late = LedgerEntry(
+        "batch", "g", "g/a", 3, "a", "late", 2, ranges={shard: Range(5, 9)}, state=as_state(reference.fold(2))
+    )
     reference.commits += [("restore", 0), ("ours", late)]
 
     def check(log):
@@ -266,7 +263,7 @@ def test_a_replace_that_lands_behind_a_restore_may_have_removed_nothing():
     reference, shard = Reference(), SHARDS[0]
     for number, (kind, base, details) in enumerate(
         [
-            ("claim", -1, {"origin": {shard: 0}}),
+            ("init", -1, {"origin": {shard: 0}}),
             ("batch", 0, {"ranges": {shard: Range(0, 5)}}),
             ("restore", 1, None),
             ("replay", 1, {"ranges": {shard: Range(1, 3)}, "mode": "replace"}),
@@ -277,7 +274,9 @@ def test_a_replace_that_lands_behind_a_restore_may_have_removed_nothing():
             reference.commits.append((kind, base))
         else:
             state = as_state(reference.fold(base))
-            reference.commits.append(("ours", Entry(kind, "g", "g/a", number, "a", kind, base, state=state, **details)))
+            reference.commits.append(
+                ("ours", LedgerEntry(kind, "g", "g/a", number, "a", kind, base, state=state, **details))
+            )
 
     def check(log):
         write(log, reference)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.batches import Range
 
 PAIRS = st.lists(st.tuples(st.integers(-3, 25), st.integers(-3, 25)), max_size=8)
@@ -46,7 +46,7 @@ def test_set_operations(left, right):
 @settings(deadline=None)
 @given(PAIRS, st.none() | st.integers(-3, 25))
 def test_json_round_trip(pairs, origin):
-    intervals = Intervals.of(*pairs, *([] if origin is None else [(LOWEST, origin)]))
+    intervals = Intervals.of(*pairs, *([] if origin is None else [(MIN_SEQUENCE, origin)]))
     assert Intervals.from_json(intervals.to_json()) == intervals
     if origin is not None:
         assert intervals.to_json()[0][0] is None
@@ -55,7 +55,7 @@ def test_json_round_trip(pairs, origin):
 @settings(deadline=None)
 @given(PAIRS, st.integers(-3, 28), st.integers(-3, 28))
 def test_first_gap_is_the_lowest_hole_behind_the_first_interval(pairs, origin, end):
-    covered = Intervals.of((LOWEST, origin), *pairs)
+    covered = Intervals.of((MIN_SEQUENCE, origin), *pairs)
     holes = [n for n in range(origin, end) if n not in numbers(pairs)]
     gap = covered.first_gap(end)
     if not holes:
@@ -70,4 +70,4 @@ def test_first_gap_is_the_lowest_hole_behind_the_first_interval(pairs, origin, e
 def test_of_nothing():
     assert Intervals().position is None
     assert Intervals().first_gap(5) is None
-    assert str(Intervals.of((LOWEST, 3), (5, 6))) == "[…,3) [5,6)"
+    assert str(Intervals.of((MIN_SEQUENCE, 3), (5, 6))) == "[…,3) [5,6)"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import KINDS, Entry, ShardState, Take
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.entries import KINDS, ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.errors import (
@@ -44,16 +44,16 @@ def ledger(log, member="main", group="g"):
 
 
 def entry(number, base, *, member="main", kind="batch", **details):
-    return Entry(kind, "g", f"g/{member}", number, member, f"{member}{number}", base, **details)
+    return LedgerEntry(kind, "g", f"g/{member}", number, member, f"{member}{number}", base, **details)
 
 
 def known(position):
-    return {SHARD: ShardState(Intervals.of((LOWEST, position)), origin=0)}
+    return {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, position)), origin=0)}
 
 
 def two_batches(log):
     """Versions 0 to 2: a claim from 0, then [0,5) and [5,9)."""
-    log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+    log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
     log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
     log.ours(entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)))
 
@@ -84,7 +84,7 @@ class TestFirstRun:
 class TestTruncation:
     @pytest.mark.parametrize("cleaned", [2, 3])
     def test_our_commits_are_gone_but_our_number_is_not(self, log, cleaned):
-        log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+        log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
         log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
         log.commit("OPTIMIZE")
         DeltaTable(str(log.path)).create_checkpoint()
@@ -139,7 +139,7 @@ class TestForeign:
             {"ranges": {"orders/0": [0]}},
             {"ranges": [1]},
             {"state": {"orders/0": 1}},
-            {"take": {"orders/0": None}},
+            {"lost": {"orders/0": None}},
         ],
     )
     def test_garbage_without_our_app_id_changes_nothing(self, log, change):
@@ -177,7 +177,7 @@ def test_names_with_slashes_are_refused(log, name):
 
 
 def test_numbers_are_per_member_and_survive_a_restore(log):
-    log.ours(entry(1, -1, kind="claim", origin={SHARD: 0}))
+    log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
     log.ours(entry(5, 0, member="b", state=known(0)))
     log.ours(entry(2, 1, state=known(0)))
     log.restore(version=0)
@@ -210,7 +210,7 @@ class TestWritten:
     def test_of_another_member(self, log):
         two_batches(log)
         log.ours(entry(1, 2, member="b"))
-        assert ledger(log).written(1, after=2, app="g/b").version == 3
+        assert ledger(log, "b").written(1, after=2).version == 3
 
     def test_a_missing_commit_file_is_an_error(self, log):
         two_batches(log)
@@ -380,22 +380,22 @@ class TestUnreadableTable:
             ledger(log).read()
 
 
-def test_batch_commits_by_bid(log):
+def test_commits_newest_first(log):
     two_batches(log)
     log.commit("OPTIMIZE")
     log.ours(entry(1, 3, member="b", state=known(9)))
-    found = ledger(log).batch_commits()
-    assert {bid: commit.version for bid, commit in found.items()} == {"main1": 0, "main2": 1, "main3": 2, "b1": 4}
+    found = [(commit.entry.bid, commit.version) for commit in ledger(log).newest_first()]
+    assert found == [("b1", 4), ("main3", 2), ("main2", 1), ("main1", 0)]
     DeltaTable(str(log.path)).create_checkpoint()
     log.clean_before(2)
-    assert set(ledger(log).batch_commits()) == {"main3", "b1"}
+    assert [commit.entry.bid for commit in ledger(log).newest_first()] == ["b1", "main3"]
 
 
 NUMBERS = st.integers(-(2**62), 2**62)
 SHARD_NAMES = st.builds(Shard, st.text("abcXYZ019._-", max_size=9), st.integers(0, 2**63))
 TEXTS = st.text(max_size=9)
-SETS = st.lists(st.tuples(NUMBERS | st.just(LOWEST), NUMBERS), max_size=3).map(lambda pairs: Intervals.of(*pairs))
-STATES = st.builds(ShardState, SETS, SETS, st.none() | TEXTS, st.none() | NUMBERS)
+SETS = st.lists(st.tuples(NUMBERS | st.just(MIN_SEQUENCE), NUMBERS), max_size=3).map(lambda pairs: Intervals.of(*pairs))
+STATES = st.builds(ShardState, SETS, SETS, st.none() | NUMBERS, st.none() | NUMBERS)
 
 
 def by_shard(values):
@@ -405,7 +405,7 @@ def by_shard(values):
 @settings(deadline=None, max_examples=examples(150))
 @given(
     st.builds(
-        Entry,
+        LedgerEntry,
         kind=st.sampled_from(KINDS),
         group=TEXTS,
         app=TEXTS,
@@ -416,7 +416,6 @@ def by_shard(values):
         ranges=by_shard(st.builds(Range, NUMBERS, NUMBERS)),
         mode=st.sampled_from(["append", "replace"]),
         until=by_shard(NUMBERS),
-        take=by_shard(st.builds(Take, st.none() | TEXTS, TEXTS)),
         origin=by_shard(NUMBERS),
         state=by_shard(STATES),
         rows=NUMBERS,
@@ -426,7 +425,34 @@ def by_shard(values):
     )
 )
 def test_entries_survive_json(entry):
-    assert Entry.from_json(entry.to_json()) == entry
+    assert LedgerEntry.from_json(entry.to_json()) == entry
+
+
+def test_an_entry_of_an_older_version_is_read():
+    """It calls the first commit a claim, knows owners of shards, and nothing of replays."""
+    state = '{"s/0":{"cov":[[null,5]],"redo":[[2,3]],"owner":"g/a","origin":1,"claimed":null}}'
+    text = (
+        '{"v":1,"kind":"claim","group":"g","app":"g/main","n":1,"by":"main","bid":"b","base":-1,"ranges":{},'
+        '"mode":"append","until":{},"take":{"s/0":{"from":null,"to":"g/a"}},"origin":{"s/0":1},"state":' + state + ","
+        '"rows":0,"dead":0,"identities":{"s":"x"},"hint":null,"letters":4,"sharing":"","switch":"resumable",'
+        '"lost":{},"claims":{"s/0":[3,9,2]}}'
+    )
+    shard = Shard("s", 0)
+    assert LedgerEntry.from_json(text) == LedgerEntry(
+        "init",
+        "g",
+        "g/main",
+        1,
+        "main",
+        "b",
+        -1,
+        origin={shard: 1},
+        state={shard: ShardState(Intervals.of((MIN_SEQUENCE, 5)), Intervals.of((2, 3)), 1)},
+        identities={"s": "x"},
+        settled=4,
+        switch="resumable",
+        claims={shard: ClaimedRange(3, 9, 2)},
+    )
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -434,7 +460,7 @@ def test_entries_survive_json(entry):
     st.text() | st.recursive(st.none() | NUMBERS | TEXTS, lambda x: st.lists(x) | st.dictionaries(TEXTS, x)).map(repr)
 )
 def test_any_other_text_is_foreign(text):
-    assert Entry.from_json(text) is None
+    assert LedgerEntry.from_json(text) is None
 
 
 def spark_time(milliseconds):

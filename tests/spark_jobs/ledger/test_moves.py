@@ -9,8 +9,8 @@ import pytest
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.rewind import Move, plan_moves
-from spark_jobs.ledger.entries import Entry, ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
@@ -19,8 +19,8 @@ from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
 SHARD = Shard("orders")
-WHOLE = Intervals.of((LOWEST, 60))
-HOLE = Intervals.of((LOWEST, 20), (40, 60))
+WHOLE = Intervals.of((MIN_SEQUENCE, 60))
+HOLE = Intervals.of((MIN_SEQUENCE, 20), (40, 60))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
 
 def moves(url: str, to: int, known: ShardState) -> list[Move]:
     with open_batch_source(url) as source:
-        newest = Entry("batch", "g", "g/main", 1, "main", "bid", 0, identities=source.identities())
+        newest = LedgerEntry("batch", "g", "g/main", 1, "main", "bid", 0, identities=source.identities())
         state = LedgerState(1, {SHARD: known}, newest, 1, sharing="resumable")
         return plan_moves(source, Ingestion("g", "t"), Bound(sequence=to), state=state)
 

@@ -20,7 +20,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Step
 from spark_jobs.batches.ledger_recovery import keep, read_or_recover
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.ledger.entries import Entry
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.writing.sink import is_conflict
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError, StreamAssetsError, WriteError
@@ -83,7 +83,7 @@ def test_d01_a_number_that_delta_skips_without_a_word_is_planned_again(
     what = pipeline(spark, stream, folder)
     other = what.having(limits=Limits(max_records=2))
     writes = Writes(monkeypatch)
-    planned: list[Entry] = []
+    planned: list[LedgerEntry] = []
     # Before our write of [0, 6) another run writes [0, 2) under the number that ours has.
     hijack = Once(Step.WRITING, lambda: other.drain(max_batches=1))
     (report,) = what.drain(lambda step, batch: (batch and planned.append(batch.entry), hijack(step, batch)))

@@ -13,7 +13,7 @@ import pytest
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import Replay, goal_of
 from spark_jobs.ledger.entries import ShardState
-from spark_jobs.ledger.intervals import LOWEST, Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import Range
 from stream_consumers.create import open_batch_source
@@ -148,7 +148,7 @@ def goal(stream: Stream, wanted: Replay, covered: Mapping[Shard, Intervals]) -> 
 
 def test_a_replay_holds_its_start_and_not_its_stop_and_nothing_that_is_not_covered(stream: Stream) -> None:
     sequences = [receipt.sequence for receipt in stream.send(in_turn(20))]
-    covered = {ZERO: Intervals.of((LOWEST, sequences[15]))}
+    covered = {ZERO: Intervals.of((MIN_SEQUENCE, sequences[15]))}
 
     def between(start: int, stop: int) -> Replay:
         return Replay(Bound(sequences={ZERO: sequences[start]}), Bound(sequences={ZERO: sequences[stop]}))

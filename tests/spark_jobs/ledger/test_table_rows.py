@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.ledger.dataset import open_dataset
+from spark_jobs.ledger.table_rows import open_dataset
 from tests.support.settings import ROOT
 
 READ = """
 import sys
 import pyarrow.dataset as ds
-from spark_jobs.ledger.dataset import open_dataset
+from spark_jobs.ledger.table_rows import open_dataset
 print(open_dataset(sys.argv[1]).to_table(filter=ds.field("id") < 5).num_rows, flush=True)
 """
 

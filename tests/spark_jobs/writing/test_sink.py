@@ -1,0 +1,80 @@
+"""The log says whether a write landed, whatever the write itself said, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.sink import DeltaSink
+from stream_consumers.errors import WriteError
+from tests.support.written_log import WrittenLog
+
+LOST_REPLY = RuntimeError("the answer was lost")
+CONFLICT = RuntimeError("io.delta.exceptions.ConcurrentTransactionException")
+ROWS: Any = None
+
+
+class Table:
+    """A table with one commit of the group; the next write lands, or somebody else's does, or nothing does."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = WrittenLog(folder / "t")
+        self.log.ours(LedgerEntry("init", "g", "g/main", 1, "main", "first", -1))
+        self.ledger = Ledger(self.log.log(), group="g", member="main")
+        self.entry = self.ledger.entry("batch", self.ledger.read())
+        self.lands: LedgerEntry | None = None
+        self.error: Exception | None = None
+        monkeypatch.setattr(DeltaSink, "write", lambda sink, rows, entry: self.write())
+
+    def write(self) -> None:
+        if self.lands is not None:
+            self.log.ours(self.lands)
+        if self.error is not None:
+            raise self.error
+
+    def commit(self, on_return: Callable[[], None] = lambda: None) -> int | None:
+        sink = DeltaSink(str(self.log.path))
+        commit = sink.commit(ROWS, self.entry, ledger=self.ledger, on_return=on_return)
+        return None if commit is None else commit.version
+
+    def other(self) -> LedgerEntry:
+        return self.ledger.entry("fence", self.ledger.read())
+
+
+@pytest.fixture
+def table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(folder, monkeypatch)
+
+
+@pytest.mark.parametrize("error", [None, LOST_REPLY, CONFLICT])
+def test_a_commit_with_our_batch_id_is_ours_whatever_the_write_raised(table: Table, error: Exception | None) -> None:
+    table.lands, table.error = table.entry, error
+    assert table.commit() == 1
+
+
+@pytest.mark.parametrize("error", [None, LOST_REPLY, CONFLICT])
+def test_a_number_that_somebody_else_has_taken_is_a_lost_race(table: Table, error: Exception | None) -> None:
+    table.lands, table.error = table.other(), error
+    assert table.commit() is None
+
+
+@pytest.mark.parametrize("error", [None, CONFLICT])
+def test_a_write_that_delta_ignored_or_refused_is_a_lost_race(table: Table, error: Exception | None) -> None:
+    table.error = error
+    assert table.commit() is None
+
+
+def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
+    table.error = LOST_REPLY
+    with pytest.raises(WriteError, match="the answer was lost") as caught:
+        table.commit()
+    assert caught.value.__cause__ is LOST_REPLY
+
+
+def test_the_caller_is_told_before_the_log_is_read(table: Table) -> None:
+    assert table.commit(on_return=lambda: table.log.ours(table.entry) and None) == 1
