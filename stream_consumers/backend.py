@@ -146,7 +146,7 @@ class Backend(ABC):
             UnsupportedError: the backend has no batches.
             StreamAssetsError: as the backend says.
         """
-        raise UnsupportedError(f"{url} cannot be read in batches", remedy="Read it with a consumer.")
+        raise _no_batches(url)
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """Refuse what cannot be right, without asking a server; by default any client option.
@@ -178,6 +178,8 @@ class Backend(ABC):
                 remedy="Spool it into a file (stream-assets ingest does, or spool_stdin), and use that.",
             )
         self.check(url, client)
+        if not self.batch_modes.available:
+            raise _no_batches(url)
         self.batch_modes.check(mode)
 
     def connect(self, url: StreamUrl, client: ClientConfig, options: object | None) -> object | None:
@@ -233,6 +235,10 @@ class Backend(ABC):
         )
 
 
+def _no_batches(url: StreamUrl) -> UnsupportedError:
+    return UnsupportedError(f"{url} cannot be read in batches", remedy="Read it with a consumer.")
+
+
 def find_backend(scheme: str) -> Backend:
     """The backend of a URL scheme: one of this package, or one that an installed distribution registers.
 
@@ -254,16 +260,26 @@ def find_backend(scheme: str) -> Backend:
 @cache
 def _loaded(entry: EntryPoint) -> Backend:
     try:
-        backend = entry.load()()
+        kind = entry.load()
     except Exception as error:
         raise BackendLoadError(
             f"the backend of {entry.name}:// cannot be loaded: {_place(entry)} raises {type(error).__name__}: {error}",
             remedy="Install what it needs, or a version of it that fits.",
         ) from error
+    unusable = f"the backend of {entry.name}:// cannot be used: {_place(entry)}"
+    remedy = "Point it at a class that extends stream_consumers.Backend, and is made without arguments."
+    if not callable(kind):
+        raise BackendLoadError(f"{unusable} is no class, but a {type(kind).__name__}", remedy=remedy)
+    try:
+        backend = kind()
+    except Exception as error:
+        raise BackendLoadError(f"{unusable} raises {type(error).__name__}: {error}", remedy=remedy) from error
     if not isinstance(backend, Backend):
+        raise BackendLoadError(f"{unusable} makes a {type(backend).__name__}", remedy=remedy)
+    if not isinstance(getattr(backend, "consumer_modes", None), Modes):
         raise BackendLoadError(
-            f"the backend of {entry.name}:// cannot be used: {_place(entry)} makes a {type(backend).__name__}",
-            remedy="Point it at a class that extends stream_consumers.Backend.",
+            f"{unusable} does not say which modes its consumers have",
+            remedy="Set consumer_modes of the class to stream_consumers.Modes.",
         )
     return backend
 

@@ -150,8 +150,12 @@ def create_consumer(
     """
     parsed = _parsed(url)
     backend = find_backend(parsed.protocol)
-    has_group = mode is not ConsumerMode.REAL_TIME
-    check_options("group_options", group_options, backend.group_options if has_group else None, parsed)
+    check_options("group_options", group_options, backend.group_options, parsed)
+    if group_options is not None and mode is ConsumerMode.REAL_TIME:
+        raise InvalidOptionError(
+            "mode real_time has no group, but group_options are given",
+            remedy="Leave them out, or use a mode with a group.",
+        )
     name = backend.consumer_modes.group(mode, group)
     backend.check(parsed, client or {})
     options = ConsumerOptions(

@@ -31,7 +31,8 @@ class StreamAssetsError(Exception):
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.facts.items())
-        return f"{self.what}{f' ({numbers})' if numbers else ''}. {self.remedy}"
+        # What a client library says often is a sentence already.
+        return f"{self.what.rstrip('.')}{f' ({numbers})' if numbers else ''}. {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.remedy, dict(self.facts))

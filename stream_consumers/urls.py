@@ -13,7 +13,8 @@ class StreamUrl:
     """A parsed stream URL; the text after the last ``/`` lists the streams (SeaStreamer's rule).
 
     Args:
-        protocol: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``.
+        protocol: the scheme of a backend: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``, or one
+            that another package registers.
         nodes: the servers or the path, without the protocol; ``.`` where none was given.
         streams: the stream keys; ``*`` (SeaStreamer's ``SEA_STREAMER_WILDCARD``) stands for all streams.
 
@@ -58,6 +59,18 @@ class StreamUrl:
         if len(self.nodes) != 1:
             raise InvalidUrlError(f"{self} names several files", remedy="Use one URL a file.", files=len(self.nodes))
         return self.nodes[0].rstrip("/") or "/"
+
+    def check_credentials(self) -> None:
+        """Refuse credentials in the nodes, since URLs are shown in logs and in the UI.
+
+        Raises:
+            InvalidUrlError: the message does not repeat them.
+        """
+        if any("@" in node for node in self.nodes):
+            raise InvalidUrlError(
+                f"the URL of {','.join(self.streams)!r} has credentials in it",
+                remedy="Give them as client options, with secrets from the environment.",
+            )
 
     def required_streams(self) -> tuple[str, ...]:
         """The streams, at least one, each by its name.

@@ -18,7 +18,13 @@ from stream_consumers.consumer import Consumer
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
-from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions, choice
+from stream_consumers.options import (
+    DEFAULT_BEACON_INTERVAL,
+    AutoStreamReset,
+    ConsumerMode,
+    FileProducerOptions,
+    choice,
+)
 from stream_consumers.urls import StreamUrl
 
 
@@ -27,8 +33,8 @@ from stream_consumers.urls import StreamUrl
 @click.option("--count", type=click.IntRange(min=0), help="Write so many numbered JSON messages.")
 @click.option("--from", "lines", type=click.File("rb"), help="Send each line of this file; '-' is stdin.")
 @click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Send in turn to so many.")
-@click.option("--beacon-interval", type=int, default=FileProducerOptions().beacon_interval, show_default=True)
-@click.option("--end", is_flag=True, help="Write the end-of-stream message (files).")
+@click.option("--beacon-interval", type=int, help="Bytes between the beacons of a stream file; 1048576 by default.")
+@click.option("--end", is_flag=True, help="Write the end-of-stream message into a stream file.")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
 @client_option()
 def produce(
@@ -36,7 +42,7 @@ def produce(
     count: int | None,
     lines: Any,
     shards: int,
-    beacon_interval: int,
+    beacon_interval: int | None,
     end: bool,
     as_json: bool,
     client: ClientConfig,
@@ -52,7 +58,10 @@ def produce(
     if count is not None and lines is not None:
         raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
     is_file = find_backend(StreamUrl.parse(url).protocol).producer_options is FileProducerOptions
-    options = FileProducerOptions(beacon_interval=beacon_interval, end_with_eos=end) if is_file else None
+    if not is_file and (beacon_interval is not None or end):
+        raise InvalidOptionError(f"{url} is no stream file", remedy="Leave out --beacon-interval and --end.")
+    interval = DEFAULT_BEACON_INTERVAL if beacon_interval is None else beacon_interval
+    options = FileProducerOptions(beacon_interval=interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}

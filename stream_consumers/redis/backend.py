@@ -10,7 +10,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import ConsumerMode, Modes, RedisGroupOptions
 from stream_consumers.redis.batches import RedisBatchSource
 from stream_consumers.redis.claims import RedisClaims
-from stream_consumers.redis.client import check_redis_options, check_redis_url
+from stream_consumers.redis.client import check_redis_options
 from stream_consumers.redis.committers import RedisCommitter, RedisGroupCommitter
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.group_consumer import MEMBER_MODES, RedisGroupConsumer
@@ -34,7 +34,7 @@ class RedisStreams(Backend):
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """See :meth:`stream_consumers.backend.Backend.check`."""
-        check_redis_url(url)
+        url.check_credentials()
         check_redis_options(client)
 
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:

@@ -17,7 +17,6 @@ from stream_consumers.errors import (
     BrokerUnavailableError,
     FormatError,
     InvalidOptionError,
-    InvalidUrlError,
     StreamAssetsError,
     StreamNotFoundError,
 )
@@ -45,6 +44,9 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         options: with the secrets looked up.
         reply_seconds: how long to wait for a reply.
         is_cluster: whether the server is a cluster.
+
+    Raises:
+        InvalidOptionError: the client has no such option.
     """
     common: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
@@ -54,25 +56,17 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         "ssl": url.protocol == "rediss",
     }
     nodes = [_address(node) for node in url.nodes]
-    if is_cluster:
-        node: Any = ClusterNode
-        made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
-    else:
-        made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
+    try:
+        if is_cluster:
+            node: Any = ClusterNode
+            made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
+        else:
+            made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
+    except TypeError as error:
+        raise InvalidOptionError(
+            f"the Redis client refuses its options: {error}", remedy="Correct the client options."
+        ) from error
     return _reply_as_it_is(made)
-
-
-def check_redis_url(url: StreamUrl) -> None:
-    """Refuse credentials in a URL, since it is shown in logs and in the UI.
-
-    Raises:
-        InvalidUrlError: the message does not repeat them.
-    """
-    if any("@" in node for node in url.nodes):
-        raise InvalidUrlError(
-            f"the URL of {','.join(url.streams)!r} has credentials in it",
-            remedy="Give them as client options: username, and password from the environment.",
-        )
 
 
 def check_redis_options(client: ClientConfig) -> None:

@@ -20,7 +20,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import WILDCARD, Shard, check_stream_key
 from stream_consumers.redis.claim_name import ClaimPolicy
-from stream_consumers.redis.client import check_redis_options, check_redis_url, claim_policy, explain, new_client
+from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
 from stream_consumers.redis.ids import behind, is_shard_id, to_id, to_sequence
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
@@ -70,7 +70,7 @@ class RedisServer:
     """
 
     def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
-        check_redis_url(url)
+        url.check_credentials()
         check_redis_options(client or {})
         self.url = url
         self.client_options = resolve(client or {})

@@ -2,12 +2,13 @@
 
 Extend the contracts in a test module, and give them a fixture ``harness``::
 
+    import uuid
     import pytest
     from stream_consumers.testing import BatchSourceContract, ConsumerContract, Harness, ProducerContract
 
     @pytest.fixture
     def harness():
-        return Harness("pulsar", create=lambda folder: f"pulsar://localhost:6650/{folder.name}/")
+        return Harness("pulsar", create=lambda folder: f"pulsar://localhost:6650/{uuid.uuid4().hex}/")
 
     class TestConsumer(ConsumerContract): ...
     class TestProducer(ProducerContract): ...

@@ -22,7 +22,8 @@ class Harness:
     Args:
         name: shown in the ids of the tests.
         create: makes an empty place for the streams :data:`STREAMS`, each of which can have the shards 0 to 2; it gets
-            an empty folder, and returns the URL without streams, with a slash at its end.
+            an empty folder, and returns the URL without streams, with a slash at its end. The folder has the same name
+            in the next session of pytest: on a broker that goes on running, take a new name each time.
         remove: removes the place at this URL again.
 
     Example:

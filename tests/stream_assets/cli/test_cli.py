@@ -176,6 +176,10 @@ def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path
         (("lag", "memory://nothing/o"), "the stream is empty"),
         (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing of"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
+        (
+            ("produce", "memory://x/o", "--count", "1", "--end"),
+            "is no stream file. Leave out --beacon-interval and --end",
+        ),
         (("nonsense",), "No such command"),
     ],
 )

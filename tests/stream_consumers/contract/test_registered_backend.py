@@ -11,12 +11,18 @@ from click.testing import CliRunner
 
 from stream_assets.cli.main import main
 from stream_consumers import (
+    Backend,
     BackendLoadError,
+    ClientConfig,
+    Consumer,
     ConsumerMode,
+    ConsumerOptions,
     FileProducerOptions,
     GroupsNotRememberedError,
     InvalidOptionError,
     InvalidUrlError,
+    Modes,
+    Producer,
     Shard,
     StreamSource,
     StreamUrl,
@@ -32,6 +38,24 @@ from stream_consumers.testing import BatchSourceContract, ConsumerContract, Harn
 
 LINES = "tests.support.line_files:LineStreams"
 Install = Callable[..., None]
+
+
+class WithoutModes(Backend):
+    """A backend whose author forgot its modes, and has no batches."""
+
+    def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:
+        raise NotImplementedError
+
+    def open_producer(
+        self, url: StreamUrl, *, client: ClientConfig, options: object | None, shards: int | None
+    ) -> Producer:
+        raise NotImplementedError
+
+
+class WithoutBatches(WithoutModes):
+    """A backend with consumers and producers only."""
+
+    consumer_modes = Modes(of="consumers of sink", available=(ConsumerMode.REAL_TIME,))
 
 
 @pytest.fixture
@@ -127,17 +151,34 @@ def test_a_scheme_without_a_backend_names_those_there_are(install: Install) -> N
 
 def test_a_backend_that_cannot_be_loaded_is_named(install: Install) -> None:
     install(
-        "stream-broken", missing="stream_broken:Streams", wrong="builtins:dict", abstract="stream_consumers:Backend"
+        "stream-broken",
+        missing="stream_broken:Streams",
+        wrong="builtins:dict",
+        abstract="stream_consumers:Backend",
+        module="tests.support.line_files",
+        modeless=f"{__name__}:WithoutModes",
     )
     said = "the backend of missing:// cannot be loaded: the entry point 'stream_broken:Streams' of stream-broken 1.0"
     with pytest.raises(BackendLoadError, match=f"{said} raises ModuleNotFoundError"):
         create_consumer("missing://here/orders")
     with pytest.raises(BackendLoadError, match=r"'builtins:dict' of stream-broken 1\.0 makes a dict"):
         create_producer("wrong://here/orders")
-    with pytest.raises(BackendLoadError, match="raises TypeError"):
+    with pytest.raises(BackendLoadError, match=r"raises TypeError: .*open_consumer.* Point it at a class that extends"):
         connect("abstract://here/")
+    with pytest.raises(BackendLoadError, match=r"is no class, but a module\. Point it at a class that extends"):
+        connect("module://here/")
+    with pytest.raises(BackendLoadError, match=r"does not say which modes .* Set consumer_modes"):
+        connect("modeless://here/")
     with pytest.raises(InvalidUrlError, match="missing"):
         find_backend("pigeon")
+
+
+def test_a_backend_without_batches_says_so(install: Install) -> None:
+    install("stream-sinks", sink=f"{__name__}:WithoutBatches")
+    with pytest.raises(
+        UnsupportedError, match=r"sink://here/orders cannot be read in batches\. Read it with a consumer"
+    ):
+        open_batch_source("sink://here/orders")
 
 
 def test_two_backends_of_a_scheme_are_told_and_ours_stay_ours(install: Install) -> None:

@@ -883,6 +883,8 @@ def test_group_options_are_for_redis_groups_only(place: Place) -> None:
     for url, mode in ((place.url, alone), ("kafka://x/y", RESUMABLE), ("memory://x/y", alone)):
         with pytest.raises(InvalidOptionError, match="group_options"):
             create_consumer(url, mode=mode, group_options=options)
+    with pytest.raises(InvalidOptionError, match="real_time has no group, but group_options are given"):
+        create_consumer(place.url, group_options=options)
     with pytest.raises(InvalidOptionError, match="real_time has no group"):
         create_consumer(place.url, group=GROUP)
     with create_consumer(place.url, mode=SHARED, group=GROUP, group_options=RedisGroupOptions(consumer="me")) as made:

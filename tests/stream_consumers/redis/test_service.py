@@ -10,11 +10,12 @@ import redis
 
 from stream_consumers.batches import Range
 from stream_consumers.client_config import EnvironmentVariable, Scalar
-from stream_consumers.create import StreamSource, create_consumer, create_producer
+from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import ClaimedEntries
+from stream_consumers.streamer.streamer import connect
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_server import redis_cluster, redis_server, tls_server
 
@@ -140,7 +141,15 @@ def test_options_that_make_no_sense_are_refused_at_once(client: Mapping[str, Sca
         StreamSource(StreamUrl.parse("redis://server/orders"), ConsumerMode.LOAD_BALANCED, client)
 
 
-def test_credentials_in_the_url_are_refused_without_repeating_them() -> None:
-    with pytest.raises(InvalidUrlError) as refused:
-        StreamSource(StreamUrl.parse("redis://me:hunter2@server/orders"))
-    assert "hunter2" not in str(refused.value)
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "kafka"])
+def test_credentials_in_the_url_are_refused_without_repeating_them(scheme: str) -> None:
+    url = f"{scheme}://me:hunter2@server/orders"
+    for ask in (open_batch_source, create_consumer, create_producer, connect):
+        with pytest.raises(InvalidUrlError, match="has credentials in it") as refused:
+            ask(url)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_an_option_that_the_client_does_not_have_is_named() -> None:
+    with pytest.raises(InvalidOptionError, match=r"refuses its options: .*'sockettimeout'"):
+        create_consumer("redis://server/orders", client={"sockettimeout": 1})
