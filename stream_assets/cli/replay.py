@@ -80,7 +80,9 @@ def replay(
         known = begun(ingestion.ledger(), wanted.id)
         if replay_id and known is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {place.table}", remedy="Leave --id out.")
-        goal = known.goal if known else goal_of(wanted, opened, state, opened.extents())
+        # Also for a known goal: a source counts in the extents that it has seen.
+        extents = opened.extents()
+        goal = known.goal if known else goal_of(wanted, opened, state, extents)
         messages = opened.count(goal)
         if dry_run:
             progress.stop()
