@@ -199,4 +199,9 @@ def seek(to: str, place: Place, spark: SparkChoice, **options: Any) -> None:
     """
     from spark_jobs.batches.bounds import Bound
 
-    _move(Bound.at_time(to), place, spark, **options)
+    try:
+        bound = Bound.at_time(to)
+    except InvalidOptionError as error:
+        Bound.parse(to)  # Raises as well, unless it is a place that rewind takes.
+        raise InvalidOptionError(f"{to} is no time", remedy=f"Use: stream-assets rewind --to {to}.") from error
+    _move(bound, place, spark, **options)

@@ -118,7 +118,7 @@ def peek(
     \b
     Examples:
       stream-assets peek file://orders.ss/orders --max 5
-      stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00 --json
+      stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00Z --json
       stream-assets peek kafka://localhost:9092/orders --max 5
     """
     if mode != ConsumerMode.REAL_TIME.value and StreamSource(StreamUrl.parse(url), client=client).may_be_claimed:

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from stream_consumers.client_config import ClientConfig, Scalar
@@ -47,6 +48,7 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
 
     Raises:
         InvalidOptionError: the client has no such option.
+        BrokerUnavailableError: no node of the cluster answers, or the server is none.
     """
     common: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
@@ -62,6 +64,9 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
             made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
         else:
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
+    except RedisClusterException as error:
+        # It is no RedisError: none of the nodes answered as a cluster does.
+        raise explain(redis.ConnectionError(str(error)), what=f"connecting to {url}") from error
     except TypeError as error:
         raise InvalidOptionError(
             f"the Redis client refuses its options: {error}", remedy="Correct the client options."

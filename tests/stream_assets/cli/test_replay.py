@@ -177,6 +177,7 @@ def test_rewind_to_latest_skips_what_is_not_read(lake: Lake) -> None:
 WRONG: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("rewind", "--to", "2025-03-10"), ("is a time", "stream-assets seek --to 2025-03-10")),
     (("seek", "--to", "yesterday"), ("'yesterday' is no place",)),
+    (("seek", "--to", "earliest"), ("earliest is no time", "stream-assets rewind --to earliest")),
     (("rewind", "--to", "999"), ("does not hold sequence 999", "earliest")),
     (("rewind", "--to", "other/0=1"), ("has no shard other/0",)),
     (("replay", *NEW, "--from", "other/0=1"), ("has no shard other/0",)),

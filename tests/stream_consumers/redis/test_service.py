@@ -150,6 +150,11 @@ def test_credentials_in_the_url_are_refused_without_repeating_them(scheme: str) 
         assert "hunter2" not in str(refused.value)
 
 
+def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as address, pytest.raises(BrokerUnavailableError, match="Cluster mode is not enabled"):
+        create_consumer(f"redis://{address}/orders", client={"cluster": True})
+
+
 def test_an_option_that_the_client_does_not_have_is_named() -> None:
     with pytest.raises(InvalidOptionError, match=r"refuses its options: .*'sockettimeout'"):
         create_consumer("redis://server/orders", client={"sockettimeout": 1})
