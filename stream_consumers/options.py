@@ -19,8 +19,8 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 class ConsumerMode(str, enum.Enum):
     """How a consumer shares and remembers (SeaStreamer's three modes).
 
-    ``real_time``: no group, from the end on; only the ledger remembers. ``resumable``: one member reads all shards
-    and continues where its group was. ``load_balanced``: several members share the shards.
+    ``real_time``: no group; ingestion begins at the end, and only the ledger remembers. ``resumable``: one member reads
+    all shards and continues where its group was. ``load_balanced``: several members share the shards, or the messages.
 
     Example:
         >>> ConsumerMode("load_balanced") is ConsumerMode.LOAD_BALANCED
