@@ -20,6 +20,11 @@ from stream_consumers.batches import (
     record_batches as record_batches,
 )
 from stream_consumers.client_config import ClientConfig as ClientConfig, EnvironmentVariable as EnvironmentVariable
+from stream_consumers.committer import (
+    EntryCommitter as EntryCommitter,
+    PositionCommitter as PositionCommitter,
+    ProcessCommitter as ProcessCommitter,
+)
 from stream_consumers.consumer import (
     Consumer as Consumer,
     DeadLetterObserver as DeadLetterObserver,
@@ -166,9 +171,6 @@ from stream_consumers.subscription.redis_backend import RedisBackend as RedisBac
 from stream_consumers.subscription.subscription import Subscription as Subscription
 from stream_consumers.tracking.committers import (
     CommitResult as CommitResult,
-    EntryCommitter as EntryCommitter,
-    PositionCommitter as PositionCommitter,
-    ProcessCommitter as ProcessCommitter,
     create_committer as create_committer,
 )
 from stream_consumers.tracking.consumer import TrackedConsumer as TrackedConsumer

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import Any
 
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.committer import PositionCommitter
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import (
     BackendLoadError,
@@ -28,10 +29,6 @@ from stream_consumers.errors import (
 )
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
 from stream_consumers.urls import StreamUrl
-
-if TYPE_CHECKING:
-    from stream_consumers.redis.claims import RedisClaims
-    from stream_consumers.tracking.committers import PositionCommitter
 
 ENTRY_POINTS = "stream_consumers.backends"
 _OURS = {
@@ -206,8 +203,12 @@ class Backend(ABC):
         """
         raise UnsupportedError(f"{url}: there are no groups to join", remedy="Use mode 'resumable'.")
 
-    def claims(self, url: StreamUrl, group: str, client: ClientConfig) -> RedisClaims:
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig) -> Any:
         """A group whose members share entries, where :attr:`claims_entries`; close it when done.
+
+        Returns:
+            What ``spark_jobs.claims`` works with: a :class:`stream_consumers.redis.claims.RedisClaims`, which has no
+            protocol of its own while Redis is the only server with claims.
 
         Raises:
             UnsupportedError: the backend has no such groups.

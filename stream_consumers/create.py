@@ -10,7 +10,7 @@ from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import AutoStreamReset, ConsumerMode
+from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class StreamSource:
         Raises:
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
-        return self.backend.claims(self.url, group, self.client)
+        claims: RedisClaims = self.backend.claims(self.url, group, self.client)
+        return claims
 
     def open(self, membership: Membership | None = None) -> BatchSource:
         """The batch source; close it when done.
@@ -149,6 +150,7 @@ def create_consumer(
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
     parsed = _parsed(url)
+    mode, reset = choice(ConsumerMode, mode, option="mode"), choice(AutoStreamReset, reset, option="reset")
     backend = find_backend(parsed.protocol)
     check_options("group_options", group_options, backend.group_options, parsed)
     if group_options is not None and mode is ConsumerMode.REAL_TIME:

@@ -419,11 +419,11 @@ class MemoryCommitter:
         self._source, self._group = MemoryBatchSource(url), group
 
     def commit(self, positions: Positions) -> None:
-        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.commit`."""
+        """See :meth:`stream_consumers.committer.PositionCommitter.commit`."""
         self._source.commit(self._group, positions)
 
     def committed(self) -> Positions:
-        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.committed`."""
+        """See :meth:`stream_consumers.committer.PositionCommitter.committed`."""
         return self._source.committed(self._group) or {}
 
 

@@ -32,5 +32,5 @@ class KafkaCommitter:
         self._consumer.commit(positions)
 
     def committed(self) -> Positions:
-        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.committed`."""
+        """See :meth:`stream_consumers.committer.PositionCommitter.committed`."""
         return self._consumer.committed()

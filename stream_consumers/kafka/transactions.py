@@ -38,7 +38,7 @@ _FENCED = {
 
 
 class KafkaTransactions(ClosesOnExit):
-    """Sends messages in transactions; a :class:`stream_consumers.tracking.committers.PositionCommitter`, too.
+    """Sends messages in transactions; a :class:`stream_consumers.committer.PositionCommitter`, too.
 
     As the committer of a tracked consumer, every commit ends a transaction and begins the next one: what was sent since
     the last one counts together with the positions. Send what comes of a message before its ``ack``, and commit between

@@ -39,7 +39,7 @@ class RedisCommitter:
         self._group = RedisGroup(RedisServer(url, client), group)
 
     def commit(self, positions: Positions) -> None:
-        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.commit`.
+        """See :meth:`stream_consumers.committer.PositionCommitter.commit`.
 
         Raises:
             GroupActiveError: the group is in claim mode, so that it has no position.
@@ -54,7 +54,7 @@ class RedisCommitter:
                 )
 
     def committed(self) -> Positions:
-        """See :meth:`stream_consumers.tracking.committers.PositionCommitter.committed`."""
+        """See :meth:`stream_consumers.committer.PositionCommitter.committed`."""
         facts = {shard: self._group.facts(shard) for shard in self._group.server.shards()}
         return {shard: found.position for shard, found in facts.items() if found is not None}
 
@@ -97,7 +97,7 @@ class RedisGroupCommitter:
         """Do nothing: a group whose members share entries has no positions."""
 
     def commit_entries(self, entries: Entries) -> None:
-        """See :meth:`stream_consumers.tracking.committers.EntryCommitter.commit_entries`.
+        """See :meth:`stream_consumers.committer.EntryCommitter.commit_entries`.
 
         Raises:
             GroupRemovedError: the group is gone.

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Collection
 
+from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.errors import StreamAssetsError, TransactionAbortedError
 from stream_consumers.messages import Shard
-from stream_consumers.tracking.committers import CommitResult, EntryCommitter, PositionCommitter
+from stream_consumers.tracking.committers import CommitResult
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.tracking.shards import TrackedShards
 

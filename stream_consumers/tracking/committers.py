@@ -1,22 +1,17 @@
-"""Where the positions of a group are kept, and what came of committing them."""
+"""Which committer fits a consumer, and what came of a commit."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 from stream_consumers.backend import find_backend
-from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
+from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.in_process_groups import SharedGroupConsumer
-from stream_consumers.messages import Shard
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.urls import StreamUrl
-
-Entries = Mapping[Shard, Sequence[int]]
 
 
 class CommitResult(enum.Enum):
@@ -33,82 +28,6 @@ class CommitResult(enum.Enum):
     FAILED = "failed"
 
 
-class PositionCommitter(Protocol):
-    """Keeps the positions of one group. A position is the next sequence to read; 0 is not "none".
-
-    Example:
-        >>> committer: PositionCommitter = ProcessCommitter({Shard("orders"): 3})
-        >>> committer.committed()
-        {Shard(stream='orders', id=0): 3}
-    """
-
-    @property
-    def is_transactional(self) -> bool:
-        """Whether a commit ends a transaction, so that only the one who fills it may call it."""
-        ...
-
-    def commit(self, positions: Positions) -> None:
-        """Keep these positions.
-
-        Raises:
-            StreamAssetsError: they were not kept.
-        """
-        ...
-
-    def committed(self) -> Positions:
-        """What is kept; shards without a position are left out.
-
-        Raises:
-            StreamAssetsError: it cannot be told.
-        """
-        ...
-
-
-@runtime_checkable
-class EntryCommitter(Protocol):
-    """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order.
-
-    Example:
-        >>> isinstance(ProcessCommitter(), EntryCommitter)
-        False
-    """
-
-    def commit_entries(self, entries: Entries) -> None:
-        """Keep that these messages are finished.
-
-        Args:
-            entries: their sequences, per shard.
-
-        Raises:
-            StreamAssetsError: they may not have been kept.
-        """
-        ...
-
-
-class ProcessCommitter:
-    """Keeps positions in this process only: for streams whose broker remembers none.
-
-    Example:
-        >>> committer = ProcessCommitter()
-        >>> committer.commit({Shard("orders"): 0})
-        >>> committer.committed()
-        {Shard(stream='orders', id=0): 0}
-    """
-
-    is_transactional = False
-
-    def __init__(self, positions: Positions | None = None) -> None:
-        self._positions = dict(positions or {})
-
-    def commit(self, positions: Positions) -> None:
-        """See :meth:`PositionCommitter.commit`."""
-        self._positions |= positions
-
-    def committed(self) -> Positions:
-        """See :meth:`PositionCommitter.committed`."""
-        return dict(self._positions)
-
-
 def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
     """Refuse positions for a consumer that is given single messages of a shard, others of which are somebody else's.
 
@@ -120,7 +39,7 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
         InvalidOptionError: naming what fits it.
 
     Example:
-        >>> from stream_consumers.create import create_consumer
+        >>> from stream_consumers import ProcessCommitter, create_consumer
         >>> check_committer(create_consumer("file://orders.ss/orders"), ProcessCommitter())
     """
     if isinstance(consumer, SharedGroupConsumer):

@@ -10,17 +10,13 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer, Positions
+from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.tracking.background_commit import BackgroundCommit
-from stream_consumers.tracking.committers import (
-    CommitResult,
-    EntryCommitter,
-    PositionCommitter,
-    check_committer,
-)
+from stream_consumers.tracking.committers import CommitResult, check_committer
 from stream_consumers.tracking.livelock import ShardProgress
 from stream_consumers.tracking.options import Activity, Shards, TrackingCallbacks, TrackingOptions
 from stream_consumers.tracking.reader import Activities, TrackedReader
