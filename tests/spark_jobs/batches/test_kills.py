@@ -25,7 +25,7 @@ def test_runs_that_are_killed_between_any_two_steps_are_continued(
     """Spark has nothing to do at these places, so that a server that survives is as good as a JVM that dies, too."""
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset(range(5, MESSAGES, 20)))
     table = folder / "t"
-    faults = ["claimed", "planned", "read", "dead letters written", "rows written", "verified", "committed"]
+    faults = ["initialized", "planned", "read", "dead letters written", "rows written", "verified", "committed"]
     kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
     assert 0 < sum(sequences_in_table(table).values()) < MESSAGES, "each was killed on the way"
     drain(spark, url, ingestion(table))

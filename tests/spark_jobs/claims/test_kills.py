@@ -16,7 +16,7 @@ from tests.support.redis_tables import Stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
 ENTRIES = 400
-FAULTS = ["claimed", "planned", "dead letters written", "mid-write", "rows written", "verified", "committed"]
+FAULTS = ["initialized", "planned", "dead letters written", "mid-write", "rows written", "verified", "committed"]
 
 
 @pytest.fixture
