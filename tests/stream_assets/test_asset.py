@@ -219,7 +219,7 @@ def test_the_workspace_loads_from_any_folder(folder: Path) -> None:
         ({"source": "orders.ss"}, InvalidUrlError, "no protocol"),
         ({"source": "file://orders.ss/"}, InvalidUrlError, "names no stream"),
         ({"mode": "sometimes"}, InvalidOptionError, "Use one of: real_time, resumable, load_balanced"),
-        ({"mode": "load_balanced"}, InvalidOptionError, "not available for file"),
+        ({"mode": "load_balanced"}, InvalidOptionError, "not available for batches of files"),
         ({"start": "now"}, InvalidOptionError, "Use one of: earliest, latest"),
         ({"max_records": -1}, InvalidOptionError, "max_records=-1"),
     ],
