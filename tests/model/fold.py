@@ -1,0 +1,229 @@
+"""The fold: RESTORE, rewind and replay next to ingestion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.model.search import Model, Result, State, Variant, search
+
+
+def model(
+    *,
+    reader: str = "fold",
+    replay_app: str = "same",
+    clamp: bool = True,
+    restores: int = 1,
+    rewind: int = 1,
+    replay: int = 1,
+    crashes: int = 1,
+    redo: bool = True,
+    size: int = 3,
+    repair: bool = True,
+) -> Result:
+    """Explore it.
+
+    Args:
+        reader: ``newest``, the newest commit gives the position; ``fold``, a set of covered messages.
+        replay_app: ``same``, a replay writes in the member's transaction sequence; ``own``, in one of its own.
+        clamp: a replay replaces only what is covered.
+        restores: how many there may be.
+        rewind: how many there may be.
+        replay: whether there may be one.
+        crashes: how many there may be.
+        redo: the ledger remembers what a rewind has left to replace.
+        size: how many messages there are.
+        repair: what is there twice is replaced.
+    """
+    # The log: (app, N, kind, s, e, until, base); kinds: a append, r replace (until: rewound up to there), p replay,
+    # R RESTORE (s: the version). A write around a RESTORE may be refused by Delta or land; a replace that lands then
+    # is assumed to have removed nothing, which is the worst case.
+    init = ((), ("i",), ("i",) if replay else ("x",), restores, rewind, crashes)
+
+    def last(log: State, app: str) -> int:
+        return max((c[1] for c in log if c[0] == app), default=0)
+
+    def table(log: State) -> State:
+        """Rows of each message; a RESTORE brings back those of its version."""
+        at = [(0,) * size]
+        for c in log:
+            t = at[-1]
+            if c[2] == "R":
+                t = at[c[3]]
+            else:
+                late = any(d[2] == "R" for d in log[c[6] : len(at) - 1])
+                t = tuple(
+                    (1 if c[2] in "rp" and not late else t[x] + 1) if c[3] <= x < c[4] else t[x] for x in range(size)
+                )
+            at.append(t)
+        return at[-1]
+
+    def view(log: State) -> State:
+        """What is covered, and what has to be replaced."""
+        at = [(frozenset(), frozenset())]
+        for c in log:
+            cov, again = at[-1]
+            if c[2] == "R":
+                at.append(at[c[3]])
+                continue
+            r = frozenset(range(c[3], c[4]))
+            if reader == "newest":
+                cov, again = frozenset(range(c[4])), frozenset()
+            else:
+                late = any(d[2] == "R" for d in log[c[6] : len(at) - 1])  # planned before a RESTORE, landed after it
+                again = again | r & cov if repair and (c[2] == "a" or late) else again if c[2] == "a" else again - r
+                if c[2] == "r" and c[5] and redo:
+                    again = (again | frozenset(range(c[4], c[5]))) & (cov | r)
+                cov = frozenset(range(c[4])) if c[2] == "r" and not redo else cov | r
+            at.append((cov, again))
+        return at[-1]
+
+    def plans(cov: frozenset[int], again: frozenset[int]) -> Iterator[State]:
+        if again:
+            s = min(again)
+            for e in range(s + 1, size + 1):
+                if frozenset(range(s, e)) <= again:
+                    yield "r", s, e, 0
+            return
+        gap = sorted(frozenset(range(size)) - cov)
+        for e in range(gap[0] + 1, size + 1) if gap else ():
+            if frozenset(range(gap[0], e)) <= frozenset(gap):
+                yield "a", gap[0], e, 0
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, f, p, rs, rw, cr = st
+        cov, again = view(log)
+        if f[0] == "i":
+            n = last(log, "A") + 1
+            for kind, s, e, u in plans(cov, again):
+                yield (
+                    f"forward plans A:{n} {'append' if kind == 'a' else 'replace'} [{s},{e})",
+                    (log, ("w", n, kind, s, e, u, len(log)), p, rs, rw, cr),
+                )
+            if rw and cov and not again:
+                top = max(cov) + 1
+                for e in range(1, top + 1):
+                    yield (
+                        f"rewind to 0: plans A:{n} replace [0,{e}) of [0,{top})",
+                        (log, ("w", n, "r", 0, e, top, len(log)), p, rs, rw - 1, cr),
+                    )
+        else:
+            ok = last(log, "A") < f[1]
+            yield (
+                f"forward writes A:{f[1]} {f[2]} [{f[3]},{f[4]}){'' if ok else ': skipped'}",
+                ((*log, ("A", *f[1:])) if ok else log, ("i",), p, rs, rw, cr),
+            )
+            if any(d[2] == "R" for d in log[f[6] :]):
+                yield f"forward's write of A:{f[1]} conflicts with the RESTORE: drops it", (log, ("i",), p, rs, rw, cr)
+            if cr:
+                yield "!forward crashes", (log, ("i",), p, rs, rw, cr - 1)
+        app = "A" if replay_app == "same" else "P"
+        if p[0] == "i":
+            for s in range(size):
+                for e in range(s + 1, size + 1):
+                    if not clamp or frozenset(range(s, e)) <= cov:
+                        yield (
+                            f"replay plans {app}:{last(log, app) + 1} replace [{s},{e})",
+                            (log, f, ("w", last(log, app) + 1, s, e, len(log)), rs, rw, cr),
+                        )
+            yield "replay not wanted", (log, f, ("x",), rs, rw, cr)
+        elif p[0] == "w":
+            ok = last(log, app) < p[1]
+            yield (
+                f"replay writes {app}:{p[1]} [{p[2]},{p[3]}){'' if ok else ': skipped'}",
+                (
+                    (*log, (app, p[1], "p", p[2], p[3], 0, p[4])) if ok else log,
+                    f,
+                    ("x",) if ok else ("i",),
+                    rs,
+                    rw,
+                    cr,
+                ),
+            )
+        if rs:
+            for v in range(len(log)):
+                yield f"!operator: RESTORE to version {v}", ((*log, ("", 0, "R", v, 0, 0, 0)), f, p, rs - 1, rw, cr)
+
+    def complete(st: State) -> bool:
+        cov, again = view(st[0])
+        return cov == frozenset(range(size)) and not again and st[1][0] == "i" and st[2][0] == "x"
+
+    def bad(st: State) -> str | None:
+        t = table(st[0])
+        cov, again = view(st[0])
+        for x in range(size):
+            if t[x] > 1 and x not in again:
+                return f"message {x} twice, and the ledger does not know"
+            if (t[x] > 0) != (x in cov):
+                return f"message {x} {'is lost: it counts as read' if x in cov else 'is there, and will be read again'}"
+
+    return search(Model(init, step, bad, complete))
+
+
+VARIANTS = (
+    Variant(
+        "f1",
+        "position = end of the newest commit (RESTORE followed)",
+        "BAD",
+        lambda: model(reader="newest", replay=0, rewind=0),
+        is_small=True,
+    ),
+    Variant(
+        "f1'", "same, no RESTORE, a replay", "BAD", lambda: model(reader="newest", restores=0, rewind=0), is_small=True
+    ),
+    Variant(
+        "f2",
+        "coverage fold without repair, replay under its own app id, not clamped",
+        "BAD",
+        lambda: model(replay_app="own", clamp=False, restores=0, rewind=0, repair=False),
+        is_small=True,
+    ),
+    Variant(
+        "f3",
+        "same but clamped to covered ground, no RESTORE",
+        "PASS",
+        lambda: model(replay_app="own", restores=0, repair=False),
+        is_small=True,
+    ),
+    Variant(
+        "f3'",
+        "same with a RESTORE",
+        "BAD",
+        lambda: model(replay_app="own", restores=1, rewind=0, repair=False),
+        is_small=True,
+    ),
+    Variant(
+        "f3''",
+        "replay with the member's app id, a RESTORE, no repair",
+        "BAD",
+        lambda: model(restores=1, rewind=0, repair=False),
+        is_small=True,
+    ),
+    Variant(
+        "f4",
+        "rewind with replace, later batches just append",
+        "BAD",
+        lambda: model(redo=False, restores=0, replay=0),
+        is_small=True,
+    ),
+    Variant(
+        "f5",
+        "fold, two RESTOREs (back and forth) around an append, no repair",
+        "BAD",
+        lambda: model(restores=2, replay=0, rewind=0, repair=False),
+        is_small=True,
+    ),
+    Variant(
+        "f6",
+        "fold + redo + repair, own app id for the replay, RESTORE",
+        "PASS",
+        lambda: model(replay_app="own", restores=1, rewind=0),
+        is_small=True,
+    ),
+    Variant(
+        "f7",
+        "fold + redo + repair, replay with the member's app id, rewind, RESTORE",
+        "PASS",
+        lambda: model(restores=1),
+    ),
+    Variant("f8", "same, two RESTOREs, two messages", "PASS", lambda: model(restores=2, size=2)),
+)

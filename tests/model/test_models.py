@@ -1,0 +1,28 @@
+"""The protocol, explored: what passes, and that each shorter way is seen to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model import claims, dead_letters, fold, load_balanced, resumable
+from tests.model.search import Variant
+
+MODELS = {
+    "resumable": resumable.VARIANTS,
+    "load_balanced": load_balanced.VARIANTS,
+    "claims": claims.VARIANTS,
+    "dead_letters": dead_letters.VARIANTS,
+    "fold": fold.VARIANTS,
+}
+VARIANTS = [
+    pytest.param(variant, id=f"{name}-{variant.name}", marks=() if variant.is_small else pytest.mark.slow)
+    for name, variants in MODELS.items()
+    for variant in variants
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_the_search_finds(variant: Variant) -> None:
+    result = variant.explore()
+    print(variant.what, result)
+    assert result.verdict == variant.expect, f"{variant.what}: {result}"
