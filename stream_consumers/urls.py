@@ -30,7 +30,7 @@ class StreamUrl:
 
     @classmethod
     def parse(cls, text: str) -> StreamUrl:
-        """Parse ``text``.
+        """Parse ``text``; as in every URL, upper and lower case of the protocol are the same.
 
         Raises:
             InvalidUrlError: no protocol, no slash before the streams, no node.
@@ -47,7 +47,7 @@ class StreamUrl:
             )
         nodes = tuple(node for node in location.split(",") if node) or (".",)
         streams = tuple(subscription_key(key) for key in listing.split(",") if key)
-        return cls(protocol, nodes, streams)
+        return cls(protocol.lower(), nodes, streams)
 
     @property
     def path(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, StreamRemovedError
 from stream_consumers.file.beacon_search import BeaconSearch
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
@@ -23,6 +23,9 @@ LONGEST_WAIT_SECONDS = 1.024
 
 class FileConsumer(PollingConsumer):
     """A consumer of a ``.ss`` file; see :class:`stream_consumers.consumer.Consumer`.
+
+    Where the file is removed, replaced by another one or written anew, a live consumer reads what is left of it and
+    raises :class:`stream_consumers.errors.StreamRemovedError`: nothing more would ever come.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; it may name several stream keys, or ``*`` for all that the file has or
@@ -78,6 +81,14 @@ class FileConsumer(PollingConsumer):
             if message is None and (self._ended or not self._live):
                 self._ended = True
                 raise end_of(self._path)
+            if message is None:
+                try:
+                    self._scanner.check_in_place()
+                except StreamRemovedError:
+                    # What was written before that is read first.
+                    message = self._next_available()
+                    if message is None and not self._ended:
+                        raise
         if message is None:
             # A growing file sends no notification: it is polled less and less often while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
@@ -98,6 +109,8 @@ class FileConsumer(PollingConsumer):
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         with self._lock:
+            # Beacons are looked up by path, messages read from the file that is open: they must be of one file.
+            self._scanner.check_in_place()
             if to is Edge.BEGINNING:
                 self._go_to(HEADER_SIZE)
             elif isinstance(to, Edge):
@@ -175,6 +188,7 @@ class FileConsumer(PollingConsumer):
 
     def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
         with self._lock, BeaconSearch(self._path) as beacons:
+            self._scanner.check_in_place()
             known = self._known_shards(beacons)
             first = 0 if known is None else min((find(beacons, shard) for shard in known), default=0)
             start = self._frame_start(beacons.offset(first))

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import InvalidStreamKeyError, StreamRemovedError
+from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import INTERNAL_KEY, Shard, check_stream_key
@@ -159,6 +159,15 @@ class FrameScanner(ClosesOnExit):
         stored = data[end - 3] << 8 | data[end - 2]
         return bool(checksum(data[payload_at : end - 3]) == stored)
 
+    def check_in_place(self) -> None:
+        """Check that whatever is written from now on will be seen here.
+
+        Raises:
+            StreamRemovedError: the file was removed, or replaced by another one of its name.
+        """
+        if not self._file.is_in_place:
+            raise self._file.removed("was removed or replaced by another file", read=self.offset)
+
     def read_bytes(self, item: Frame | Damage) -> bytes:
         """The bytes of an item as they are in the file, beacons included."""
         return self._file.read(item.offset, item.end - item.offset)
@@ -167,7 +176,7 @@ class FrameScanner(ClosesOnExit):
         """All items up to the end of what is written now; iterate again when the file has grown.
 
         Raises:
-            StreamRemovedError: if the file became shorter than what was read already.
+            StreamRemovedError: if the file became shorter than what was read already, or was written anew.
         """
         self._restart_incomplete()
         while True:
@@ -177,14 +186,8 @@ class FrameScanner(ClosesOnExit):
 
     def _restart_incomplete(self) -> None:
         """Forget bytes of an unfinished frame: an appending producer may have cut and rewritten them."""
-        offset, size = self.offset, self._file.size
-        if size < offset:
-            raise StreamRemovedError(
-                f"{self.path} became shorter while it was read",
-                remedy="Start again; if the file was replaced, give the new one another name.",
-                read=offset,
-                size=size,
-            )
+        offset = self.offset
+        self._file.check_kept(offset)
         self._reset(offset)
 
     def _reset(self, offset: int) -> None:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import StreamNotFoundError
+from stream_consumers.errors import StreamNotFoundError, StreamRemovedError
 from stream_consumers.file.format import HEADER_SIZE, Header
 
 
@@ -30,9 +30,12 @@ class StreamFile(ClosesOnExit):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        # The working directory may change while the file is open.
+        self._place = self.path.absolute()
         self._descriptor: int | None = _open(self.path)
         try:
-            self.header = Header.decode(self.read(0, HEADER_SIZE), path=self.path)
+            self._header_bytes = self.read(0, HEADER_SIZE)
+            self.header = Header.decode(self._header_bytes, path=self.path)
         except BaseException:
             self.close()
             raise
@@ -45,6 +48,41 @@ class StreamFile(ClosesOnExit):
     def read(self, offset: int, size: int) -> bytes:
         """At most ``size`` bytes from ``offset`` on; fewer at the end of the file."""
         return os.pread(self._open_descriptor(), size, offset)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to it: it was neither removed nor replaced by another file."""
+        try:
+            there = os.stat(self._place)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            # Nobody can tell now; what is open can be read all the same.
+            return True
+        return os.path.samestat(there, os.fstat(self._open_descriptor()))
+
+    def check_kept(self, read_to: int) -> None:
+        """Check that what was read is still in the file: it was neither cut nor written anew.
+
+        Args:
+            read_to: the offset behind what was read.
+
+        Raises:
+            StreamRemovedError: it was.
+        """
+        size = self.size
+        if size < read_to:
+            raise self.removed("became shorter", read=read_to, size=size)
+        if self.read(0, HEADER_SIZE) != self._header_bytes:
+            raise self.removed("was written anew", read=read_to, size=size)
+
+    def removed(self, what: str, **facts: object) -> StreamRemovedError:
+        """What a reader raises that can get no further in this file."""
+        return StreamRemovedError(
+            f"{self.path} {what} while it was read",
+            remedy="Start again; if the file was replaced, give the new one another name.",
+            **facts,
+        )
 
     def close(self) -> None:
         """Close the file; closing again does nothing."""

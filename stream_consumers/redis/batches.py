@@ -325,7 +325,8 @@ class RedisBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.count`; ids say nothing of how many entries there are."""
         counted = {}
         for shard, gap in gaps.items():
-            facts = self._facts.get(shard)
+            # Who only wants to know the lag need not ask for the extents first.
+            facts = self._facts.get(shard) if self._extents else self.server.facts(shard)
             if facts is None or gap.start >= gap.end:
                 counted[shard] = 0
                 continue
@@ -345,8 +346,11 @@ class RedisBatchSource(BatchSource):
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
         """Set the group's last-delivered-id, and acknowledge entries below it that are pending for other clients."""
+        if self._mode is ConsumerMode.REAL_TIME:
+            return
+        there = self._extents or self.extents()
         for shard, position in sorted(positions.items()):
-            if shard not in self._extents or self._mode is ConsumerMode.REAL_TIME:
+            if shard not in there:
                 continue
             known = RedisGroup(self.server, group)
             # In claim mode, pending entries belong to the members that claimed them.

@@ -140,6 +140,15 @@ class BatchSourceContract(Contract):
             assert source.lost(gaps) == {}
             assert source.lost({Shard("orders", 99): Range(0, 5)}) == {}
 
+    def test_messages_are_counted_also_where_the_extents_were_not_asked_for(self, stream: Stream) -> None:
+        stream.send(in_turn(30, shards=3))
+        with open_batch_source(stream.url()) as source:
+            gaps = gaps_of(source.extents())
+            asked = source.count(gaps)
+        with open_batch_source(stream.url()) as source:
+            assert source.count(gaps) == asked
+        assert all(count >= 10 for count in asked.values())
+
     def test_gaps_of_shards_that_are_not_there_are_left_out(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(3, shards=3))
         with open_batch_source(stream.url()) as source:
@@ -268,6 +277,9 @@ class BatchSourceContract(Contract):
             source.commit("group", ends)
             assert source.committed("group") in (None, ends)
             assert source.committed("another") in (None, {})
+        with open_batch_source(stream.url()) as source:
+            source.commit("at once", ends)
+            assert source.committed("at once") in (None, ends)
 
     def test_at_is_the_first_sequence_with_that_timestamp_or_a_later_one(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(30, shards=3), first_ms=1_000)

@@ -29,6 +29,7 @@ PROTOCOLS = st.text(min_size=1).filter(lambda text: ":" not in text)
         ("file://./path/to/hi/a,b", ["file://./path/to/hi"], ["a", "b"]),
         ("file://./path/to/hi/", ["file://./path/to/hi"], []),
         ("file:///var/orders.ss/orders", ["file:///var/orders.ss"], ["orders"]),
+        ("REDIS://LocalHost/Orders", ["redis://LocalHost"], ["Orders"]),
     ],
 )
 def test_vectors(text: str, nodes: list[str], streams: list[str]) -> None:
@@ -77,6 +78,13 @@ def test_several_files_are_no_path() -> None:
         _ = StreamUrl.parse("file://a.ss,b.ss/orders").path
 
 
+def test_a_protocol_in_upper_case_finds_its_backend() -> None:
+    with create_producer("MEMORY://upper-case/orders") as producer:
+        producer.send(b"{}")
+    with create_consumer("Memory://upper-case/orders", live=False) as consumer:
+        assert [message.text() for message in consumer] == ["{}"]
+
+
 def test_streams_are_required_where_something_is_read() -> None:
     with pytest.raises(InvalidUrlError, match="names no stream"):
         StreamUrl.parse("file://a.ss/").required_streams()
@@ -113,7 +121,7 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
         return
     assert StreamUrl.parse(str(url)) == url
     assert len(url.nodes) >= 1
-    assert url.protocol == text[: text.index("://")]
+    assert url.protocol == text[: text.index("://")].lower()
     assert list(url.streams) == [key for key in text[text.rindex("/") + 1 :].split(",") if key]
 
 
@@ -123,7 +131,7 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
 @example("kafka", ["a:1", "."], ["a"])
 def test_every_url_comes_back(protocol: str, nodes: list[str], streams: list[str]) -> None:
     url = StreamUrl.parse(f"{protocol}://{','.join(nodes)}/{','.join(streams)}")
-    assert url == StreamUrl(protocol, tuple(nodes), tuple(streams))
+    assert url == StreamUrl(protocol.lower(), tuple(nodes), tuple(streams))
     assert StreamUrl.parse(str(url)) == url
 
 

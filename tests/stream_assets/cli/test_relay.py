@@ -23,6 +23,7 @@ from stream_consumers.memory import MemoryConsumer, MemoryProducer, forget_memor
 from stream_consumers.messages import Message
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
+from tests.support.redis_server import redis_server
 from tests.support.settings import ROOT
 from tests.support.stdio_pipes import read_all
 
@@ -48,10 +49,17 @@ def memory() -> Iterator[str]:
     forget_memory_broker(StreamUrl.parse(url))
 
 
+@pytest.fixture(scope="module")
+def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of these tests alone: their streams have names that others use, too."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as address:
+        yield address
+
+
 @pytest.fixture
-def server(redis_address: str) -> Iterator[str]:
-    yield f"redis://{redis_address}/"
-    host, _, port = redis_address.partition(":")
+def server(own_redis: str) -> Iterator[str]:
+    yield f"redis://{own_redis}/"
+    host, _, port = own_redis.partition(":")
     with redis.Redis(host, int(port)) as client:
         client.flushdb()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import DeadLetter, Shard, from_milliseconds
-from stream_consumers.options import AutoStreamReset, FileProducerOptions
+from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
 from tests.support.polling import until
 from tests.support.ss_files import (
     END_OF_STREAM,
@@ -195,6 +196,87 @@ def test_a_file_cut_while_it_is_read(path: Path, url: str) -> None:
         path.write_bytes(path.read_bytes()[:200])
         with pytest.raises(StreamRemovedError):
             consumer.next(0)
+
+
+def replace_by_renaming(path: Path) -> None:
+    write_file(path.with_name("new.ss"), numbered(2)).rename(path)
+
+
+def write_anew(path: Path) -> None:
+    """In the same inode, and longer than what was read."""
+    data = bytearray(file_bytes(numbered(50)))
+    data[data.index(b"orders.ss") + len(b"orders.ss") + 7] ^= 1  # created a millisecond earlier or later
+    path.write_bytes(data)
+
+
+REPLACED = {
+    "removed": lambda path: path.unlink(),
+    "its folder too": lambda path: path.parent.rename(path.parent.with_name("elsewhere")),
+    "rotated": lambda path: (path.rename(path.with_name("old.ss")), write_file(path, numbered(2))),
+    "renamed over": replace_by_renaming,
+    "written anew": write_anew,
+}
+
+
+@pytest.mark.parametrize("how", REPLACED)
+def test_a_file_that_was_replaced_under_a_live_reader_is_told(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = write_file(folder / "orders.ss", numbered(5))
+    with create_consumer(f"file://{path}/orders") as consumer:
+        assert take(consumer, 5) == [1, 2, 3, 4, 5]
+        assert consumer.next(0) is None
+        REPLACED[how](path)
+        for _ in range(2):
+            with pytest.raises(StreamRemovedError, match="while it was read"):
+                consumer.next(0.5)
+
+
+def test_what_was_written_before_the_file_was_rotated_is_read_first(path: Path, url: str) -> None:
+    write_file(path, numbered(3))
+    with create_consumer(url) as consumer:
+        assert take(consumer, 3) == [1, 2, 3]
+        assert consumer.next(0) is None
+        path.write_bytes(file_bytes(numbered(6)))
+        path.rename(path.with_name("old.ss"))
+        write_file(path, numbered(1))
+        assert take(consumer, 3) == [4, 5, 6]
+        with pytest.raises(StreamRemovedError, match="read="):
+            consumer.next(0.5)
+        with pytest.raises(StreamRemovedError):
+            consumer.rewind(2)
+        with pytest.raises(StreamRemovedError):
+            consumer.rewind(Edge.BEGINNING)
+
+
+def test_members_of_a_group_are_told_that_their_file_was_replaced(path: Path, url: str) -> None:
+    write_file(path, numbered(4))
+    join = partial(create_consumer, url, mode=ConsumerMode.LOAD_BALANCED, group="replaced")
+    with join() as chip, join() as dale:
+        assert sorted(take(chip, 2) + take(dale, 2)) == [1, 2, 3, 4]
+        replace_by_renaming(path)
+        for member in (chip, dale):
+            with pytest.raises(StreamRemovedError):
+                member.next(0.5)
+
+
+def test_a_file_that_ended_and_was_replaced_has_ended(path: Path, url: str) -> None:
+    write_file(path, [*numbered(2), END_OF_STREAM])
+    with create_consumer(url) as consumer:
+        assert take(consumer, 2) == [1, 2]
+        replace_by_renaming(path)
+        assert sequences(consumer) == []
+
+
+def test_another_working_directory_is_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file(tmp_path / "orders.ss", numbered(1))
+    monkeypatch.chdir(tmp_path)
+    with create_consumer("file://orders.ss/orders") as consumer:
+        assert take(consumer, 1) == [1]
+        monkeypatch.chdir("/")
+        assert consumer.next(0) is None
+        write_file(tmp_path / "orders.ss", numbered(2))
+        assert take(consumer, 1) == [2]
 
 
 def test_a_message_written_in_pieces(path: Path, url: str) -> None:
