@@ -20,6 +20,10 @@ class StreamBackend(ClosesOnExit, ABC):
     :class:`stream_consumers.errors.GroupRemovedError` if it needs a group that was removed: only :meth:`create_group`
     creates groups.
 
+    A backend of your own needs five methods, as in eventbus-core: :meth:`create_group`, :meth:`publish`,
+    :meth:`reclaim_idle`, :meth:`read_new` and :meth:`ack`. The others are provided on top of them; each says what a
+    backend gains that has its own.
+
     Example:
         >>> from stream_consumers.subscription.memory_backend import MemoryBackend
         >>> backend: StreamBackend = MemoryBackend()
@@ -94,23 +98,11 @@ class StreamBackend(ClosesOnExit, ABC):
         """
 
     @abstractmethod
-    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
-        """Deliver an entry once more to the consumer that holds it; ``None`` if it holds the entry no longer."""
-
-    @abstractmethod
-    def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
-        """Send a heartbeat: those of the entries that the consumer holds are not idle any more.
-
-        This does not count as a delivery.
-        """
-
     def ack(self, stream: str, group: str, entry_id: str) -> int:
-        """See :meth:`ack_many`."""
-        return self.ack_many(stream, group, [entry_id])
+        """Acknowledge an entry; see :meth:`ack_many`."""
 
-    @abstractmethod
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
-        """Acknowledge entries, in one round trip for each 1000.
+        """Acknowledge entries: here one after the other, up to the first that fails; better in few round trips.
 
         Returns:
             The number of entries that were pending. Fewer than given is no error: others may have acknowledged them.
@@ -118,14 +110,33 @@ class StreamBackend(ClosesOnExit, ABC):
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
         """
+        return sum(self.ack(stream, group, entry_id) for entry_id in entry_ids)
 
-    @abstractmethod
+    def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
+        """Deliver an entry once more to the consumer that holds it; ``None`` if it is not delivered now.
+
+        Here it never is: an entry that is to be tried again stays pending, and comes with :meth:`reclaim_idle` once it
+        was idle for ``claim_idle_seconds``. With a method of its own a backend retries after ``backoff_seconds``.
+        """
+        return None
+
+    def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
+        """Send a heartbeat: those of the entries that the consumer holds are not idle any more.
+
+        This does not count as a delivery. Here it does nothing, so that a peer takes over what a handler works on for
+        longer than ``claim_idle_seconds``: set that to more than a handler ever takes, or send the heartbeat.
+        """
+        return
+
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """Drop what is remembered of a consumer, and remove it from the group unless it holds entries.
+
+        Here nothing is remembered, and nothing is removed.
 
         Returns:
             Whether it was removed.
         """
+        return False
 
     def close(self) -> None:
         """Release what is open; nothing is, unless a backend says so."""

@@ -130,6 +130,10 @@ class MemoryBackend(StreamBackend):
             for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
                 held.touched = time.monotonic()
 
+    def ack(self, stream: str, group: str, entry_id: str) -> int:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
+        return self.ack_many(stream, group, [entry_id])
+
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
         with self._broker.changed:

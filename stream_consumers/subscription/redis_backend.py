@@ -150,6 +150,10 @@ class RedisBackend(StreamBackend):
         for begin in range(0, len(entry_ids), ACK_CHUNK):
             self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
 
+    def ack(self, stream: str, group: str, entry_id: str) -> int:
+        """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack`."""
+        return self.ack_many(stream, group, [entry_id])
+
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
         done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)

@@ -1,4 +1,7 @@
-"""The map check: in docs/coming-from.md every name and every test exists, and no function of a seed is missing."""
+"""The map check: in docs/coming-from.md every name and every test exists, and no function of a seed is missing.
+
+It says that the map is whole, and nothing about what the code does: never count these tests as proof of a function.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class Behind(Protocol):
 
     def consumers(self, stream: str, group: str) -> set[str]: ...
 
+    def blocked_reads(self) -> int: ...
+
+    def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None: ...
+
 
 @dataclass
 class BehindMemory:
@@ -41,6 +46,15 @@ class BehindMemory:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
+
+    def blocked_reads(self) -> int:
+        """How many reads wait for a message."""
+        return len(self.backend._broker.changed._waiters)
+
+    def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None:
+        """Let a pending entry be idle for so long."""
+        pending = self.backend._group(stream, group).pending
+        pending[int(entry_id.partition("-")[0]) - 1].touched = time.monotonic() - seconds
 
 
 @dataclass
@@ -67,6 +81,14 @@ class BehindRedis:
 
     def consumers(self, stream: str, group: str) -> set[str]:
         return {found["name"].decode() for found in self.client.xinfo_consumers(stream, group)}
+
+    def blocked_reads(self) -> int:
+        found: int = self.client.info("clients")["blocked_clients"]
+        return found
+
+    def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None:
+        idle, owner = round(seconds * 1000), self.pending(stream, group)[entry_id]
+        self.client.execute_command("XCLAIM", stream, group, owner, 0, entry_id, "IDLE", idle, "JUSTID")
 
 
 KINDS = ("memory", "redis")

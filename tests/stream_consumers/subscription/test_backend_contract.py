@@ -21,6 +21,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.stream_backends import KINDS, behind, unique_name
 
+BACKENDS: tuple[type[StreamBackend], ...] = (MemoryBackend, RedisBackend)
 GROUP, ME, PEER = "billing", "me", "peer"
 LIMIT = 1000
 
@@ -206,17 +207,24 @@ def test_a_read_waits_for_a_message_and_not_longer(backend: StreamBackend, strea
     assert payloads(found) == [b"late"]
 
 
-def test_r15_a_read_that_waits_holds_nothing_else_back(backend: StreamBackend, stream: str) -> None:
-    (entry_id,) = filled(backend, stream, 1)
-    backend.read_new(stream, GROUP, ME, 1, 0)
-    waiting = threading.Thread(target=lambda: backend.read_new(stream, GROUP, ME, 1, 20))
+def test_r15_a_read_that_waits_holds_nothing_else_back(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    first, second = filled(backend, stream, 2)
+    assert len(backend.read_new(stream, GROUP, ME, 2, 0)) == 2
+    found: list[FetchedEntry] = []
+    waiting = threading.Thread(target=lambda: found.extend(backend.read_new(stream, GROUP, ME, 1, 20)))
     waiting.start()
+    until(lambda: other.blocked_reads() == 1, seconds=10, what="a read that waits")
     begin = time.monotonic()
-    assert backend.ack(stream, GROUP, entry_id) == 1
+    assert backend.ack(stream, GROUP, first) == 1
+    backend.touch(stream, GROUP, ME, [second])
+    assert backend.read_new(stream, GROUP, PEER, 1, 0) == []
+    assert time.monotonic() - begin < 3
+    assert waiting.is_alive()
+    assert other.blocked_reads() == 1
     backend.publish(stream, EventMessage(b"wake"))
     waiting.join(5)
-    assert not waiting.is_alive()
-    assert time.monotonic() - begin < 3
+    assert payloads(found) == [b"wake"]
 
 
 def test_no_more_is_read_than_asked_for(other: Any, stream: str) -> None:
@@ -571,8 +579,15 @@ def test_streams_in_memory_are_those_of_consumers_and_other_backends_of_the_url(
     forget_memory_broker(url)
 
 
-def test_both_are_stream_backends() -> None:
-    backends: list[StreamBackend] = [MemoryBackend(), RedisBackend(StreamUrl.parse("redis://127.0.0.1:1/any"))]
-    assert len(backends) == 2
+def test_five_methods_are_required_and_our_backends_have_all_of_their_own() -> None:
+    required = {"create_group", "publish", "reclaim_idle", "read_new", "ack"}
+    assert StreamBackend.__abstractmethods__ == required
+    provided = {"publish_batch", "ack_many", "redeliver", "touch", "forget_consumer", "close"}
+    left = {kind: {name for name in required | provided if name not in vars(kind)} for kind in BACKENDS}
+    # Memory has nothing to gain from a batch, and nothing to close.
+    assert left == {MemoryBackend: {"publish_batch", "close"}, RedisBackend: set()}
+
+
+def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="max_payload_bytes=-1"):
         Envelope(JsonCodec(), -1)
