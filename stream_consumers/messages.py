@@ -17,6 +17,8 @@ WILDCARD = "SEA_STREAMER_WILDCARD"
 INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 """The stream key of SeaStreamer's own messages, like the end of a stream."""
 MAX_SHARD_DIGITS = 20
+MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The times that a datetime, and a TIMESTAMP of Spark, can say: the years 1 to 9999."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)

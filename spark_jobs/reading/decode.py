@@ -59,8 +59,10 @@ class Json:
 
     Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not
     convert without loss, a missing ``NOT NULL`` field, or something that is no object makes a dead letter.
-    Text without a zone is read as UTC. Numbers with more decimal places than a DECIMAL has are rounded half up; they
-    may have up to 38 digits, as a number or as text. A tombstone (a message without a payload) is a row of nulls.
+    Text without a zone is read as UTC; dates and times are of the years 1 to 9999. Numbers with more decimal places
+    than a DECIMAL has are rounded half up; they may have up to 38 digits, as a number or as text. FLOAT and DOUBLE take
+    the nearest number that they have, and none that is beyond their largest. A tombstone (a message without a payload)
+    is a row of nulls.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from datetime import date, datetime, timezone
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
@@ -30,6 +31,11 @@ _TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEA
 _PARSED_DECIMAL = pa.decimal256(38, 38)
 _ROOMY_DECIMAL = pa.decimal256(76, 38)
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
+# From half a step behind the largest number of so many bits on, the nearest one is infinity.
+_ROUNDED_TO_INFINITY = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
+_FLOATS = {32: "FLOAT", 64: "DOUBLE"}
+_FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
+_LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
@@ -202,7 +208,8 @@ def _unlike(value: object, kind: pa.DataType) -> str | None:
         is_alike = isinstance(value, str) and _digits(value) <= digits
         wanted = f"a number with at most {digits} digits before the point"
     elif pa.types.is_floating(kind):
-        is_alike, wanted = is_number, "a number"
+        is_alike = is_number and not _is_infinite(str(value), kind.bit_width)
+        wanted = f"a number that {_FLOATS[kind.bit_width]} can hold" if is_number else "a number"
     else:
         is_alike, wanted = isinstance(value, str) and not is_number, "a string"
     return None if is_alike else wanted
@@ -215,6 +222,14 @@ def _digits(text: str) -> int:
     except InvalidOperation:
         return 0
     return number.adjusted() + 1 if number.is_finite() and number else 0
+
+
+def _is_infinite(text: str, bits: int) -> bool:
+    """Whether the nearest floating point number is infinity; ``False`` where Arrow has to say."""
+    try:
+        return Decimal(text).copy_abs() >= _ROUNDED_TO_INFINITY[bits]
+    except InvalidOperation:
+        return False
 
 
 class _Number(str):
@@ -269,8 +284,6 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
     Raises:
         ValueError: naming the field.
     """
-    if column.type == kind:
-        return column
     if isinstance(column, pa.StructArray) and isinstance(kind, pa.StructType):
         children = [_convert(column.field(i), f.type, f"{name}.{f.name}") for i, f in enumerate(kind)]
         for child, field in zip(children, kind):
@@ -283,9 +296,29 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
     try:
         if isinstance(kind, pa.Decimal128Type):
             column = _rounded(column, kind.scale)
-        return column.cast(kind)
+        converted = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise ValueError(f"field {name!r}: {_reason(error)}") from error
+    _check_range(converted, name)
+    return converted
+
+
+def _check_range(column: Column, name: str) -> None:
+    """Refuse what Arrow lets pass: numbers that became infinite, and times that Spark does not have.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        # JSON has no word for infinity, so it was a number.
+        if pc.any(pc.is_inf(column)).as_py():
+            raise ValueError(f"field {name!r} is not a number that {_FLOATS[kind.bit_width]} can hold")
+    elif pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        first, last = (date.min, date.max) if pa.types.is_date32(kind) else (_FIRST_INSTANT, _LAST_INSTANT)
+        is_beyond = pc.or_(pc.less(column, pa.scalar(first, kind)), pc.greater(column, pa.scalar(last, kind)))
+        if pc.any(is_beyond).as_py():
+            raise ValueError(f"field {name!r} is not in the years 1 to 9999")
 
 
 def _rounded(column: Column, places: int) -> Column:

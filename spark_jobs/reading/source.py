@@ -20,6 +20,7 @@ from pyspark.sql.types import StructField, StructType
 from spark_jobs.reading.decode import Decoder
 from stream_consumers.batches import HEADERS_TYPE, Split
 from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
 DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
@@ -151,7 +152,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         wanted: the decoder's columns.
         schema: all columns of the result.
     """
-    unreadable = messages.column("error")
+    timestamps, unreadable = _checked_timestamps(messages)
     payloads = messages.column("payload")
     if unreadable.null_count == len(messages):
         decoded = decoder.decode(payloads, wanted)
@@ -172,7 +173,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         messages.column("stream"),
         messages.column("shard"),
         messages.column("sequence"),
-        pc.multiply(messages.column("timestamp_ms"), 1000).cast(pa.timestamp("us", "UTC")),
+        pc.multiply_checked(timestamps, 1000).cast(pa.timestamp("us", "UTC")),
         pc.if_else(failed, messages.column("key"), pa.scalar(None, pa.binary())),
         pc.if_else(failed, payloads, pa.scalar(None, pa.binary())),
         pc.if_else(failed, messages.column("headers"), pa.scalar(None, HEADERS_TYPE)),
@@ -182,3 +183,18 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
     return pa.RecordBatch.from_arrays(
         [array.cast(field.type) for array, field in zip(arrays, schema)], names=schema.names
     )
+
+
+def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """The times that a TIMESTAMP can say, the others null; and the errors, with one where it cannot."""
+    times, errors = messages.column("timestamp_ms"), messages.column("error")
+    least, most = pc.min(times).as_py(), pc.max(times).as_py()
+    if least is None or (least >= MIN_TIMESTAMP_MS and most <= MAX_TIMESTAMP_MS):
+        return times, errors
+    kept: list[int | None] = []
+    found: list[str | None] = []
+    for time, error in zip(times.to_pylist(), errors.to_pylist()):
+        is_kept = time is None or MIN_TIMESTAMP_MS <= time <= MAX_TIMESTAMP_MS
+        kept.append(time if is_kept else None)
+        found.append(error or (None if is_kept else f"timestamp {time} ms is not in the years 1 to 9999"))
+    return pa.array(kept, pa.int64()), pa.array(found, pa.string())

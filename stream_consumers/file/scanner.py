@@ -21,12 +21,11 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
 from stream_consumers.file.stream_file import StreamFile
-from stream_consumers.messages import INTERNAL_KEY, Shard, check_stream_key
+from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard, check_stream_key
 
 WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
 MAX_SEQUENCE = 2**63 - 1
-MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 
 class Frame(NamedTuple):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from spark_jobs.reading.decode import Json, Raw, Text
 from spark_jobs.reading.source import decode_batch
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds
 from tests.support.payloads import BAD, documents, payload
 from tests.support.profiles import examples
 
@@ -38,16 +39,16 @@ WANTED = pa.schema(
 HEADERS = [{"name": "trace", "value": b"1"}, {"name": "trace", "value": None}]
 
 
-def messages(rows):
+def messages(rows, timestamp_ms=20):
     """Rows of (sequence, payload, error of the stream)."""
-    columns = zip(*(("s", 0, number, 20, b"key", data, HEADERS, error, 7) for number, data, error in rows))
+    columns = zip(*(("s", 0, number, timestamp_ms, b"key", data, HEADERS, error, 7) for number, data, error in rows))
     arrays = [pa.array(column, field.type) for column, field in zip(columns, MESSAGE_SCHEMA)]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
-def decode(rows, decoder=None, wanted=WANTED):
+def decode(rows, decoder=None, wanted=WANTED, timestamp_ms=20):
     schema = pa.schema([*(field.with_nullable(True) for field in wanted), *STREAM])
-    batch = decode_batch(messages(rows), decoder or Json(""), wanted, schema)
+    batch = decode_batch(messages(rows, timestamp_ms), decoder or Json(""), wanted, schema)
     batch.validate(full=True)
     assert batch.schema == schema
     return batch.to_pylist()
@@ -122,6 +123,30 @@ def test_stream_columns():
     (row,) = decode([(5, b'{"id":5}', None)])
     assert (row["_stream"], row["_shard"], row["_sequence"], row["_offset"]) == ("s", 0, 5, 7)
     assert row["_timestamp"].timestamp() == 0.02
+
+
+@pytest.mark.parametrize("timestamp_ms", [MIN_TIMESTAMP_MS, -1, 0, MAX_TIMESTAMP_MS])
+def test_times_that_a_timestamp_can_say(timestamp_ms):
+    (row,) = decode([(5, b'{"id":5}', None)], timestamp_ms=timestamp_ms)
+    assert (row["id"], row["_error"]) == (5, None)
+    assert to_milliseconds(row["_timestamp"]) == timestamp_ms
+
+
+@pytest.mark.parametrize(
+    "timestamp_ms",
+    [-(2**63), MIN_TIMESTAMP_MS - 1, MAX_TIMESTAMP_MS + 1, 1_700_000_000_000_000, 1_700_000_000_000_000_000, 2**63 - 1],
+)
+def test_times_that_a_timestamp_cannot_say_are_dead_letters(timestamp_ms):
+    rows = [(0, b'{"id":0}', None), (1, b'{"id":1}', "torn")]
+    wrong, torn = decode(rows, timestamp_ms=timestamp_ms)
+    assert wrong["_error"] == f"timestamp {timestamp_ms} ms is not in the years 1 to 9999"
+    assert (wrong["id"], wrong["_timestamp"], wrong["_sequence"]) == (None, None, 0)
+    assert (wrong["_payload"], wrong["_key"]) == (b'{"id":0}', b"key")
+    assert (torn["_error"], torn["_timestamp"], torn["_sequence"]) == ("torn", None, 1)
+    mixed = pa.Table.from_batches([messages(rows[:1]), messages([(1, b'{"id":1}', None)], timestamp_ms)])
+    schema = pa.schema([*(field.with_nullable(True) for field in WANTED), *STREAM])
+    found = decode_batch(mixed.combine_chunks().to_batches()[0], Json(""), WANTED, schema).to_pylist()
+    assert [(row["id"], row["_error"] is None) for row in found] == [(0, True), (None, False)]
 
 
 def test_no_rows():

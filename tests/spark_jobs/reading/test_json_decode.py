@@ -252,6 +252,55 @@ def test_floats_and_booleans():
 
 
 @pytest.mark.parametrize(
+    ("kind", "largest", "beyond"),
+    [
+        (pa.float32(), "3.4028235677973366e38", "3.4028235677973367e38"),
+        (pa.float32(), "3.4028234663852886e38", "1e39"),
+        (pa.float32(), "3e38", "9" * 60),
+        (pa.float64(), "1.7976931348623157e308", "1.7976931348623159e308"),
+        (pa.float64(), "1.7e308", "1e400"),
+        (pa.float64(), "1.7e308", "1" * 400),
+    ],
+)
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("wrap", ["{}", "[{}]", '{{"a": {}}}'])
+def test_no_number_becomes_infinite(kind, largest, beyond, sign, wrap):
+    wrapped = {"{}": kind, "[{}]": pa.list_(kind)}.get(wrap, pa.struct([("a", kind)]))
+    payloads = [b'{"v": %s}' % wrap.format(sign + text).encode() for text in (largest, beyond, largest)]
+    rows, (before, error, after) = decode(payloads, pa.schema([("v", wrapped)]))
+    assert (before, after) == (None, None)
+    assert error
+    assert "inf" not in str(rows)
+    assert rows[0] == rows[2] == {"v": value(wrap.format(sign + largest), wrapped)}
+
+
+def test_a_number_that_is_too_large_is_told_with_the_type_that_is_too_small():
+    assert str(value("1e39", pa.float32())) == "field 'v' is not a number that FLOAT can hold"
+    assert str(value("[1e39]", pa.list_(pa.float32()))) == "field 'v[]' is not a number that FLOAT can hold"
+    assert (value("1e39", pa.float64()), value("1e-50", pa.float32())) == (1e39, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.date32(), "0000-12-31"),
+        (pa.timestamp("us", "UTC"), "0000-12-31"),
+        (pa.timestamp("us", "UTC"), "0001-01-01T00:00:00+01:00"),
+        (pa.timestamp("us", "UTC"), "9999-12-31T23:59:59-01:00"),
+    ],
+)
+def test_times_outside_of_the_years_that_spark_has(kind, text):
+    assert str(value(f'"{text}"', kind)) == "field 'v' is not in the years 1 to 9999"
+
+
+def test_the_first_and_the_last_time():
+    for day in (date.min, date.max):
+        assert value(f'"{day}"', pa.date32()) == day
+    for moment in (datetime.min.replace(tzinfo=timezone.utc), datetime.max.replace(tzinfo=timezone.utc)):
+        assert value(f'"{moment.isoformat()}"', pa.timestamp("us", "UTC")) == moment
+
+
+@pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
         (pa.float64(), "0.5", '"x"'),
