@@ -14,7 +14,7 @@ import dagster as dg
 from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choice
 
 IN_FLIGHT = (
     dg.DagsterRunStatus.QUEUED,
@@ -104,6 +104,7 @@ def build_lag_sensor(
         minimum_interval_seconds: between two ticks; Dagster's loop makes it at least about 5.
         default_status: whether it runs without being turned on.
     """
+    status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now = time.time()
@@ -136,7 +137,7 @@ def build_lag_sensor(
         evaluation_fn=evaluate,
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
-        default_status=default_status,
+        default_status=status,
         description=f"Asks for a run when group {ingestion.group} is behind on {source.url}.",
     )
 

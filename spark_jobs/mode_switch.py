@@ -23,7 +23,7 @@ from spark_jobs.claims.switch import check_switch, enter_claim_mode, keep_claim_
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
+from stream_consumers.options import ConsumerMode, choice
 from stream_consumers.redis.claims import RedisClaims
 
 
@@ -52,6 +52,7 @@ def switch_sharing(
         GroupActiveError: entries are pending.
         WriteError: Spark failed; run it again.
     """
+    to = choice(ConsumerMode, to, option="to")
     member = replace(ingestion, shard=None)
     state = member.ledger().read()
     if state.newest is None:

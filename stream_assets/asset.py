@@ -24,7 +24,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice, choose_fields
 from stream_consumers.urls import StreamUrl
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -63,6 +63,9 @@ class StreamAsset:
     deps: Sequence[Any] = ()
     observer: Observer = ignore_steps
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
+
+    def __post_init__(self) -> None:
+        choose_fields(self, sensor_status=dg.DefaultSensorStatus)
 
     @property
     def source(self) -> StreamUrl:
@@ -341,13 +344,15 @@ def stream_asset(
         'ingest_orders'
     """
     chosen_mode = choice(ConsumerMode, mode, option="mode")
+    chosen_status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
     stream = StreamSource(StreamUrl.parse(source), chosen_mode, client or {})
     if members < 1:
         raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
     ledger_group = stream.group(group)
-    first = start or ("latest" if chosen_mode is ConsumerMode.REAL_TIME else "earliest")
-    defaults = Limits()
-    limits = Limits(max_records or defaults.max_records, max_bytes or defaults.max_bytes)
+    first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
+    chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
+    chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
+    limits = Limits().override(max_records, max_bytes)
 
     def declare(transform: Transform) -> StreamAsset:
         own_name = name or getattr(transform, "__name__", "stream")
@@ -361,8 +366,8 @@ def stream_asset(
                 transform=transform,
                 sharing=chosen_mode,
                 claims=stream.is_claimed,
-                start=choice(AutoStreamReset, first, option="start"),
-                on_data_loss=choice(DataLoss, on_data_loss, option="on_data_loss"),
+                start=chosen_start,
+                on_data_loss=chosen_loss,
                 limits=limits,
                 merge_schema=merge_schema,
                 storage_options=storage_options or {},
@@ -373,7 +378,7 @@ def stream_asset(
                 max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
             ),
             sensor_seconds=sensor_seconds,
-            sensor_status=sensor_status,
+            sensor_status=chosen_status,
             resource=resource,
             group_name=group_name,
             owners=owners,

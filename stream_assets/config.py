@@ -72,7 +72,7 @@ class LimitsConfig(dg.Config):
 
     def limits(self, default: Limits) -> Limits:
         """The limits of a batch in this run."""
-        return Limits(self.max_records or default.max_records, self.max_bytes or default.max_bytes)
+        return default.override(self.max_records, self.max_bytes)
 
 
 class ReplayConfig(LimitsConfig):

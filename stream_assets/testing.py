@@ -13,6 +13,7 @@ from pathlib import Path
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import choose_fields
 
 KILLS_VARIABLE = "STREAM_ASSETS_KILLS"
 _POLL_SECONDS = 0.001
@@ -38,6 +39,10 @@ class Kill:
     number: int | None = None
     signal: signal.Signals = signal.SIGKILL
     file_of: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            choose_fields(self, step=Step)
 
     @classmethod
     def parse(cls, text: str) -> Kill:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.errors import StreamEndedError
 from stream_consumers.messages import Message, Shard
 
@@ -102,7 +102,8 @@ class AsyncConsumer:
 
     async def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
-        await self._move(lambda: self._consumer.rewind(to))
+        place = rewind_place(to)
+        await self._move(lambda: self._consumer.rewind(place))
 
     async def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""

@@ -27,7 +27,7 @@ from stream_consumers.errors import (
     InvalidUrlError,
     UnsupportedError,
 )
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choose_fields
 from stream_consumers.urls import StreamUrl
 
 ENTRY_POINTS = "stream_consumers.backends"
@@ -67,6 +67,9 @@ class ConsumerOptions:
     client: ClientConfig = field(default_factory=dict, repr=False)
     group_options: object | None = None
     on_dead_letter: DeadLetterObserver = log_dead_letter
+
+    def __post_init__(self) -> None:
+        choose_fields(self, mode=ConsumerMode, reset=AutoStreamReset)
 
 
 class Backend(ABC):

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from stream_consumers.messages import DeadLetter, Message, Receipt, Shard
+from stream_consumers.options import choice
 
 
 class Edge(enum.Enum):
@@ -24,6 +25,21 @@ class Edge(enum.Enum):
 
     BEGINNING = "beginning"
     END = "end"
+
+
+def rewind_place(to: object) -> Edge | int:
+    """Where a rewind goes: an edge, which may be given as text, or a sequence.
+
+    Raises:
+        InvalidOptionError: it is neither.
+
+    Example:
+        >>> rewind_place("end"), rewind_place(7)
+        (<Edge.END: 'end'>, 7)
+    """
+    if isinstance(to, int) and not isinstance(to, bool):
+        return to
+    return choice(Edge, to, option="to", beside="a sequence, which is a whole number, or ")
 
 
 DeadLetterObserver = Callable[[DeadLetter], None]

@@ -10,7 +10,7 @@ from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, choice, choose_fields
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class StreamSource:
     client: ClientConfig = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        choose_fields(self, mode=ConsumerMode)
         self.backend.check_batches(self.url, self.mode, self.client)
 
     @property

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choose_fields
 from stream_consumers.urls import StreamUrl
 
 Open = Callable[[], Consumer]
@@ -32,6 +32,9 @@ class GroupReading:
     streams: frozenset[str]
     reset: AutoStreamReset
     live: bool
+
+    def __post_init__(self) -> None:
+        choose_fields(self, reset=AutoStreamReset)
 
 
 @dataclass(eq=False)
@@ -199,6 +202,7 @@ class SharedGroupConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
+        to = rewind_place(to)
         with self._moving:
             self._own().rewind(to)
             self._detach()

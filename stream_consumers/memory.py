@@ -30,11 +30,11 @@ from stream_consumers.batches import (
 )
 from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, Edge, Producer
+from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, choice
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
@@ -281,6 +281,7 @@ class MemoryConsumer(PollingConsumer):
 
     def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
         super().__init__()
+        reset = choice(AutoStreamReset, reset, option="reset")
         self._broker = memory_broker(url)
         self._live = live
         self._assignment = Assignment(url.subscribed_streams())
@@ -314,6 +315,7 @@ class MemoryConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        to = rewind_place(to)
         if isinstance(to, Edge):
             with self._broker.changed:
                 self._go_to(dict(self._broker.ends) if to is Edge.END else {}, _any)

@@ -59,13 +59,16 @@ class DataLoss(str, enum.Enum):
     RECORD = "record"
 
 
-def choice(kind: type[Choice], value: str, *, option: str) -> Choice:
-    """The member of ``kind`` with this value.
+def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") -> Choice:
+    """The member of ``kind`` that this is, or that has this text as its value.
+
+    Whatever takes an enumeration asks here, so that text works everywhere, and a word that is no choice nowhere.
 
     Args:
         kind: the enumeration.
-        value: the text to look up.
+        value: a member, or its value as text.
         option: what to call it in the error.
+        beside: what else the option takes, for the error.
 
     Raises:
         InvalidOptionError: listing the values there are.
@@ -73,11 +76,34 @@ def choice(kind: type[Choice], value: str, *, option: str) -> Choice:
     Example:
         >>> choice(ConsumerMode, "resumable", option="mode").name
         'RESUMABLE'
+        >>> choice(ConsumerMode, ConsumerMode.RESUMABLE, option="mode").name
+        'RESUMABLE'
     """
-    known = [str(member.value) for member in kind]
-    if value not in known:
-        raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use one of: {', '.join(known)}.")
-    return kind(value)
+    if isinstance(value, kind):
+        return value
+    known = {str(member.value): member for member in kind}
+    # A member of another enumeration may have the same text, and means something else.
+    if not isinstance(value, str) or isinstance(value, enum.Enum) or value not in known:
+        raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use {beside}one of: {', '.join(known)}.")
+    return known[value]
+
+
+def choose_fields(options: object, **kinds: type[enum.Enum]) -> None:
+    """Make members of those fields of a frozen dataclass that may be given as text; see :func:`choice`.
+
+    Args:
+        options: the dataclass, in its ``__post_init__``.
+        **kinds: per field, its enumeration.
+
+    Raises:
+        InvalidOptionError: listing the values there are.
+
+    Example:
+        >>> FileProducerOptions(creation="never").creation
+        <FileCreation.NEVER: 'never'>
+    """
+    for name, kind in kinds.items():
+        object.__setattr__(options, name, choice(kind, getattr(options, name), option=name))
 
 
 def check_range(
@@ -133,7 +159,8 @@ class Limits:
 
     def override(self, max_records: int | None = None, max_bytes: int | None = None) -> Limits:
         """These limits, with those replaced that are given."""
-        return Limits(max_records or self.max_records, max_bytes or self.max_bytes)
+        records = self.max_records if max_records is None else max_records
+        return Limits(records, self.max_bytes if max_bytes is None else max_bytes)
 
 
 class FileCreation(str, enum.Enum):
@@ -176,6 +203,7 @@ class FileProducerOptions:
     file_size_limit: int = DEFAULT_FILE_SIZE_LIMIT
 
     def __post_init__(self) -> None:
+        choose_fields(self, creation=FileCreation)
         if self.beacon_interval <= 0 or self.beacon_interval % 1024:
             raise InvalidOptionError(
                 f"beacon_interval={self.beacon_interval} is not a multiple of 1024",
@@ -232,6 +260,7 @@ class RedisGroupOptions:
     max_deliveries: int | None = None
 
     def __post_init__(self) -> None:
+        choose_fields(self, auto_commit=AutoCommit)
         for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
             check_range(name, getattr(self, name))
         # A shorter idle time would take entries from members that are working on them.
@@ -295,16 +324,22 @@ Use mode 'real_time' or 'load_balanced'.
     available: tuple[ConsumerMode, ...]
     host_groups: Mapping[ConsumerMode, str] = field(default_factory=dict)
 
-    def check(self, mode: ConsumerMode) -> None:
-        """Refuse a mode that is not among them.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "available", tuple(_mode(mode) for mode in self.available))
+        object.__setattr__(self, "host_groups", {_mode(mode): tail for mode, tail in self.host_groups.items()})
+
+    def check(self, mode: ConsumerMode) -> ConsumerMode:
+        """Refuse a mode that is not among them; returns it, also where it was given as text.
 
         Raises:
             InvalidOptionError: naming those there are.
         """
-        if mode not in self.available:
+        chosen = _mode(mode)
+        if chosen not in self.available:
             raise InvalidOptionError(
-                f"mode {mode.value!r} is not available for {self.of}", remedy=f"Use {_modes(self.available)}."
+                f"mode {chosen.value!r} is not available for {self.of}", remedy=f"Use {_modes(self.available)}."
             )
+        return chosen
 
     def group(self, mode: ConsumerMode, name: str | None) -> str | None:
         """The group's name; ``None`` with mode ``real_time``, which has none.
@@ -316,7 +351,7 @@ Use mode 'real_time' or 'load_balanced'.
         Raises:
             InvalidOptionError: another mode; a name where there is no group, or none where one is needed.
         """
-        self.check(mode)
+        mode = self.check(mode)
         if mode is ConsumerMode.REAL_TIME:
             if name is None:
                 return None
@@ -330,6 +365,10 @@ Use mode 'real_time' or 'load_balanced'.
         if name is None and mode not in self.host_groups:
             raise InvalidOptionError(f"mode {mode.value} needs a group", remedy="Give all members the same group.")
         return f"{host_id()}{self.host_groups[mode]}" if name is None else name
+
+
+def _mode(mode: ConsumerMode) -> ConsumerMode:
+    return choice(ConsumerMode, mode, option="mode")
 
 
 def _modes(modes: Sequence[ConsumerMode]) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from stream_consumers.batches import BatchSource, Extent
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choose_fields
 
 _REMEDY = (
     "Use earliest, latest, a sequence, SHARD=SEQUENCE[,SHARD=SEQUENCE…] with shards like orders/0, "
@@ -38,6 +38,10 @@ class Bound:
     sequences: Mapping[Shard, int] = field(default_factory=dict)
     sequence: int | None = None
     moment: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.edge is not None:
+            choose_fields(self, edge=AutoStreamReset)
 
     @classmethod
     def parse(cls, text: str) -> Bound:

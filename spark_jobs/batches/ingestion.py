@@ -17,7 +17,7 @@ from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choose_fields
 
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
@@ -131,6 +131,9 @@ class Ingestion:
     limits: Limits = field(default_factory=Limits)
     merge_schema: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
 
     @property
     def sharing_mode(self) -> str:

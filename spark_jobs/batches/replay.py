@@ -43,6 +43,7 @@ from stream_consumers.errors import (
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
+from stream_consumers.options import choose_fields
 
 REPLAY_MEMBER = "replay"
 LONGEST_PAUSE_SECONDS = 5.0
@@ -76,6 +77,9 @@ class Replay:
     stop: Bound | None = None
     on_replay: OnReplay = OnReplay.REPLACE
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        choose_fields(self, on_replay=OnReplay)
 
 
 @dataclass(frozen=True, slots=True)

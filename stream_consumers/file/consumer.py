@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
 from stream_consumers.errors import InvalidOptionError, StreamRemovedError
 from stream_consumers.file.beacon_search import BeaconSearch
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.urls import StreamUrl
 
 SHORTEST_WAIT_SECONDS = 0.001
@@ -53,6 +53,7 @@ class FileConsumer(PollingConsumer):
         live: bool = True,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        reset = choice(AutoStreamReset, reset, option="reset")
         if reset is AutoStreamReset.LATEST and not live:
             raise InvalidOptionError(
                 f"reading {url} from the latest message on without waiting for more reads nothing",
@@ -108,6 +109,7 @@ class FileConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        to = rewind_place(to)
         with self._lock:
             # Beacons are looked up by path, messages read from the file that is open: they must be of one file.
             self._scanner.check_in_place()

@@ -37,7 +37,7 @@ from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
 
 Partition = tuple[str, int]
@@ -223,7 +223,7 @@ class KafkaBatchSource(BatchSource):
     ) -> None:
         super().__init__(url)
         self._streams = url.required_streams()
-        self._mode = mode
+        self._mode = choice(ConsumerMode, mode, option="mode")
         self._membership = membership
         self.cluster = KafkaCluster(url, client)
         self._extents: dict[Shard, Extent] = {}

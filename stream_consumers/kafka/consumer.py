@@ -13,7 +13,7 @@ from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.capabilities import Positions, ShardObserver
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.errors import (
     DataLossError,
@@ -24,7 +24,7 @@ from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choice
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
@@ -76,6 +76,7 @@ class KafkaConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         self._on_dead_letter = on_dead_letter
+        mode, reset = CONSUMER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         self._group = CONSUMER_MODES.group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
         has_group = mode is not ConsumerMode.REAL_TIME
@@ -129,6 +130,7 @@ class KafkaConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        to = rewind_place(to)
         with self._lock:
             shards = self._selected()
             if isinstance(to, Edge):

@@ -27,7 +27,7 @@ from stream_consumers.batches import (
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.group import RedisGroup
 from stream_consumers.redis.ids import to_id, to_sequence
@@ -207,7 +207,7 @@ class RedisBatchSource(BatchSource):
         self, url: StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
     ) -> None:
         super().__init__(url)
-        self._mode = mode
+        self._mode = choice(ConsumerMode, mode, option="mode")
         self.server = RedisServer(url, client)
         self._extents: dict[Shard, Extent] = {}
         self._facts: dict[Shard, StreamFacts] = {}

@@ -15,7 +15,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
@@ -141,7 +141,7 @@ class RedisClaims(ClosesOnExit):
         Raises:
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
         """
-        known = known or {}
+        start, known = choice(AutoStreamReset, start, option="start"), known or {}
         self.check(known)
         positions = {}
         for shard in self.shards:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge
+from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.ids import SUB_BITS, before
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
@@ -57,6 +57,7 @@ class RedisConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         self._live, self._on_dead_letter = live, on_dead_letter
+        reset = choice(AutoStreamReset, reset, option="reset")
         self._server = RedisServer(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._lock = threading.RLock()
@@ -93,6 +94,7 @@ class RedisConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
+        to = rewind_place(to)
         if not isinstance(to, Edge):
             self._move(to, f"from sequence {to} on")
             return

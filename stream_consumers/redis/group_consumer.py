@@ -10,11 +10,19 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter
+from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import PollingConsumer, end_of
 from stream_consumers.errors import NotSubscribedError, StreamAssetsError
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, Modes, RedisGroupOptions, host_id
+from stream_consumers.options import (
+    AutoCommit,
+    AutoStreamReset,
+    ConsumerMode,
+    Modes,
+    RedisGroupOptions,
+    choice,
+    host_id,
+)
 from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocation
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
@@ -247,6 +255,7 @@ class RedisGroupConsumer(PollingConsumer):
     ) -> None:
         super().__init__()
         self._options = options or RedisGroupOptions()
+        mode, reset = MEMBER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         name = MEMBER_MODES.group(mode, group) or ""
         consumer = self._options.consumer or _member_name(mode, name)
         self._url, self._mode, self._live, self._client = url, mode, live, client
@@ -323,6 +332,7 @@ class RedisGroupConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; leaves the group."""
+        to = rewind_place(to)
         with self._moving:
             self._positions().rewind(to)
             self._detach()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from stream_consumers.consumer import Edge
+from stream_consumers.consumer import Edge, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer
 from stream_consumers.errors import InvalidOptionError, UnsupportedError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choice
 from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
@@ -62,6 +62,7 @@ class StdioConsumer(PollingConsumer):
         broker: StdioBroker | None = None,
     ) -> None:
         super().__init__()
+        mode, reset = CONSUMER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         streams = check_stdio_url(url)
         name = CONSUMER_MODES.group(mode, group)
         if reset is AutoStreamReset.LATEST:
@@ -109,6 +110,7 @@ class StdioConsumer(PollingConsumer):
         Raises:
             UnsupportedError: always.
         """
+        rewind_place(to)
         raise UnsupportedError(f"{self._url}: a pipe cannot rewind", remedy=_NOT_A_PIPE)
 
     def assign(self, shard: Shard) -> None:

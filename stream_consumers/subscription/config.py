@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, host_id
+from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, choose_fields, host_id
 
 MAX_STREAM_BYTES = 1024
 MAX_NAME_BYTES = 256
@@ -130,6 +130,7 @@ class SubscriptionConfig:
     ack_interval_seconds: float = 0.002
 
     def __post_init__(self) -> None:
+        choose_fields(self, ack_mode=AckMode)
         _check_name("stream", self.stream, MAX_STREAM_BYTES)
         _check_name("group", self.group, MAX_NAME_BYTES)
         if self.consumer is not None:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stream_consumers.options import choose_fields
+
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +60,9 @@ class ErrorReport:
     consumer: str
     entry_id: str | None = None
     attempt: int | None = None
+
+    def __post_init__(self) -> None:
+        choose_fields(self, scope=ErrorScope)
 
 
 ErrorObserver = Callable[[ErrorReport], None]

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer, Positions
 from stream_consumers.committer import EntryCommitter, PositionCommitter
-from stream_consumers.consumer import Consumer, Edge
+from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard
@@ -274,6 +274,7 @@ class TrackedConsumer(PollingConsumer):
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`; what is committed does not move back."""
+        to = rewind_place(to)
         with self._reader.moving():
             self._consumer.rewind(to)
             with self._changed:

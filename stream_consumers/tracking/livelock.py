@@ -16,7 +16,7 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard
-from stream_consumers.options import check_range
+from stream_consumers.options import check_range, choose_fields
 from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)
@@ -128,6 +128,9 @@ class Livelock:
     seconds: float
     numbers: Mapping[str, object]
     advice: str
+
+    def __post_init__(self) -> None:
+        choose_fields(self, kind=LivelockKind)
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.numbers.items())
