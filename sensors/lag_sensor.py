@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
 
+from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
 from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
 from stream_consumers.options import AutoStreamReset, choice
 
-IN_FLIGHT = (
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.MANAGED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
-# The job of runs that were started by hand on assets.
-ASSET_JOB = "__ASSET_JOB"
-RUNS_LOOKED_AT = 20
-LONGEST_BACKOFF_SECONDS = 900.0
 LAG_TAG = "stream_assets/lag"
 MEMBER_TAG = "stream_assets/member"
 
@@ -41,6 +29,8 @@ class LagPolicy:
         max_wait_seconds: but no longer than this, so that a quiet stream is written, too.
         budget_seconds: the most that measuring may take; far below the 60 s after which Dagster gives up on a tick.
         retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
+        after_cancel_seconds: after a run that was cancelled, the wait before the next; it is over when somebody starts
+            one.
         stale_run_seconds: a run in flight for longer no longer holds the next one back; two runs at once are safe.
         max_runs: how many runs share the work at the same time.
     """
@@ -49,6 +39,7 @@ class LagPolicy:
     max_wait_seconds: float = 60.0
     budget_seconds: float = 20.0
     retry_seconds: float = 30.0
+    after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
     stale_run_seconds: float = 6 * 3600.0
     max_runs: int = 1
 
@@ -83,7 +74,6 @@ def build_lag_sensor(
     source: StreamSource,
     ingestion: Ingestion,
     job: Any,
-    job_name: str,
     asset_key: dg.AssetKey,
     upstream: Mapping[str, dg.AssetKey],
     policy: LagPolicy = LagPolicy(),
@@ -96,8 +86,7 @@ def build_lag_sensor(
         name: of the sensor.
         source: the stream.
         ingestion: what goes where; the ledger is read from its table.
-        job: the job to run.
-        job_name: its name.
+        job: the job to run. Runs of other jobs hold the next one back, too, if they make the asset.
         asset_key: the asset that it makes.
         upstream: per stream, the asset that stands for it; lag is reported as an observation of it.
         policy: when to ask.
@@ -107,27 +96,22 @@ def build_lag_sensor(
     status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        now = time.time()
         cursor = LagCursor.parse(context.cursor)
         found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
         # Grows with every batch, whatever transaction sequence it was written in.
         number = sum(found.state.positions.values()) + (found.state.newest.base if found.state.newest else 0)
         # What a run has written since was not waited for.
         since = cursor.waiting_since if number == cursor.number else None
-        waiting_since = None if not found.total else since or now
+        runs = AssetRuns.find(context, asset_key, job.name, stale_seconds=policy.stale_run_seconds)
+        waiting_since = None if not found.total else since or runs.now
         events, observed = _observations(found, upstream, cursor.observed)
-        running = _in_flight(context.instance, job_name, asset_key, now, policy.stale_run_seconds)
-        taken = [run.tags.get(MEMBER_TAG, ingestion.member) for run, _ in running]
-        reason = (
-            (_busy(running, found) if len(running) >= policy.max_runs else None)
-            or _nothing_to_do(found, ingestion, now - (waiting_since or now), policy)
-            or _backing_off(context.instance, job_name, now, policy.retry_seconds)
-        )
+        taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]
+        reason = _why_not(found, runs, ingestion, policy, waited=runs.now - (waiting_since or runs.now))
         return dg.SensorResult(
             # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
             run_requests=None if reason else _requests(found, policy.max_runs, taken),
-            skip_reason=reason,
+            skip_reason=None if reason is None else dg.SkipReason(reason),
             cursor=LagCursor(waiting_since, observed, number).to_json(),
             asset_events=events,
         )
@@ -142,24 +126,20 @@ def build_lag_sensor(
     )
 
 
-def _nothing_to_do(found: Measurement, ingestion: Ingestion, waited: float, policy: LagPolicy) -> dg.SkipReason | None:
-    if not found.is_exact:
-        return None
-    if not found.total:
-        if found.state.newest is None and ingestion.start is AutoStreamReset.LATEST:
-            return None
-        return dg.SkipReason(f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}")
-    if found.total < policy.min_lag and waited < policy.max_wait_seconds:
-        return dg.SkipReason(
-            f"{found.describe()} is below min_lag {policy.min_lag}; "
-            f"it is written in {policy.max_wait_seconds - waited:.0f} s at the latest"
-        )
-    return None
-
-
-def _busy(running: Sequence[tuple[dg.DagsterRun, float]], found: Measurement) -> dg.SkipReason:
-    runs = "; ".join(f"run {run.run_id} is {run.status.value} for {age:.0f} s" for run, age in running)
-    return dg.SkipReason(f"{runs}; {found.describe()}")
+def _why_not(
+    found: Measurement, runs: AssetRuns, ingestion: Ingestion, policy: LagPolicy, *, waited: float
+) -> str | None:
+    """Why no run is asked for, with the numbers, for people; ``None`` if one is."""
+    if len(runs.in_flight) >= policy.max_runs:
+        return f"{runs.busy()}; {found.describe()}"
+    is_first_from_the_end = found.state.newest is None and ingestion.start is AutoStreamReset.LATEST
+    if found.is_exact and not found.total and not is_first_from_the_end:
+        return f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}"
+    if found.is_exact and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
+        left = policy.max_wait_seconds - waited
+        return f"{found.describe()} is below min_lag {policy.min_lag}; it is written in {left:.0f} s at the latest"
+    pause = runs.pause(retry_seconds=policy.retry_seconds, after_cancel_seconds=policy.after_cancel_seconds)
+    return pause and f"{pause}; {found.describe()}"
 
 
 def _requests(found: Measurement, most: int, taken: Sequence[str]) -> list[dg.RunRequest]:
@@ -168,41 +148,6 @@ def _requests(found: Measurement, most: int, taken: Sequence[str]) -> list[dg.Ru
     members = ["main", *(f"member-{number}" for number in range(2, most + 1))]
     free = [member for member in members if member not in taken][: max(1, min(most - len(taken), behind))]
     return [dg.RunRequest(tags={LAG_TAG: str(found.total), MEMBER_TAG: member}) for member in free]
-
-
-def _in_flight(
-    instance: dg.DagsterInstance, job_name: str, asset_key: dg.AssetKey, now: float, stale_seconds: float
-) -> list[tuple[dg.DagsterRun, float]]:
-    """The runs that hold the next one back, and how old they are; also those that were started by hand."""
-    found = []
-    for name in (job_name, ASSET_JOB):
-        for record in instance.get_run_records(dg.RunsFilter(job_name=name, statuses=list(IN_FLIGHT)), limit=100):
-            run, age = record.dagster_run, now - record.create_timestamp.timestamp()
-            if (name == job_name or asset_key in (run.asset_selection or ())) and age < stale_seconds:
-                found.append((run, age))
-    return found
-
-
-def _backing_off(instance: dg.DagsterInstance, job_name: str, now: float, retry_seconds: float) -> dg.SkipReason | None:
-    """After one failure try again at once; after more, wait longer and longer."""
-    records = instance.get_run_records(dg.RunsFilter(job_name=job_name), limit=RUNS_LOOKED_AT)
-    failures = _failures_in_a_row(records)
-    if failures < 2:
-        return None
-    ended = records[0].end_time or records[0].update_timestamp.timestamp()
-    wait = min(LONGEST_BACKOFF_SECONDS, retry_seconds * 2 ** (failures - 2)) - (now - ended)
-    if wait <= 0:
-        return None
-    return dg.SkipReason(
-        f"the last {failures} runs failed (newest: {records[0].dagster_run.run_id}); the next try is in {wait:.0f} s"
-    )
-
-
-def _failures_in_a_row(records: Sequence[dg.RunRecord]) -> int:
-    for count, record in enumerate(records):
-        if record.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
-            return count
-    return len(records)
 
 
 def _observations(

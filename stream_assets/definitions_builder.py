@@ -32,7 +32,6 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
         source=stream.stream,
         ingestion=stream.ingestion,
         job=job,
-        job_name=stream.job_name,
         asset_key=stream.key,
         upstream=stream.upstream,
         policy=stream.policy,

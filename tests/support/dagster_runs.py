@@ -40,10 +40,19 @@ def execute(
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 
 
-def tick(stream: StreamAsset, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult:
-    sensor = next(iter(stream_definitions([stream]).sensors or []))
+def tick(
+    stream: StreamAsset,
+    instance: dg.DagsterInstance,
+    cursor: str | None = None,
+    *,
+    beside: dg.Definitions | None = None,
+) -> dg.SensorResult:
+    """A tick of the sensor, in a repository that has also what is ``beside`` the stream."""
+    definitions = stream_definitions([stream])
+    definitions = dg.Definitions.merge(definitions, beside) if beside else definitions
+    sensor = next(iter(definitions.sensors or []))
     assert isinstance(sensor, dg.SensorDefinition)
-    context = dg.build_sensor_context(instance=instance, cursor=cursor)
+    context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions)
     data = sensor.evaluate_tick(context)
     return dg.SensorResult(
         run_requests=list(data.run_requests or []) or None,

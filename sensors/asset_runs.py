@@ -1,0 +1,139 @@
+"""The runs that materialize an asset, whatever job they are of, and how long to wait after those that did not end well.
+
+Dagster keeps runs by job. Which jobs make the asset is known to the repository that the sensor is in: those of the
+user's own, and the one without a name for runs that were started by hand on assets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+IN_FLIGHT = (
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.MANAGED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+RUNS_LOOKED_AT = 100
+LONGEST_BACKOFF_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class AssetRun:
+    """A run that materializes the asset.
+
+    Args:
+        run: as Dagster has it.
+        created: when it was asked for, in seconds since 1970.
+        ended: when it ended; meaningless while it is in flight.
+    """
+
+    run: dg.DagsterRun
+    created: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class AssetRuns:
+    """The runs of an asset at one moment.
+
+    Args:
+        in_flight: those that hold the next one back.
+        finished: the others, the last one to end first.
+        now: the moment, in seconds since 1970.
+    """
+
+    in_flight: Sequence[AssetRun]
+    finished: Sequence[AssetRun]
+    now: float
+
+    @classmethod
+    def find(
+        cls, context: dg.SensorEvaluationContext, asset_key: dg.AssetKey, job_name: str, *, stale_seconds: float
+    ) -> AssetRuns:
+        """Look for them.
+
+        Args:
+            context: of the tick.
+            asset_key: the asset.
+            job_name: a job that makes it, in whatever repository it may be.
+            stale_seconds: runs in flight that are older are left out.
+        """
+        now = time.time()
+        jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
+        in_flight = [one for job in jobs for one in _runs(context.instance, job, asset_key, IN_FLIGHT)]
+        finished = [one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED)]
+        return cls(
+            [one for one in in_flight if now - one.created < stale_seconds],
+            sorted(finished, key=lambda one: one.ended, reverse=True),
+            now,
+        )
+
+    def busy(self) -> str:
+        """What the runs in flight are doing, for people."""
+        return "; ".join(
+            f"run {one.run.run_id} is {one.run.status.value} for {self.now - one.created:.0f} s "
+            f"(job {one.run.job_name})"
+            for one in self.in_flight
+        )
+
+    def pause(self, *, retry_seconds: float, after_cancel_seconds: float) -> str | None:
+        """Why to wait although nothing is in flight, with the numbers, for people; ``None`` if there is no reason.
+
+        Args:
+            retry_seconds: after two failures in a row; it doubles with each that follows. A first one is tried again
+                at once.
+            after_cancel_seconds: after a run that was cancelled, unless one was started since.
+        """
+        return self._after_cancel(after_cancel_seconds) or self._after_failures(retry_seconds)
+
+    def _after_cancel(self, seconds: float) -> str | None:
+        cancelled = next((one for one in self.finished if one.run.status is dg.DagsterRunStatus.CANCELED), None)
+        if cancelled is None:
+            return None
+        left = cancelled.ended + seconds - self.now
+        # Only one that was begun since: others of the same group may still have been at work.
+        if left <= 0 or any(one.created > cancelled.ended for one in (*self.in_flight, *self.finished)):
+            return None
+        return (
+            f"run {cancelled.run.run_id} was cancelled {self.now - cancelled.ended:.0f} s ago; the next try is in "
+            f"{left:.0f} s, unless somebody starts a run before (to pause for longer, stop this sensor)"
+        )
+
+    def _after_failures(self, seconds: float) -> str | None:
+        failures = 0
+        for one in self.finished:
+            if one.run.status is not dg.DagsterRunStatus.FAILURE:
+                break
+            failures += 1
+        if failures < 2:
+            return None
+        newest = self.finished[0]
+        left = newest.ended + min(LONGEST_BACKOFF_SECONDS, seconds * 2 ** (failures - 2)) - self.now
+        if left <= 0:
+            return None
+        return f"the last {failures} runs failed (newest: {newest.run.run_id}); the next try is in {left:.0f} s"
+
+
+def _jobs(repository: dg.RepositoryDefinition | None, asset_key: dg.AssetKey) -> list[str]:
+    jobs = repository.get_all_jobs() if repository is not None else ()
+    return [job.name for job in jobs if asset_key in job.asset_layer.selected_asset_keys]
+
+
+def _runs(
+    instance: dg.DagsterInstance, job: str, asset_key: dg.AssetKey, statuses: Sequence[dg.DagsterRunStatus]
+) -> Iterator[AssetRun]:
+    wanted = dg.RunsFilter(job_name=job, statuses=list(statuses))
+    for record in instance.get_run_records(wanted, limit=RUNS_LOOKED_AT):
+        # Without a selection a run makes all assets of its job.
+        selected = record.dagster_run.asset_selection
+        if selected is None or asset_key in selected:
+            updated = record.update_timestamp.timestamp()
+            yield AssetRun(record.dagster_run, record.create_timestamp.timestamp(), record.end_time or updated)

@@ -1,0 +1,126 @@
+"""Which runs hold the sensor back: those that materialize the asset, of whatever job, and those that were cancelled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sensors.lag_sensor import MEMBER_TAG, LagPolicy
+from stream_assets import StreamAsset, stream_definitions
+from tests.support.dagster_runs import declare, skip_message, tick
+from tests.support.streams import write_stream
+
+pytestmark = pytest.mark.dagster
+Status = dg.DagsterRunStatus
+
+
+@dg.asset
+def report() -> None:
+    """An asset of somebody else."""
+
+
+class Jobs:
+    """The stream asset, another asset, and jobs with names of the user's own."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance, **options: Any) -> None:
+        self.stream: StreamAsset = declare(folder, **options)
+        self.instance = instance
+        nightly = dg.define_asset_job("nightly", selection=[self.stream.key])
+        both = dg.define_asset_job("both", selection=[self.stream.key, report.key])
+        reports = dg.define_asset_job("reports", selection=[report.key])
+        self.beside = dg.Definitions([report], jobs=[nightly, both, reports])
+        self.all = dg.Definitions.merge(stream_definitions([self.stream]), self.beside)
+
+    def run(
+        self, job: str, status: Status = Status.STARTED, *, only: dg.AssetKey | None = None, member: str = "main"
+    ) -> dg.DagsterRun:
+        """A run as Dagster would have made it."""
+        run = self.instance.create_run_for_job(
+            self.all.resolve_job_def(job),
+            status=status,
+            asset_selection=frozenset((only,)) if only else None,
+            tags={MEMBER_TAG: member},
+        )
+        return run
+
+    def cancel(self, run: dg.DagsterRun) -> None:
+        self.instance.report_run_canceling(run)
+        self.instance.report_run_canceled(run)
+
+    def tick(self) -> dg.SensorResult:
+        return tick(self.stream, self.instance, beside=self.beside)
+
+
+@pytest.fixture
+def jobs(folder: Path, instance: dg.DagsterInstance) -> Jobs:
+    write_stream(folder / "orders.ss", 5)
+    return Jobs(folder, instance)
+
+
+@pytest.mark.parametrize(
+    ("job", "status"),
+    [
+        ("ingest_orders", Status.STARTED),
+        ("nightly", Status.NOT_STARTED),
+        ("both", Status.CANCELING),
+        ("__ASSET_JOB", Status.STARTED),
+    ],
+)
+def test_a_run_of_any_job_that_makes_the_asset_holds_the_next_one_back(jobs: Jobs, job: str, status: Status) -> None:
+    run = jobs.run(job, status)
+    message = skip_message(jobs.tick())
+    assert f"run {run.run_id} is {status.value} for " in message
+    assert f"(job {job}); lag 5 (orders/0: 3, orders/1: 2)" in message
+
+
+def test_a_run_that_does_not_make_the_asset_holds_nothing_back(jobs: Jobs) -> None:
+    jobs.run("reports")
+    jobs.run("both", only=report.key)
+    jobs.run("__ASSET_JOB", only=report.key)
+    assert jobs.tick().run_requests
+
+
+def test_failures_of_any_job_count(jobs: Jobs) -> None:
+    jobs.instance.report_run_failed(jobs.run("nightly"))
+    assert jobs.tick().run_requests, "the first failure is tried again at once"
+    jobs.instance.report_run_failed(jobs.run("both", only=jobs.stream.key))
+    assert "the last 2 runs failed" in skip_message(jobs.tick())
+
+
+@pytest.mark.parametrize("job", ["ingest_orders", "nightly", "__ASSET_JOB"])
+def test_what_was_cancelled_is_not_asked_for_again_until_somebody_starts_it(jobs: Jobs, job: str) -> None:
+    cancelled = jobs.run(job)
+    jobs.cancel(cancelled)
+    message = skip_message(jobs.tick())
+    assert f"run {cancelled.run_id} was cancelled 0 s ago; the next try is in 900 s, unless somebody starts" in message
+    assert "lag 5 (orders/0: 3, orders/1: 2)" in message
+    jobs.instance.report_run_failed(jobs.run("nightly"))
+    assert jobs.tick().run_requests, "somebody has started it: the cancelled run is over"
+
+
+def test_a_cancelled_run_is_asked_for_again_after_the_pause(jobs: Jobs) -> None:
+    jobs.cancel(jobs.run("nightly"))
+    jobs.stream = replace(jobs.stream, policy=LagPolicy(after_cancel_seconds=0.0))
+    assert jobs.tick().run_requests
+
+
+def test_a_member_that_was_cancelled_is_not_replaced_while_the_others_go_on(jobs: Jobs) -> None:
+    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=2))
+    member = jobs.run("ingest_orders", member="member-2")
+    other = jobs.run("ingest_orders")
+    jobs.cancel(member)
+    assert f"run {member.run_id} was cancelled" in skip_message(jobs.tick())
+    jobs.instance.report_run_failed(other)
+    assert f"run {member.run_id} was cancelled" in skip_message(jobs.tick()), "the other one was there before"
+
+
+def test_failures_of_a_member_are_counted_while_another_one_works(jobs: Jobs) -> None:
+    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=2))
+    for _ in range(2):
+        jobs.instance.report_run_failed(jobs.run("ingest_orders", member="member-2"))
+    jobs.run("ingest_orders")
+    assert "the last 2 runs failed" in skip_message(jobs.tick())

@@ -1,0 +1,92 @@
+"""The lag sensor under a real daemon, with runs that somebody else starts and cancels in the UI."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import dagster as dg
+import pytest
+
+from tests.support import waiting_jobs
+from tests.support.dagster_services import Dagster, dagster_services
+from tests.support.polling import until
+from tests.support.streams import write_stream
+
+pytestmark = [pytest.mark.dagster, pytest.mark.slow]
+SECONDS = 240.0
+LOCATION = {"repositoryLocationName": "tests.support.waiting_jobs", "repositoryName": "__repository__"}
+LAUNCH = """mutation ($what: ExecutionParams!) {
+  launchRun(executionParams: $what) { __typename ... on LaunchRunSuccess { run { runId } } }
+}"""
+TERMINATE = "mutation ($run: String!) { terminateRun(runId: $run) { __typename } }"
+TICKS = """query ($sensor: SensorSelector!) {
+  sensorOrError(sensorSelector: $sensor) {
+    ... on Sensor { sensorState { ticks(limit: 100) { timestamp status skipReason } } }
+  }
+}"""
+
+
+@dataclass(frozen=True)
+class UserInterface:
+    """What the UI asks of the webserver when somebody presses a button there, or looks at a sensor."""
+
+    dagster: Dagster
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = Request(f"{self.dagster.address}/graphql", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        assert "errors" not in answer, answer
+        return answer["data"]
+
+    def launch(self, job: str) -> str:
+        launched = self.ask(LAUNCH, what={"selector": {**LOCATION, "jobName": job}, "runConfigData": {}})
+        return str(launched["launchRun"]["run"]["runId"])
+
+    def cancel(self, run_id: str) -> None:
+        self.ask(TERMINATE, run=run_id)
+        self.until_status(run_id, dg.DagsterRunStatus.CANCELED)
+
+    def until_status(self, run_id: str, status: dg.DagsterRunStatus) -> None:
+        def run_is_there() -> bool:
+            run = self.dagster.instance.get_run_by_id(run_id)
+            return run is not None and run.status is status
+
+        until(run_is_there, seconds=SECONDS, what=f"run {run_id} being {status.value}")
+
+    def reasons(self) -> list[str]:
+        """Why the ticks so far asked for no run."""
+        found = self.ask(TICKS, sensor={**LOCATION, "sensorName": "orders_lag"})
+        return [tick["skipReason"] or "" for tick in found["sensorOrError"]["sensorState"]["ticks"]]
+
+    def until_ticks_say(self, text: str) -> None:
+        """Two ticks one after the other: the first one may have begun before."""
+        until(
+            lambda: sum(text in reason for reason in self.reasons()) > 1, seconds=SECONDS, what=f"ticks that say {text}"
+        )
+
+    def runs(self) -> set[str]:
+        return {run.run_id for run in self.dagster.instance.get_runs()}
+
+
+def test_runs_of_other_jobs_and_cancelled_ones_hold_the_sensor_back(folder: Path) -> None:
+    write_stream(folder / "orders.ss", 5)
+    variables = {waiting_jobs.FOLDER_VARIABLE: str(folder)}
+    with dagster_services(folder / "dagster", "tests.support.waiting_jobs", variables) as dagster:
+        ui = UserInterface(dagster)
+        (asked,) = until(ui.runs, seconds=SECONDS, what="the run that the sensor asks for")
+        ui.until_status(asked, dg.DagsterRunStatus.STARTED)
+        ui.cancel(asked)
+        ui.until_ticks_say(f"run {asked} was cancelled")
+        assert ui.runs() == {asked}, "what somebody cancelled is not asked for again"
+
+        started = ui.launch("nightly")
+        ui.until_ticks_say(f"run {started} is STARTED")
+        assert ui.runs() == {asked, started}, "it makes the asset already"
+        assert any("(job nightly); lag 5 (orders/0: 3, orders/1: 2)" in reason for reason in ui.reasons())
+        ui.cancel(started)
