@@ -15,6 +15,7 @@ from stream_consumers.messages import DeadLetter, Message, Shard, to_millisecond
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.ids import SUB_BITS, before
+from stream_consumers.redis.removal import RemovalWatch
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
 from stream_consumers.urls import StreamUrl
 
@@ -27,6 +28,9 @@ class RedisConsumer(PollingConsumer):
 
     Ids grow with time, so that a seek is a range request; a shard that has no message at or after the moment yet
     continues with the first one that is added.
+
+    A stream that is deleted is a :class:`stream_consumers.errors.StreamRemovedError` of :meth:`next` within some
+    seconds, also if it was made again with lower ids meanwhile. With ``*``, a stream that is gone is no longer read.
 
     Args:
         url: ``redis://host:6379/orders``; with ``*`` all streams of the database, also those that come later.
@@ -63,11 +67,12 @@ class RedisConsumer(PollingConsumer):
         self._lock = threading.RLock()
         self._assignment = Assignment(url.subscribed_streams())
         self._buffer: deque[Message | DeadLetter] = deque()
+        self._watch = RemovalWatch(self._server)
         self._known = frozenset(self._server.shards())
         self._look_again = time.monotonic() + SHARDS_SECONDS
-        self._next: dict[Shard, int] = (
-            dict.fromkeys(self._known, 0) if reset is AutoStreamReset.EARLIEST else self._ends(self._known)
-        )
+        self._next: dict[Shard, int] = dict.fromkeys(self._known, 0)
+        if reset is not AutoStreamReset.EARLIEST:
+            self.rewind(Edge.END)
 
     def _poll(self, seconds: float) -> Message | None:
         with self._lock:
@@ -75,6 +80,7 @@ class RedisConsumer(PollingConsumer):
             if not self._buffer:
                 self._read(seconds if self._live else 0.0)
                 if not self._buffer and not self._live:
+                    self._watch.look(self._keys(), now=True)
                     raise end_of()
             while self._buffer:
                 item = self._buffer.popleft()
@@ -100,7 +106,8 @@ class RedisConsumer(PollingConsumer):
             return
         with self._lock:
             shards = frozenset(self._selected())
-            self._go_to(self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0))
+            places = self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0)
+            self._go_to(places, places)
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
@@ -108,6 +115,8 @@ class RedisConsumer(PollingConsumer):
             check_read(positions, self.assigned())
             self._buffer = deque(item for item in self._buffer if item.shard not in positions)
             self._next |= positions
+            # Whoever names a position has it from this stream: it must have got there.
+            self._saw(positions)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -134,11 +143,14 @@ class RedisConsumer(PollingConsumer):
         if not self._next:
             self._closed.wait(seconds)
             return
-        keys = {self._server.key(shard): shard for shard in sorted(self._next)}
+        if self._live:
+            self._watch.look(self._keys())
+        keys = {key: shard for shard, key in self._keys().items()}
         after = {key: before(self._next[shard]) for key, shard in keys.items()}
         reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], after, seconds=seconds)
         for key, entries in reply:
             shard = keys[key.decode()]
+            self._watch.saw(shard, entries[-1][0].decode())
             for entry_id, fields in entries:
                 item = read_entry(shard, entry_id, fields or [], self._server.message_field)
                 self._next[shard] = (item.sequence or 0) + 1
@@ -151,9 +163,17 @@ class RedisConsumer(PollingConsumer):
         found = frozenset(self._server.shards())
         for shard in found - self._known:
             self._next[shard] = 0
-        for shard in self._known - found:
-            self._next.pop(shard, None)
-        self._known = found
+        if self._assignment.is_for_all:
+            for shard in self._known - found:
+                self._next.pop(shard, None)
+            self._watch.forget(self._known - found)
+            self._known = found
+        else:
+            # A shard that is gone is told by the watch.
+            self._known |= found
+
+    def _keys(self) -> dict[Shard, str]:
+        return {shard: self._server.key(shard) for shard in sorted(self._next)}
 
     def _selected(self) -> list[Shard]:
         return self._assignment.of(self._known)
@@ -165,12 +185,18 @@ class RedisConsumer(PollingConsumer):
     def _move(self, sequence: int, place: str) -> None:
         sequence = max(0, sequence)
         with self._lock:
-            shards = self._selected()
-            if not any(end > sequence for end in self._ends(frozenset(shards)).values()):
+            ends = self._ends(frozenset(self._selected()))
+            if not any(end > sequence for end in ends.values()):
                 raise no_message(place)
-            self._go_to(dict.fromkeys(shards, sequence))
+            self._go_to(dict.fromkeys(ends, sequence), ends)
 
-    def _go_to(self, positions: dict[Shard, int]) -> None:
+    def _saw(self, ends: Mapping[Shard, int]) -> None:
+        for shard, end in ends.items():
+            self._watch.saw(shard, before(end))
+
+    def _go_to(self, positions: dict[Shard, int], ends: Mapping[Shard, int]) -> None:
         self._buffer.clear()
+        self._watch.forget()
+        self._saw(ends)
         self._next = positions
         self._assignment.begin()

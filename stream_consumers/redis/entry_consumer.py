@@ -26,6 +26,7 @@ from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
 from stream_consumers.redis.ids import is_shard_id
+from stream_consumers.redis.removal import RemovalWatch
 from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
@@ -253,6 +254,7 @@ class EntryConsumer(EntryReader):
     :meth:`get_entry`), unless its identifier says otherwise; one that is not there yet starts at its beginning.
     Entering the context again starts there again: where an identifier was given, entries are replayed from it on.
     Without a buffer, streams take turns: a1 b1 a2 b2. The position in a stream moves when its entry is returned.
+    A stream that is deleted is an error within some seconds, also if it was made again with lower ids meanwhile.
 
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
@@ -265,6 +267,7 @@ class EntryConsumer(EntryReader):
     Raises:
         InvalidUrlError, InvalidOptionError: an option that cannot be.
         BrokerUnavailableError, AccessDeniedError: on entering, as the server says.
+        StreamRemovedError: from :meth:`get_entry`: a stream was deleted.
 
     Example::
 
@@ -304,6 +307,7 @@ class EntryConsumer(EntryReader):
 
     def _open(self) -> None:
         self._reading = self._server.new_connection(REPLY_SECONDS)
+        self._watch = RemovalWatch(self._server)
         self._positions = {}
 
     def _release(self) -> None:
@@ -311,14 +315,17 @@ class EntryConsumer(EntryReader):
             self._reading.close()
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
-        self._positions.update(
-            {n: self._server.last_id(n) if after in {None, NOW} else str(after) for n, after in identifiers.items()}
-        )
+        for name, after in identifiers.items():
+            last = self._server.last_id(name)
+            self._positions[name] = last if after in {None, NOW} else str(after)
+            self._watch.saw(Shard(name), last)
 
     def _fetch(self, seconds: float) -> bool:
+        self._watch.look({Shard(name): name for name in self._positions})
         pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], self._positions, seconds=seconds)
         for key, entries in pages:
             self._put(key.decode(), entries)
+            self._watch.saw(Shard(key.decode()), entries[-1][0].decode())
         return bool(pages)
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:

@@ -27,7 +27,7 @@ from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocat
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
-from stream_consumers.redis.ids import to_id
+from stream_consumers.redis.ids import id_order, to_id
 from stream_consumers.redis.server import RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
@@ -120,7 +120,7 @@ class GroupReader:
     def _pass_on(self, shard: Shard, entries: Sequence[RawEntry], *, is_again: bool) -> None:
         self._receive(shard, entries, is_again)
         if shard in self._given:
-            self._given[shard] = max(self._given[shard], entries[-1][0].decode(), key=_order)
+            self._given[shard] = max(self._given[shard], entries[-1][0].decode(), key=id_order)
 
 
 class SharingReader(GroupReader):
@@ -512,8 +512,3 @@ def _member_name(mode: ConsumerMode, group: str) -> str:
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:
     said = f"the message was delivered {count} times, more often than max_deliveries={most} allows"
     return DeadLetter(message.shard, message.sequence, message.timestamp_ms, message.payload or b"", said)
-
-
-def _order(entry_id: str) -> tuple[int, ...]:
-    """Sorts ids, those too that have no sequence."""
-    return tuple(map(int, entry_id.split("-")))

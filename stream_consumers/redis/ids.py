@@ -66,6 +66,16 @@ def before(sequence: int) -> str:
     return to_id(max(0, sequence - 1))
 
 
+def id_order(entry_id: str) -> tuple[int, ...]:
+    """Sorts entry ids, those too that have no sequence.
+
+    Example:
+        >>> sorted(["10-0", "9-70000", "9-2"], key=id_order)
+        ['9-2', '9-70000', '10-0']
+    """
+    return tuple(map(int, entry_id.split("-")))
+
+
 def to_timestamp_ms(sequence: int) -> int:
     """When the entry was added, unix milliseconds."""
     return sequence >> SUB_BITS

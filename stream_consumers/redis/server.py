@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -21,7 +21,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import WILDCARD, Shard, check_stream_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
-from stream_consumers.redis.ids import behind, is_shard_id, to_id, to_sequence
+from stream_consumers.redis.ids import behind, id_order, is_shard_id, to_id, to_sequence
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
 
@@ -53,6 +53,28 @@ class StreamFacts:
     end: int
     length: int
     added: int | None
+
+
+class Growth(NamedTuple):
+    """What a stream can only gain.
+
+    Args:
+        last: the last id that it has made, which it remembers when entries are trimmed.
+        added: entries ever added; ``None`` where that is unknown.
+    """
+
+    last: str
+    added: int | None
+
+    def has_lost(self, before: Growth) -> bool:
+        """Whether something is gone that was there ``before``: then it is another stream.
+
+        Example:
+            >>> Growth("10-0", 3).has_lost(Growth("9-0", 3)), Growth("10-0", 1).has_lost(Growth("9-0", 2))
+            (False, True)
+        """
+        is_fewer = self.added is not None and before.added is not None and self.added < before.added
+        return is_fewer or id_order(self.last) < id_order(before.last)
 
 
 class RedisServer:
@@ -180,13 +202,33 @@ class RedisServer:
         info = self._stream_info(key)
         return "0-0" if info is None else _text(info["last-generated-id"])
 
+    def growth(self, keys: Sequence[str]) -> list[Growth | None]:
+        """What these streams have come to, in one round trip; ``None`` for a key that is not there."""
+        with self.explained("looking at the streams"):
+            pipeline = self.connection.pipeline(transaction=False)
+            for key in keys:
+                pipeline.execute_command("XINFO STREAM", key)
+            answers = pipeline.execute(raise_on_error=False)
+        return [self._grown(key, answer) for key, answer in zip(keys, answers)]
+
+    def _grown(self, key: str, answer: Any) -> Growth | None:
+        try:
+            with self.explained(f"asking for {key}"):
+                if isinstance(answer, redis.RedisError):
+                    raise answer
+        except StreamNotFoundError:
+            return None
+        info = _named(answer)
+        added = int(info["entries-added"]) if "entries-added" in info else None
+        return Growth(_text(info["last-generated-id"]), added)
+
     def _stream_info(self, key: str) -> dict[str, Any] | None:
         try:
             with self.explained(f"asking for {key}"):
                 raw = self.connection.execute_command("XINFO STREAM", key)
         except StreamNotFoundError:
             return None
-        return {_text(name): value for name, value in raw.items()} if isinstance(raw, Mapping) else _pairs(raw)
+        return _named(raw)
 
     def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
         """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
@@ -265,5 +307,7 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _pairs(raw: Sequence[Any]) -> dict[str, Any]:
-    return {_text(raw[i]): raw[i + 1] for i in range(0, len(raw), 2)}
+def _named(raw: Any) -> dict[str, Any]:
+    """A reply of names and values, which the client may have made a mapping already."""
+    pairs = raw.items() if isinstance(raw, Mapping) else zip(raw[::2], raw[1::2])
+    return {_text(name): value for name, value in pairs}
