@@ -21,9 +21,14 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
-AMBIGUOUS_MS = 1000
+RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
+# Delta goes by the times of the files, which are written after the times in them.
+LATE_FILE_MS = 60_000
 SKEW_MS = 3_600_000
+# No clock is set further from UTC, nor by less than a quarter of an hour.
+ZONE_OFFSETS_MS = range(-18 * 3_600_000, 18 * 3_600_000 + 1, 900_000)
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
+_FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 
 
@@ -36,7 +41,7 @@ class Commit:
         operation: WRITE, RESTORE, DELETE, …
         transactions: app ids and versions recorded in it.
         entry: our batch metadata; ``None`` if somebody else wrote it.
-        restored: for a RESTORE, the version or the ISO time it went back to.
+        restored: for a RESTORE, the version or the time it went back to.
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
             :meth:`DeltaLog.deleted_rows`.
@@ -104,6 +109,7 @@ class DeltaLog:
         self.storage_options = dict(storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
+        self._restored: dict[int, tuple[int, ...]] = {}
         self._seen: tuple[str, int] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
@@ -116,7 +122,7 @@ class DeltaLog:
         try:
             snapshot = TableSnapshot(DeltaTable(self.path, storage_options=self.storage_options))
         except TableNotFoundError:
-            self._commits.clear()
+            self._forget()
             return None
         except (DeltaError, OSError) as error:
             raise TableUnreadableError(
@@ -125,9 +131,13 @@ class DeltaLog:
             ) from error
         # A table that was dropped and created again has other commits under the same versions.
         if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
-            self._commits.clear()
+            self._forget()
         self._seen = (snapshot.table_id, snapshot.version)
         return snapshot
+
+    def _forget(self) -> None:
+        self._commits.clear()
+        self._restored.clear()
 
     def newest_versions(self, *, after: int = -1) -> range:
         """The versions behind ``after``, the newest first."""
@@ -203,49 +213,67 @@ class DeltaLog:
                 ) from error
         return self._commits[version]
 
-    def version_at(self, moment: str, *, before: int) -> int:
-        """The version that a RESTORE to this time went back to.
+    def restored_versions(self, commit: Commit) -> tuple[int, ...]:
+        """The versions that a RESTORE may have gone back to, the newest first.
+
+        A RESTORE to a time names it in the time zone of its session, which the log does not tell. So the files decide:
+        the version is one that has just the files that the RESTORE left behind. Where commits without rows lie between,
+        several have; the time rules out those that it means in no zone.
 
         Args:
-            moment: as the RESTORE has it; without a zone it is UTC, as in our sessions.
-            before: the version of the RESTORE.
+            commit: the RESTORE.
 
         Raises:
-            LedgerUnreadableError: it is not certain.
+            LedgerUnreadableError: no version fits, or one that was cleaned from the log may.
         """
-        try:
-            targets = {int(when.timestamp() * 1000) for when in _instants(moment)}
-        except (ValueError, OverflowError, OSError) as error:
-            raise self._not_certain(moment, "that is no time") from error
-        versions = {self._version_at(target, moment, before) for target in targets}
-        if len(versions) > 1:
-            raise self._not_certain(moment, "that may be UTC or local time")
-        return versions.pop()
+        if isinstance(commit.restored, int):
+            return (commit.restored,)
+        if commit.version not in self._restored:
+            self._restored[commit.version] = self._find_restored(commit, str(commit.restored))
+        return self._restored[commit.version]
 
-    def _version_at(self, target: int, moment: str, before: int) -> int:
-        found: int | None = None
-        for version in range(before - 1, -1, -1):
+    def _find_restored(self, restore: Commit, moment: str) -> tuple[int, ...]:
+        instants = _instants(moment)
+        scanned: list[tuple[Commit, bool]] = []
+        change = self._file_changes(restore.version)
+        missing, surplus = change.added, change.removed
+        for version in range(restore.version - 1, -1, -1):
             commit = self.commit(version)
-            if commit is None or commit.timestamp_ms is None:
+            if commit is None:
+                raise self._not_certain(restore, f"version {version} was cleaned from the log, and may be the one")
+            scanned.append((commit, not missing and not surplus))
+            if instants and commit.timestamp_ms is not None and min(instants) - commit.timestamp_ms > SKEW_MS:
                 break
-            ago = target - commit.timestamp_ms
-            # Without in-commit timestamps Delta goes by the times of the files, which are a little later.
-            if abs(ago) < AMBIGUOUS_MS and not commit.is_exact_time:
-                raise self._not_certain(moment, f"that is too close to version {version}")
-            if found is not None and ago < 0:
-                raise self._not_certain(moment, f"the times of versions {version} and {found} are out of order")
-            if ago >= 0 and found is None:
-                found = version
-            if ago > SKEW_MS:
-                break
-        if found is None:
-            raise self._not_certain(moment, "no readable version is as old")
-        return found
+            # What the version before lacks of the files that the RESTORE left behind, and what it has besides.
+            change = self._file_changes(version)
+            missing, surplus = (
+                (missing - change.removed) | (change.added - surplus),
+                (surplus - change.added) | (change.removed - missing),
+            )
+        found, latest = [], 0
+        times = [commit.timestamp_ms for commit, _ in scanned]
+        for (commit, is_same), ends in reversed([*zip(scanned, [None, *times])]):
+            # Where clocks ran backwards, Delta lets a version begin when the one before did.
+            latest = max(latest, commit.timestamp_ms or 0, ends or 0)
+            if is_same and _is_within(instants, commit, None if ends is None else latest):
+                found.append(commit.version)
+        if not found:
+            raise self._not_certain(restore, "no version is as old and has the files that the RESTORE left behind")
+        return tuple(reversed(found))
 
-    def _not_certain(self, moment: str, why: str) -> LedgerUnreadableError:
+    def _file_changes(self, version: int) -> _FileChanges:
+        try:
+            return _file_changes(self._read(f"_delta_log/{version:020d}.json"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerUnreadableError(
+                f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
+            ) from error
+
+    def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:
         return LedgerUnreadableError(
-            f"{self.path} was restored to {moment!r}, and to which version cannot be told: {why}",
-            remedy="Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n.",
+            f"{self.path} was restored to {restore.restored!r} (version {restore.version}), and which version that was "
+            f"cannot be told: {why}",
+            remedy=RESTORE_REMEDY,
         )
 
     def _read(self, name: str) -> str:
@@ -305,13 +333,55 @@ def parse_commit(version: int, text: str) -> Commit:
     )
 
 
-def _instants(moment: str) -> list[datetime]:
-    """The time that a RESTORE names: Spark writes ``2026-01-31 12:00:00.5``, delta-rs milliseconds."""
+def _instants(moment: str) -> list[int]:
+    """The times in milliseconds that a RESTORE may name; none if it is no time.
+
+    delta-rs writes milliseconds, Spark ``2026-01-31 12:00:00.5`` in the time zone of its session, whatever that was.
+    """
     if moment.isdigit():
-        return [datetime.fromtimestamp(int(moment) / 1000, timezone.utc)]
+        return [int(moment)]
     digits = _FRACTION.sub(lambda fraction: f".{fraction[1]:0<6}", moment)
-    when = datetime.fromisoformat(digits.replace("Z", "+00:00"))
-    return [when] if when.tzinfo else [when.replace(tzinfo=timezone.utc), when.astimezone()]
+    try:
+        when = datetime.fromisoformat(digits.replace("Z", "+00:00"))
+        if when.tzinfo:
+            return [int(when.timestamp() * 1000)]
+        local = int(when.replace(tzinfo=timezone.utc).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return []
+    return [local - offset for offset in ZONE_OFFSETS_MS]
+
+
+def _is_within(instants: list[int], commit: Commit, ends: int | None) -> bool:
+    """Whether one of the times lies between this version and the next."""
+    if not instants or commit.timestamp_ms is None:
+        return True
+    slack = 0 if commit.is_exact_time else LATE_FILE_MS
+    begins = commit.timestamp_ms
+    return any(begins - slack <= instant and (ends is None or instant < ends + slack) for instant in instants)
+
+
+@dataclass(frozen=True, slots=True)
+class _FileChanges:
+    """The data files that a commit added and removed, with their deletion vectors."""
+
+    added: frozenset[tuple[str, str]] = frozenset()
+    removed: frozenset[tuple[str, str]] = frozenset()
+
+
+def _file_changes(text: str) -> _FileChanges:
+    found: dict[str, set[tuple[str, str]]] = {"add": set(), "remove": set()}
+    is_data_changed = False
+    for line in text.split("\n"):
+        kind = _FILE_ACTION.match(line)
+        if kind:
+            action = json.loads(line)[kind[1]]
+            vector = action.get("deletionVector")
+            found[kind[1]].add((action["path"], json.dumps(vector, sort_keys=True) if vector else ""))
+            is_data_changed |= bool(action.get("dataChange", True))
+    if not is_data_changed and not found["remove"]:
+        # Files that are there already, added once more with other statistics.
+        return _FileChanges()
+    return _FileChanges(frozenset(found["add"]), frozenset(found["remove"]))
 
 
 def _json_object(text: str | None) -> Mapping[str, object]:

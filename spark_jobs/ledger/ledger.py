@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_jobs.ledger.delta_log import Commit, DeltaLog, TableSnapshot
+from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.errors import (
@@ -347,9 +347,22 @@ class Ledger:
         return state, error
 
     def _restored_version(self, commit: Commit) -> int:
-        if isinstance(commit.restored, int):
-            return commit.restored
-        return self.log.version_at(str(commit.restored), before=commit.version)
+        """The version that a RESTORE went back to, or any that is like it for the group.
+
+        Raises:
+            LedgerUnreadableError: it cannot be told.
+        """
+        newest, *others = self.log.restored_versions(commit)
+        if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
+            state, error = self._fold_to(newest)
+            for other in others:
+                if error is not None or self._fold_to(other) != (state, None):
+                    raise LedgerUnreadableError(
+                        f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}); that may be "
+                        f"version {other} or {newest}, which have the same files, but other positions",
+                        remedy=RESTORE_REMEDY,
+                    )
+        return newest
 
     def _any(self, first: int, end: int, is_match: Callable[[Commit], bool]) -> bool:
         return any(is_match(self._need(number)) for number in range(first, end))

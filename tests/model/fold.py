@@ -19,6 +19,8 @@ def model(
     redo: bool = True,
     size: int = 3,
     repair: bool = True,
+    restored: str = "number",
+    empty_rewind: bool = False,
 ) -> Result:
     """Explore it.
 
@@ -33,10 +35,14 @@ def model(
         redo: the ledger remembers what a rewind has left to replace.
         size: how many messages there are.
         repair: what is there twice is replaced.
+        restored: how the ledger knows the version of a RESTORE: by its ``number``; by a ``clock`` that may be wrong;
+            by the ``files`` that it left behind, and where versions with the same files say something else, not at all:
+            then the operator has to RESTORE to a number.
+        empty_rewind: a rewind may be a commit without rows.
     """
     # The log: (app, N, kind, s, e, until, base); kinds: a append, r replace (until: rewound up to there), p replay,
-    # R RESTORE (s: the version). A write around a RESTORE may be refused by Delta or land; a replace that lands then
-    # is assumed to have removed nothing, which is the worst case.
+    # R RESTORE (s: the version, e: 1 if told). A write around a RESTORE may be refused by Delta or land; a replace
+    # that lands then is assumed to have removed nothing, which is the worst case.
     init = ((), ("i",), ("i",) if replay else ("x",), restores, rewind, crashes)
 
     def last(log: State, app: str) -> int:
@@ -57,13 +63,35 @@ def model(
             at.append(t)
         return at[-1]
 
-    def view(log: State) -> State:
-        """What is covered, and what has to be replaced."""
-        at = [(frozenset(), frozenset())]
-        for c in log:
-            cov, again = at[-1]
+    def files(log: State) -> list[frozenset[State]]:
+        """The files of each version: one a message and write."""
+        at: list[frozenset[State]] = [frozenset()]
+        for number, c in enumerate(log):
             if c[2] == "R":
                 at.append(at[c[3]])
+                continue
+            late = any(d[2] == "R" for d in log[c[6] : number])
+            gone = c[2] in "rp" and not late
+            left = frozenset(file for file in at[-1] if not (gone and c[3] <= file[0] < c[4]))
+            at.append(left | {(x, number) for x in range(c[3], c[4])})
+        return at
+
+    def understood(log: State, version: int, at: list[State]) -> State:
+        """The state after a RESTORE to ``version``, as the ledger understands it."""
+        now = len(at) - 1
+        if restored == "clock":
+            return at[max(0, version - 1)]
+        found = files(log[:now])
+        same = {at[v] for v in range(now) if found[v] == found[version]}
+        return same.pop() if len(same) == 1 else (*at[-1][:2], False)
+
+    def view(log: State) -> State:
+        """What is covered, what has to be replaced, and whether that is certain."""
+        at = [(frozenset(), frozenset(), True)]
+        for c in log:
+            cov, again, known = at[-1]
+            if c[2] == "R":
+                at.append(at[c[3]] if restored == "number" or c[4] else understood(log, c[3], at))
                 continue
             r = frozenset(range(c[3], c[4]))
             if reader == "newest":
@@ -74,7 +102,7 @@ def model(
                 if c[2] == "r" and c[5] and redo:
                     again = (again | frozenset(range(c[4], c[5]))) & (cov | r)
                 cov = frozenset(range(c[4])) if c[2] == "r" and not redo else cov | r
-            at.append((cov, again))
+            at.append((cov, again, known))
         return at[-1]
 
     def plans(cov: frozenset[int], again: frozenset[int]) -> Iterator[State]:
@@ -91,8 +119,8 @@ def model(
 
     def step(st: State) -> Iterator[tuple[str, State]]:
         log, f, p, rs, rw, cr = st
-        cov, again = view(log)
-        if f[0] == "i":
+        cov, again, known = view(log)
+        if f[0] == "i" and known:
             n = last(log, "A") + 1
             for kind, s, e, u in plans(cov, again):
                 yield (
@@ -101,12 +129,12 @@ def model(
                 )
             if rw and cov and not again:
                 top = max(cov) + 1
-                for e in range(1, top + 1):
+                for e in range(0 if empty_rewind else 1, top + 1):
                     yield (
                         f"rewind to 0: plans A:{n} replace [0,{e}) of [0,{top})",
                         (log, ("w", n, "r", 0, e, top, len(log)), p, rs, rw - 1, cr),
                     )
-        else:
+        elif f[0] == "w":
             ok = last(log, "A") < f[1]
             yield (
                 f"forward writes A:{f[1]} {f[2]} [{f[3]},{f[4]}){'' if ok else ': skipped'}",
@@ -117,7 +145,7 @@ def model(
             if cr:
                 yield "!forward crashes", (log, ("i",), p, rs, rw, cr - 1)
         app = "A" if replay_app == "same" else "P"
-        if p[0] == "i":
+        if p[0] == "i" and known:
             for s in range(size):
                 for e in range(s + 1, size + 1):
                     if not clamp or frozenset(range(s, e)) <= cov:
@@ -139,17 +167,25 @@ def model(
                     cr,
                 ),
             )
+        if not known:
+            for v in (v for v in range(len(log)) if view(log[:v])[2]):
+                yield (
+                    f"operator: RESTORE to version {v} by its number",
+                    ((*log, ("", 0, "R", v, 1, 0, 0)), f, p, rs, rw, cr),
+                )
         if rs:
             for v in range(len(log)):
                 yield f"!operator: RESTORE to version {v}", ((*log, ("", 0, "R", v, 0, 0, 0)), f, p, rs - 1, rw, cr)
 
     def complete(st: State) -> bool:
-        cov, again = view(st[0])
+        cov, again, _ = view(st[0])
         return cov == frozenset(range(size)) and not again and st[1][0] == "i" and st[2][0] == "x"
 
     def bad(st: State) -> str | None:
         t = table(st[0])
-        cov, again = view(st[0])
+        cov, again, known = view(st[0])
+        if not known:
+            return None
         for x in range(size):
             if t[x] > 1 and x not in again:
                 return f"message {x} twice, and the ledger does not know"
@@ -226,4 +262,25 @@ VARIANTS = (
         lambda: model(restores=1),
     ),
     Variant("f8", "same, two RESTOREs, two messages", "PASS", lambda: model(restores=2, size=2)),
+    Variant(
+        "g1",
+        "a RESTORE to a time, understood by a clock that is wrong",
+        "BAD",
+        lambda: model(restored="clock", replay=0, rewind=0),
+        is_small=True,
+    ),
+    Variant(
+        "g2",
+        "a RESTORE to a time, understood by the files that it left behind; rewinds are empty commits",
+        "PASS",
+        lambda: model(restored="files", empty_rewind=True, replay_app="own", size=2),
+    ),
+    Variant("g3", "same, two RESTOREs", "PASS", lambda: model(restored="files", empty_rewind=True, restores=2, size=2)),
+    Variant(
+        "g2-small",
+        "same, no replay",
+        "PASS",
+        lambda: model(restored="files", empty_rewind=True, replay=0, size=2),
+        is_small=True,
+    ),
 )

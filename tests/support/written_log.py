@@ -21,6 +21,8 @@ class WrittenLog:
     def __init__(self, path: Path, *, table_id: str = "table", properties: Mapping[str, str] | None = None) -> None:
         self.path = path
         self.next = 0
+        # The data files of each version.
+        self._files: list[frozenset[str]] = []
         self._table_id = table_id
         self._properties = dict(properties or {})
 
@@ -30,11 +32,22 @@ class WrittenLog:
     def file(self, version: int) -> Path:
         return self.path / "_delta_log" / f"{version:020d}.json"
 
-    def ours(self, entry: LedgerEntry) -> int:
-        return self.commit(metadata=entry.to_json(), transactions={entry.app: entry.number})
+    def ours(self, entry: LedgerEntry, **details: Any) -> int:
+        """A commit of ours; a batch with a range adds a file."""
+        has_rows = any(part.start < part.end for part in entry.ranges.values())
+        files = self.files | {f"part-{self.next}.parquet"} if has_rows else self.files
+        return self.commit(
+            metadata=entry.to_json(), transactions={entry.app: entry.number}, **{"files": files, **details}
+        )
 
-    def restore(self, **target: object) -> int:
-        return self.commit("RESTORE", parameters=target)
+    def restore(self, *, back_to: int | None = None, **target: object) -> int:
+        """A RESTORE with these parameters, which leaves the files of version ``back_to`` behind."""
+        return self.commit("RESTORE", parameters=target, files=self.files if back_to is None else self._files[back_to])
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The data files of the newest version."""
+        return self._files[-1] if self._files else frozenset()
 
     def commit(
         self,
@@ -45,6 +58,7 @@ class WrittenLog:
         transactions: Mapping[str, int] | None = None,
         timestamp_ms: int | None = None,
         in_commit_timestamp_ms: int | None = None,
+        files: frozenset[str] | None = None,
     ) -> int:
         version, self.next = self.next, self.next + 1
         info: dict[str, Any] = {
@@ -58,10 +72,17 @@ class WrittenLog:
             info["inCommitTimestamp"] = in_commit_timestamp_ms
         actions: list[dict[str, Any]] = [{"commitInfo": info}]
         actions += [{"txn": {"appId": app, "version": number}} for app, number in (transactions or {}).items()]
+        before, after = self.files, self.files if files is None else files
+        actions += [{"add": self._file(name, size=1, modificationTime=FIRST_MS)} for name in sorted(after - before)]
+        actions += [{"remove": self._file(name, deletionTimestamp=FIRST_MS)} for name in sorted(before - after)]
+        self._files.append(after)
         if version == 0:
             actions += [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": self._metadata()}]
         self.write(version, "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in actions))
         return version
+
+    def _file(self, name: str, **details: object) -> dict[str, Any]:
+        return {"path": name, "partitionValues": {}, "dataChange": True, **details}
 
     def write(self, version: int, text: str) -> None:
         self.file(version).parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
 """What the ledger refuses, what it takes for a first run, and how a commit is verified."""
 
 import json
+import os
 import shutil
-import time
 from dataclasses import replace
 from datetime import datetime, timezone
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ from tests.support.profiles import examples
 from tests.support.written_log import FIRST_MS, STEP_MS, WrittenLog
 
 SHARD = Shard("orders", 0)
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -56,6 +58,19 @@ def two_batches(log):
     log.ours(entry(1, -1, kind="init", origin={SHARD: 0}))
     log.ours(entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)))
     log.ours(entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)))
+
+
+def three_batches(log, hours=(0, 5, 11, 13)):
+    """Versions 0 to 3: a claim from 0, then [0,5), [5,9) and one whose messages the transform drops, [9,12)."""
+    entries = [
+        entry(1, -1, kind="init", origin={SHARD: 0}),
+        entry(2, 0, ranges={SHARD: Range(0, 5)}, state=known(0)),
+        entry(3, 1, ranges={SHARD: Range(5, 9)}, state=known(5)),
+        entry(4, 2, ranges={SHARD: Range(9, 12)}, state=known(9)),
+    ]
+    for hour, each in zip(hours, entries):
+        files = {"files": log.files} if each.number == 4 else {}
+        log.ours(each, timestamp_ms=FIRST_MS + int(hour * HOUR_MS), **files)
 
 
 class TestFirstRun:
@@ -243,26 +258,6 @@ class TestRestore:
         DeltaTable(str(log.path)).restore(1)
         assert ledger(log).read().positions == {SHARD: 5}
 
-    @pytest.mark.parametrize("minutes", [1.5, 1.9, 1.1])
-    def test_to_a_time(self, log, minutes):
-        two_batches(log)
-        log.restore(timestamp=spark_time(FIRST_MS + STEP_MS * minutes), version=None)
-        assert ledger(log).read().positions == {SHARD: 5}
-
-    @pytest.mark.parametrize("off", [-999, -1, 0, 1, 999])
-    def test_too_close_to_a_version(self, log, off):
-        two_batches(log)
-        log.restore(timestamp=spark_time(FIRST_MS + STEP_MS + off))
-        with pytest.raises(LedgerUnreadableError, match="too close to version 1"):
-            ledger(log).read()
-
-    @pytest.mark.parametrize("moment", ["2000-01-01 00:00:00.0", "soon", "None", ""])
-    def test_to_a_time_that_is_none_of_the_log(self, log, moment):
-        two_batches(log)
-        log.restore(timestamp=moment)
-        with pytest.raises(LedgerUnreadableError):
-            ledger(log).read()
-
     def test_the_remedy_works(self, log):
         two_batches(log)
         log.restore(timestamp="soon")
@@ -270,10 +265,10 @@ class TestRestore:
         assert ledger(log).read().positions == {SHARD: 5}
 
     def test_to_a_version_that_was_itself_not_certain(self, log):
-        two_batches(log)
-        log.restore(timestamp="soon")
-        log.restore(version=1)
-        log.restore(version=3)
+        three_batches(log)
+        log.restore(timestamp="soon", back_to=2)
+        log.restore(version=1, back_to=1)
+        log.restore(version=4, back_to=4)
         with pytest.raises(LedgerUnreadableError, match="soon"):
             ledger(log).read()
 
@@ -286,59 +281,127 @@ class TestRestore:
         assert state.last_number == 3
 
 
-class TestVersionAt:
-    def written(self, log, stamps, **details):
-        for stamp in stamps:
-            log.commit(timestamp_ms=FIRST_MS + 1000 * stamp, **details)
-        return log.log()
+class TestRestoreToATime:
+    def positions(self, log):
+        return ledger(log).read().positions[SHARD]
 
-    @pytest.mark.parametrize(("second", "version"), [(10, 0), (39, 0), (52, 1), (70, 2), (4000, 2)])
-    def test_the_newest_that_is_not_later(self, log, second, version):
-        found = self.written(log, [0, 50, 60]).version_at(spark_time(FIRST_MS + 1000 * second), before=3)
-        assert found == version
+    @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata", "Pacific/Auckland"])
+    def test_the_files_tell_the_version_whatever_the_zone_of_the_session_was(self, log, zone):
+        three_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + 8 * HOUR_MS, zone), version=None, back_to=1)
+        assert self.positions(log) == 5
 
-    def test_commits_behind_the_restore_do_not_count(self, log):
-        moment = spark_time(FIRST_MS + 1000 * 5000)
-        assert self.written(log, [0, 50, 60, 70]).version_at(moment, before=2) == 1
+    @pytest.mark.parametrize("off", [-999, -1, 0, 1, 999])
+    def test_close_to_a_version(self, log, off):
+        three_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + 5 * HOUR_MS + off), back_to=1)
+        assert self.positions(log) == 5
 
-    @pytest.mark.parametrize("text", ["2023-11-14T22:14:00Z", "2023-11-14 23:14:00+01:00", "2023-11-14 22:14:00.0"])
-    def test_ways_to_write_a_time(self, log, text):
-        assert self.written(log, [0, 20, 60]).version_at(text, before=3) == 1
-        assert log.log().version_at(str(FIRST_MS + 40_000), before=3) == 1
+    def test_a_time_that_is_none_says_nothing_and_the_files_do(self, log):
+        two_batches(log)
+        log.restore(timestamp="soon", back_to=1)
+        assert self.positions(log) == 5
+
+    def test_by_delta_rs(self, log):
+        three_batches(log)
+        for version, hour in enumerate((0, 5, 11, 13)):
+            seconds = FIRST_MS / 1000 + 3600 * hour
+            os.utime(log.file(version), (seconds, seconds))
+        DeltaTable(str(log.path)).restore(datetime.fromtimestamp(FIRST_MS / 1000 + 6 * 3600, timezone.utc))
+        assert self.positions(log) == 5
+
+    def test_back_and_forth(self, log):
+        two_batches(log)
+        log.restore(timestamp="soon", back_to=1)
+        log.restore(timestamp="later", back_to=2)
+        assert self.positions(log) == 9
+
+    def test_a_version_without_a_file_of_its_own_is_not_guessed(self, log):
+        three_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + 14 * HOUR_MS), back_to=3)
+        with pytest.raises(LedgerUnreadableError, match="version 2 or 3") as raised:
+            ledger(log).read()
+        assert "TO VERSION AS OF" in raised.value.remedy
+
+    @pytest.mark.parametrize(("hour", "position"), [(12, 9), (14, 12)])
+    def test_unless_the_time_has_a_zone(self, log, hour, position):
+        three_batches(log)
+        log.restore(timestamp=spark_time(FIRST_MS + hour * HOUR_MS) + "+00:00", back_to=2)
+        assert self.positions(log) == position
+
+    @pytest.mark.parametrize(("minute", "position"), [(3, 9), (8, 12)])
+    def test_or_means_one_of_them_in_no_zone(self, log, minute, position):
+        three_batches(log, hours=(0, 5, 11, 11.1))
+        batch = entry(5, 3, ranges={SHARD: Range(12, 15)}, state=known(12))
+        log.ours(batch, timestamp_ms=FIRST_MS + 11 * HOUR_MS + 10 * STEP_MS)
+        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS + minute * STEP_MS, "Asia/Kolkata"), back_to=2)
+        assert self.positions(log) == position
+
+    def test_commits_of_others_in_between_change_nothing(self, log):
+        two_batches(log)
+        log.commit("SET TBLPROPERTIES")
+        log.ours(replace(entry(1, 2, kind="fence"), group="other", app="other/main"))
+        log.restore(timestamp="soon", back_to=2)
+        assert self.positions(log) == 9
+
+    def test_statistics_that_are_added_to_a_file_change_no_file(self, log):
+        two_batches(log)
+        again = {"path": "part-2.parquet", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": False}
+        log.commit("COMPUTE STATISTICS")
+        with log.file(3).open("a") as file:
+            file.write(json.dumps({"add": again}) + "\n")
+        log.restore(timestamp="soon", back_to=1)
+        assert self.positions(log) == 5
+
+    def test_a_deletion_vector_makes_another_file(self, log):
+        two_batches(log)
+        vector = {"storageType": "u", "pathOrInlineDv": "ab", "offset": 1, "sizeInBytes": 2, "cardinality": 1}
+        file = {"path": "part-2.parquet", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
+        old, new = json.dumps({"remove": file}) + "\n", json.dumps({"add": {**file, "deletionVector": vector}}) + "\n"
+        log.commit("DELETE")
+        with log.file(3).open("a") as text:
+            text.write(old + new)
+        log.restore(timestamp="soon")
+        log.file(4).write_text(
+            log.file(4).read_text()
+            + json.dumps({"remove": {**file, "deletionVector": vector}})
+            + "\n"
+            + json.dumps({"add": file})
+            + "\n"
+        )
+        assert log.log().restored_versions(log.log().commit(4)) == (2,)
+
+    def test_files_that_no_version_has(self, log):
+        two_batches(log)
+        log.commit("RESTORE", parameters={"timestamp": "soon"}, files=frozenset({"elsewhere.parquet"}))
+        with pytest.raises(LedgerUnreadableError, match="no version"):
+            ledger(log).read()
+
+    def test_a_time_at_which_no_version_had_these_files(self, log):
+        three_batches(log)
+        log.restore(timestamp="2000-01-01 00:00:00.0", back_to=1)
+        with pytest.raises(LedgerUnreadableError, match="no version"):
+            ledger(log).read()
 
     def test_clocks_that_run_backwards(self, log):
-        with pytest.raises(LedgerUnreadableError, match="out of order"):
-            self.written(log, [0, 90, 40]).version_at(spark_time(FIRST_MS + 60_000), before=3)
-
-    def test_in_commit_timestamps_are_exact(self, log):
-        for stamp in (0, 5000, 5001):
-            log.commit(timestamp_ms=FIRST_MS, in_commit_timestamp_ms=FIRST_MS + stamp)
-        times = {0: 0, 4999: 0, 5000: 1, 5001: 2}
-        assert {off: log.log().version_at(spark_time(FIRST_MS + off), before=3) for off in times} == times
-
-    def test_a_commit_without_a_time(self, log):
-        self.written(log, [0])
-        log.write(1, '{"commitInfo":{"operation":"WRITE"}}\n')
-        with pytest.raises(LedgerUnreadableError, match="no readable version"):
-            log.log().version_at(spark_time(FIRST_MS + 60_000), before=2)
+        three_batches(log, hours=(0, 11, 5, 13))
+        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS) + "Z", back_to=2)
+        assert self.positions(log) == 9
 
     def test_a_cleaned_log(self, log):
-        self.written(log, [0, 50, 60])
+        three_batches(log)
+        DeltaTable(str(log.path)).create_checkpoint()
         log.clean_before(2)
-        with pytest.raises(LedgerUnreadableError, match="no readable version"):
-            log.log().version_at(spark_time(FIRST_MS + 30_000), before=3)
+        log.restore(timestamp="soon", back_to=1)
+        with pytest.raises(LedgerUnreadableError, match="version 1 was cleaned"):
+            ledger(log).read()
 
-    def test_utc_or_local_time(self, log, monkeypatch):
-        self.written(log, [0, 1800, 7200])
-        monkeypatch.setenv("TZ", "Etc/GMT+1")
-        time.tzset()
-        try:
-            with pytest.raises(LedgerUnreadableError, match="UTC or local"):
-                log.log().version_at(spark_time(FIRST_MS + 3_700_000), before=3)
-            assert log.log().version_at(spark_time(FIRST_MS + 3_700_000) + "+00:00", before=3) == 1
-        finally:
-            monkeypatch.undo()
-            time.tzset()
+    def test_what_was_cleaned_long_before_it_does_not_matter(self, log):
+        three_batches(log, hours=(0, 100, 200, 300))
+        DeltaTable(str(log.path)).create_checkpoint()
+        log.clean_before(1)
+        log.restore(timestamp=spark_time(FIRST_MS + 250 * HOUR_MS), back_to=2)
+        assert self.positions(log) == 9
 
 
 def test_a_table_that_was_dropped_and_created_again(log):
@@ -463,7 +526,7 @@ def test_any_other_text_is_foreign(text):
     assert LedgerEntry.from_json(text) is None
 
 
-def spark_time(milliseconds):
-    """As Spark writes it into a RESTORE: no zone, the fewest fraction digits, at least one."""
-    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+def spark_time(milliseconds, zone="UTC"):
+    """As Spark writes it into a RESTORE: the clock of its session, the fewest fraction digits, at least one."""
+    moment = datetime.fromtimestamp(milliseconds / 1000, ZoneInfo(zone))
     return f"{moment:%Y-%m-%d %H:%M:%S}." + (f"{moment.microsecond // 1000:03d}".rstrip("0") or "0")
