@@ -65,12 +65,11 @@ class AsyncConsumer:
         """The consumer that is read, as it was given."""
         return self._consumer
 
-    async def next(self, timeout: float | None = None) -> Message | None:
+    async def next(self, timeout_seconds: float | None = None) -> Message | None:
         """The next message.
 
         Args:
-            timeout: seconds to wait for a message; ``None`` waits until there is one or the stream ends, 0 does not
-                wait.
+            timeout_seconds: how long to wait for one; ``None`` until there is one or the stream ends, 0 not at all.
 
         Returns:
             ``None`` if there was none in time.
@@ -85,7 +84,7 @@ class AsyncConsumer:
         if self._returned:
             return self._returned.popleft()
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(loop.create_future(), math.inf if timeout is None else loop.time() + timeout)
+        waiter = _Waiter(loop.create_future(), math.inf if timeout_seconds is None else loop.time() + timeout_seconds)
         self._waiters.append(waiter)
         if self._pump is None or self._pump.done():
             self._pump = loop.create_task(self._serve())

@@ -56,7 +56,7 @@ class ConsumerOptions:
 
     Example:
         >>> consumer = find_backend("memory").open_consumer(StreamUrl.parse("memory://empty/orders"), ConsumerOptions())
-        >>> consumer.next(timeout=0) is None
+        >>> consumer.next(timeout_seconds=0) is None
         True
     """
 

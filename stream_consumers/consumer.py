@@ -67,7 +67,7 @@ class Consumer(Protocol):
     Example:
         >>> from stream_consumers.create import create_consumer
         >>> with create_consumer("file://orders.ss/orders", live=False) as orders:
-        ...     first = orders.next(timeout=1)
+        ...     first = orders.next(timeout_seconds=1)
         ...     print(first.shard, first.sequence, first.text())
         ...     orders.rewind(3)
         ...     [message.sequence for message in orders]
@@ -75,11 +75,11 @@ class Consumer(Protocol):
         [3]
     """
 
-    def next(self, timeout: float | None = None) -> Message | None:
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
         """The next message of the assigned shards.
 
         Args:
-            timeout: seconds to wait for one; ``None`` waits until there is one or the stream ends, 0 never waits.
+            timeout_seconds: how long to wait for one; ``None`` until there is one or the stream ends, 0 not at all.
 
         Returns:
             ``None`` if there was none in time.

@@ -33,7 +33,7 @@ class PollingConsumer(ClosesOnExit, ABC):
         >>> with Countdown() as countdown:
         ...     [message.sequence for message in countdown]
         [1, 0]
-        >>> countdown.next(timeout=0)
+        >>> countdown.next(timeout_seconds=0)
         Traceback (most recent call last):
         stream_consumers.errors.StreamEndedError: the consumer was closed. Create a new one.
     """
@@ -58,9 +58,9 @@ class PollingConsumer(ClosesOnExit, ABC):
             StreamEndedError: the stream has an end, and it was reached; see :func:`end_of`.
         """
 
-    def next(self, timeout: float | None = None) -> Message | None:
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             seconds = self.poll_seconds
             if deadline is not None:

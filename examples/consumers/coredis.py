@@ -21,7 +21,7 @@ def main(server: str) -> None:
     # Streams take turns. What get_entry returns is pending until it is acknowledged.
     with GroupEntryConsumer(url, group="billing", consumer="me") as consumer:
         for count in range(4):
-            found = consumer.get_entry(timeout=10)
+            found = consumer.get_entry(timeout_seconds=10)
             if found is None:
                 raise SystemExit("nothing came")
             stream, entry = found

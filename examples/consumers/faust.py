@@ -39,7 +39,7 @@ def main() -> None:
         for number in range(6):
             producer.send(b"%d" % number)
     with start() as consumer:
-        for message in consumer.get_many(6, timeout=10):
+        for message in consumer.get_many(6, timeout_seconds=10):
             try:
                 work(consumer, message)
             except ValueError as error:
@@ -52,7 +52,7 @@ def main() -> None:
         print("livelocks:", LivelockWatch(consumer.progress, lambda: ends).check())
     # Leaving did not wait: that is what a crash is like. The next one begins at what is committed.
     with start() as consumer:
-        again = consumer.get_many(6, timeout=10)
+        again = consumer.get_many(6, timeout_seconds=10)
         print("delivered again:", [message.text() for message in again])
         for message in again:
             consumer.ack(message)

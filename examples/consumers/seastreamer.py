@@ -30,7 +30,7 @@ def main(url: str) -> None:
     with connect(url, producer_options=options) as streamer:
         produce(streamer)
         with streamer.create_consumer(["apples", "pears"]) as fruit:
-            first = fruit.next(timeout=10)
+            first = fruit.next(timeout_seconds=10)
             if first is None:
                 raise SystemExit("nothing came")
             print("next:", first.shard, first.text())

@@ -58,7 +58,7 @@ class KafkaTransactions(ClosesOnExit):
     Example::
 
         with TrackedConsumer(member, transactions, options=options) as consumer:
-            for message in consumer.get_many(100, timeout=1.0):
+            for message in consumer.get_many(100, timeout_seconds=1.0):
                 transactions.send(priced(message.payload), stream="priced")
                 consumer.ack(message)
             consumer.commit()

@@ -67,7 +67,7 @@ class EntryReader(ClosesOnExit, ABC):
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
         identifiers: per stream, where it starts; the others start where the consumer says.
         buffer_size: entries to fetch ahead, per stream.
-        timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
+        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``.
         on_dead_letter: called for pending entries that were trimmed.
     """
@@ -81,7 +81,7 @@ class EntryReader(ClosesOnExit, ABC):
         *,
         identifiers: Mapping[str, str] | None,
         buffer_size: int,
-        timeout: float | None,
+        timeout_seconds: float | None,
         client: ClientConfig | None,
         on_dead_letter: DeadLetterObserver,
     ) -> None:
@@ -96,7 +96,7 @@ class EntryReader(ClosesOnExit, ABC):
             self._identifiers[name] = check_identifier(identifier, self._special_identifiers)
         check_range("buffer_size", buffer_size)
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
-        self._timeout, self._count = timeout or 0.0, buffer_size + 1
+        self._timeout_seconds, self._count = timeout_seconds or 0.0, buffer_size + 1
         # Entries, and whether they were pending for this member before they were read now.
         self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
         self._lock = threading.RLock()
@@ -109,11 +109,11 @@ class EntryReader(ClosesOnExit, ABC):
         """The streams that are read."""
         return tuple(self._identifiers)
 
-    def get_entry(self, timeout: float | None = None) -> tuple[str, Entry] | None:
+    def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
         """The next entry and its stream: of the buffers if there is one, else of the server.
 
         Args:
-            timeout: seconds to wait for one, ``math.inf`` until there is one; the consumer's by default.
+            timeout_seconds: how long to wait for one, ``math.inf`` until there is one; the consumer's by default.
 
         Returns:
             ``None`` if there was none in time (coredis returns a pair of ``None``).
@@ -123,7 +123,7 @@ class EntryReader(ClosesOnExit, ABC):
             FormatError: a key holds something else than a stream.
             BrokerUnavailableError: nothing is lost; call it again.
         """
-        deadline = time.monotonic() + max(0.0, self._timeout if timeout is None else timeout)
+        deadline = time.monotonic() + max(0.0, self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
             with self._lock:
                 self._check_open()
@@ -260,7 +260,7 @@ class EntryConsumer(EntryReader):
         url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
         identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
         buffer_size: entries to fetch ahead, per stream.
-        timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
+        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
         client: arguments of ``redis.Redis``, and ``message_field`` and ``cluster``. On a cluster the streams are asked
             one after the other, without holding each other up.
 
@@ -285,14 +285,14 @@ class EntryConsumer(EntryReader):
         *,
         identifiers: Mapping[str, str] | None = None,
         buffer_size: int = 0,
-        timeout: float | None = None,
+        timeout_seconds: float | None = None,
         client: ClientConfig | None = None,
     ) -> None:
         super().__init__(
             url,
             identifiers=identifiers,
             buffer_size=buffer_size,
-            timeout=timeout,
+            timeout_seconds=timeout_seconds,
             client=client,
             on_dead_letter=log_dead_letter,
         )
@@ -347,7 +347,7 @@ class GroupEntryConsumer(EntryReader):
         identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
             member come first. It is ``start_from_backlog`` for a single stream.
         buffer_size: entries to fetch ahead, per stream.
-        timeout: seconds that :meth:`get_entry` waits by default; without it, and with 0 or less, it does not wait.
+        timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
         auto_create: create groups that do not exist, and their streams. A group that is removed later is an error, and
             is never created again: its position would be unknown.
         start: the id behind which such a group starts: ``0-0`` the beginning (coredis starts at the end, and misses
@@ -369,7 +369,7 @@ class GroupEntryConsumer(EntryReader):
 
         url = StreamUrl.parse("redis://localhost:6379/one,two")
         with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
-            while (found := consumer.get_entry(timeout=1.0)) is not None:
+            while (found := consumer.get_entry(timeout_seconds=1.0)) is not None:
                 stream, entry = found
                 consumer.acknowledge(stream, entry)
     """
@@ -384,7 +384,7 @@ class GroupEntryConsumer(EntryReader):
         consumer: str,
         identifiers: Mapping[str, str] | None = None,
         buffer_size: int = 0,
-        timeout: float | None = None,
+        timeout_seconds: float | None = None,
         auto_create: bool = True,
         start: str = START,
         start_from_backlog: bool = False,
@@ -396,7 +396,7 @@ class GroupEntryConsumer(EntryReader):
             url,
             identifiers=identifiers,
             buffer_size=buffer_size,
-            timeout=timeout,
+            timeout_seconds=timeout_seconds,
             client=client,
             on_dead_letter=on_dead_letter,
         )
@@ -544,7 +544,7 @@ def create_entry_consumer(
     Example::
 
         with create_entry_consumer("redis://localhost:6379/one,two", group="billing", consumer="me") as consumer:
-            print(consumer.get_entry(timeout=1.0))
+            print(consumer.get_entry(timeout_seconds=1.0))
     """
     parsed = StreamUrl.parse(url) if isinstance(url, str) else url
     if (group is None) != (options.get("consumer") is None):

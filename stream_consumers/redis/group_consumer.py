@@ -301,7 +301,7 @@ class RedisGroupConsumer(PollingConsumer):
         """When it acknowledges messages."""
         return self._options.auto_commit
 
-    def next(self, timeout: float | None = None) -> Message | None:
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`.
 
         Raises:
@@ -310,7 +310,7 @@ class RedisGroupConsumer(PollingConsumer):
             GroupRemovedError: the group or the stream was removed.
             BrokerUnavailableError: no message is lost; call it again.
         """
-        return super().next(timeout)
+        return super().next(timeout_seconds)
 
     def _poll(self, seconds: float) -> Message | None:
         self._commit_what_is_due()

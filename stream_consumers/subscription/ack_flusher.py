@@ -63,12 +63,12 @@ class AckFlusher:
             self._changed.notify()
         return future
 
-    def close(self, timeout: float) -> bool:
-        """Send what waits; returns whether all of it was sent, or failed, within ``timeout`` seconds."""
+    def close(self, timeout_seconds: float) -> bool:
+        """Send what waits; returns whether all of it was sent, or failed, within ``timeout_seconds``."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(max(0.0, timeout))
+        self._thread.join(max(0.0, timeout_seconds))
         return not self._thread.is_alive()
 
     def abort(self) -> None:

@@ -86,7 +86,9 @@ class StreamBackend(ClosesOnExit, ABC):
         """
 
     @abstractmethod
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
+    def read_new(
+        self, stream: str, group: str, consumer: str, count: int, timeout_seconds: float
+    ) -> list[FetchedEntry]:
         """Read entries that the group has not delivered to any consumer.
 
         Args:
@@ -94,7 +96,7 @@ class StreamBackend(ClosesOnExit, ABC):
             group: the name of the group.
             consumer: the consumer that gets them.
             count: the most entries to read.
-            timeout: seconds to wait for an entry; 0 does not wait, and nothing waits for ever.
+            timeout_seconds: how long to wait for an entry; 0 does not wait, and nothing waits for ever.
         """
 
     @abstractmethod

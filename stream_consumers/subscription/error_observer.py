@@ -107,11 +107,11 @@ class ObserverThread:
         else:
             self._reports.put(report)
 
-    def close(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds until the observer has got every report."""
+    def close(self, timeout_seconds: float) -> None:
+        """Wait at most ``timeout_seconds`` until the observer has got every report."""
         self._reports.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(max(0.0, timeout))
+            self._thread.join(max(0.0, timeout_seconds))
 
     def _run(self) -> None:
         while (report := self._reports.get()) is not None:

@@ -102,9 +102,11 @@ class MemoryBackend(StreamBackend):
             known.cursors[consumer] = chosen[-1] if chosen else -1
             return [self._deliver(stream, known, consumer, sequence) for sequence in chosen]
 
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
+    def read_new(
+        self, stream: str, group: str, consumer: str, count: int, timeout_seconds: float
+    ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout_seconds
         with self._broker.changed:
             while True:
                 known = self._group(stream, group)

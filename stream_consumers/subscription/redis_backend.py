@@ -125,10 +125,12 @@ class RedisBackend(StreamBackend):
         self._cursors[triple] = cursor
         return found
 
-    def read_new(self, stream: str, group: str, consumer: str, count: int, timeout: float) -> list[FetchedEntry]:
+    def read_new(
+        self, stream: str, group: str, consumer: str, count: int, timeout_seconds: float
+    ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
         member, shard = self._group(stream, group, consumer), Shard(stream)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
             pages = member.read({shard: NEW}, count=count, seconds=min(left, MAX_BLOCK_SECONDS))

@@ -50,9 +50,9 @@ class InFlight:
         with self._changed:
             return sorted(self._entries)
 
-    def claim(self, timeout: float) -> int:
-        """Take all free places, waiting at most ``timeout`` seconds for one; returns their number."""
-        deadline = time.monotonic() + timeout
+    def claim(self, timeout_seconds: float) -> int:
+        """Take all free places, waiting at most ``timeout_seconds`` for one; returns their number."""
+        deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while self._free <= 0 and not self._is_woken:
                 left = deadline - time.monotonic()
@@ -89,10 +89,10 @@ class InFlight:
             self._is_woken = True
             self._changed.notify_all()
 
-    def wait_until_empty(self, timeout: float) -> bool:
-        """Wait until no entry is worked on; returns whether that came within ``timeout`` seconds."""
+    def wait_until_empty(self, timeout_seconds: float) -> bool:
+        """Wait until no entry is worked on; returns whether that came within ``timeout_seconds``."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._entries, timeout)
+            return self._changed.wait_for(lambda: not self._entries, timeout_seconds)
 
 
 class SubscriptionRuntime:
@@ -158,13 +158,13 @@ class SubscriptionRuntime:
         place = (None, None) if entry is None else (entry.id, entry.delivery.attempt)
         self._observer.report(ErrorReport(scope, error, config.stream, config.group, self.consumer, *place))
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout_seconds: float) -> None:
         """See :meth:`stream_consumers.subscription.subscription.Subscription.close`."""
         if threading.current_thread() in self._workers:
             raise InvalidOptionError("close was called by a handler", remedy="Call it from another thread, or abort.")
         if not self._begin_to_close():
             return
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout_seconds
 
         def left() -> float:
             return max(0.0, deadline - time.monotonic())
@@ -181,7 +181,7 @@ class SubscriptionRuntime:
             raise ShutdownTimeoutError(
                 f"the subscription of {self._config.stream!r} was closed, but handlers were still running",
                 remedy="Their messages stay pending and are delivered again; allow more time, or less in flight.",
-                timeout=timeout,
+                timeout_seconds=timeout_seconds,
                 running=len(self._places.ids),
             )
         if self._first_error is not None:

@@ -78,14 +78,14 @@ class Subscription:
         """Whether it is still reading."""
         return self._runtime.is_running
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
         """Stop reading, wait for the handlers, send their acknowledgements, and leave the group.
 
         Closing again does nothing. A retry that waits for its back-off is not waited for: its entry stays pending, and
         is delivered again when a member takes it over.
 
         Args:
-            timeout: seconds for all of that. Handlers that take longer keep running; their messages stay pending.
+            timeout_seconds: for all of that. Handlers that take longer keep running; their messages stay pending.
 
         Raises:
             ShutdownTimeoutError: handlers were still running.
@@ -94,7 +94,7 @@ class Subscription:
             InvalidOptionError: a handler called it, and would wait for itself.
         """
         self._finalizer.detach()
-        self._runtime.close(timeout)
+        self._runtime.close(timeout_seconds)
 
     def abort(self) -> None:
         """Stop without waiting for handlers; messages that they have not acknowledged stay pending."""

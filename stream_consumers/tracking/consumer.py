@@ -57,7 +57,7 @@ class TrackedConsumer(PollingConsumer):
         >>> _ = [MemoryProducer(url).send(b"%d" % number) for number in range(3)]
         >>> committer = MemoryCommitter(url, "billing")
         >>> with TrackedConsumer(MemoryConsumer(url), committer) as consumer:
-        ...     messages = consumer.get_many(3, timeout=1)
+        ...     messages = consumer.get_many(3, timeout_seconds=1)
         ...     _ = [consumer.ack(message) for message in messages[1:]]
         ...     print(consumer.commit(), committer.committed())
         ...     _ = consumer.ack(messages[0])
@@ -107,22 +107,22 @@ class TrackedConsumer(PollingConsumer):
 
     def __exit__(self, *error: object) -> None:
         """Close; after an error, without waiting for messages that nobody will finish."""
-        self.close(timeout=0.0 if any(error) else None)
+        self.close(timeout_seconds=0.0 if any(error) else None)
 
     # reading
 
     def _poll(self, seconds: float) -> Message | None:
         return self._reader.poll(seconds)
 
-    def get_many(self, max_messages: int, timeout: float | None = None) -> list[Message]:
-        """What is there, up to so many messages; waits up to ``timeout`` seconds for the first one.
+    def get_many(self, max_messages: int, timeout_seconds: float | None = None) -> list[Message]:
+        """What is there, up to so many messages; waits up to ``timeout_seconds`` for the first one.
 
         A flow that is stopped in between ends the list.
 
         Raises:
             StreamEndedError: the stream has an end, and it was reached before the first one.
         """
-        first = self.next(timeout)
+        first = self.next(timeout_seconds)
         messages = [] if first is None else [first]
         while messages and len(messages) < max_messages:
             try:
@@ -204,13 +204,13 @@ class TrackedConsumer(PollingConsumer):
         """Why the last commit failed; ``None`` after one that succeeded."""
         return self._commits.error
 
-    def wait_empty(self, timeout: float | None = None) -> bool:
+    def wait_empty(self, timeout_seconds: float | None = None) -> bool:
         """Commit until every message that was handed out is finished; whether that came true in time.
 
         Args:
-            timeout: seconds; ``close_seconds`` by default.
+            timeout_seconds: ``close_seconds`` by default.
         """
-        deadline = time.monotonic() + (self._options.close_seconds if timeout is None else timeout)
+        deadline = time.monotonic() + (self._options.close_seconds if timeout_seconds is None else timeout_seconds)
         with self._activities.doing(Activity.WAITING_EMPTY):
             while True:
                 with self._changed:
@@ -259,9 +259,9 @@ class TrackedConsumer(PollingConsumer):
         """Hand out messages again."""
         self._reader.let_flow(True)
 
-    def wait_for_stopped_flow(self, timeout: float) -> bool:
+    def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
         """Wait until no thread is handing out a message any more; whether that came true in so many seconds."""
-        return self._reader.wait_for_stopped_flow(timeout)
+        return self._reader.wait_for_stopped_flow(timeout_seconds)
 
     # positions
 
@@ -380,11 +380,11 @@ class TrackedConsumer(PollingConsumer):
         with self._changed:
             return self._shards.progress(self._reader.fetched_at)
 
-    def close(self, *, timeout: float | None = None) -> None:
+    def close(self, *, timeout_seconds: float | None = None) -> None:
         """Hand out nothing more, wait for what is unfinished, commit, and release what is open.
 
         Args:
-            timeout: seconds to wait; ``close_seconds`` by default, 0 does not wait.
+            timeout_seconds: how long to wait; ``close_seconds`` by default, 0 does not wait.
 
         Raises:
             StreamAssetsError: the last commit failed; everything is released nevertheless.
@@ -395,7 +395,7 @@ class TrackedConsumer(PollingConsumer):
             self._is_closing = True
         self.stop_flow()
         try:
-            self.wait_empty(timeout)
+            self.wait_empty(timeout_seconds)
             error = self.commit_error
         finally:
             self._commits.close()

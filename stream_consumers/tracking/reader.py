@@ -81,10 +81,10 @@ class TrackedReader:
             self.is_flowing = is_flowing
             self._changed.notify_all()
 
-    def wait_for_stopped_flow(self, timeout: float) -> bool:
+    def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
         """Wait until no thread hands out a message any more."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self.is_flowing and not self._handing, timeout)
+            return self._changed.wait_for(lambda: not self.is_flowing and not self._handing, timeout_seconds)
 
     def forget(self, shards: Shards) -> None:
         """These shards changed their owner: their pauses are over; call it with ``changed`` held."""

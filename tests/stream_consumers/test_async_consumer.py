@@ -163,10 +163,10 @@ def test_a_read_that_everybody_has_left_keeps_its_message(url: str) -> None:
             self.consumer = create_consumer(url)
             self.asked, self.told = threading.Event(), threading.Event()
 
-        def next(self, timeout: float | None = None) -> Message | None:
+        def next(self, timeout_seconds: float | None = None) -> Message | None:
             self.asked.set()
             assert self.told.wait(PATIENCE)
-            return self.consumer.next(timeout)
+            return self.consumer.next(timeout_seconds)
 
         def close(self) -> None:
             self.consumer.close()
@@ -295,7 +295,7 @@ def test_close_ends_when_the_last_read_has(url: str) -> None:
             self.closed = threading.Event()
             self.reads = 0
 
-        def next(self, timeout: float | None = None) -> Message | None:
+        def next(self, timeout_seconds: float | None = None) -> Message | None:
             self.reads += 1
             assert self.closed.wait(PATIENCE)
             time.sleep(0.2)
@@ -338,10 +338,10 @@ def test_errors_reach_the_one_who_asked_first_and_reading_goes_on(url: str) -> N
             self.consumer = create_consumer(url)
             self.errors = [StreamRemovedError("it is gone", remedy="Look.")]
 
-        def next(self, timeout: float | None = None) -> Message | None:
+        def next(self, timeout_seconds: float | None = None) -> Message | None:
             if self.errors:
                 raise self.errors.pop()
-            return self.consumer.next(timeout)
+            return self.consumer.next(timeout_seconds)
 
         def close(self) -> None:
             self.consumer.close()

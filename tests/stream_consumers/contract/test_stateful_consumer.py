@@ -293,7 +293,7 @@ class GroupMachine(StreamMachine):
 
     def close(self) -> None:
         with suppress(BrokerUnavailableError):
-            self.tracked.close(timeout=0)
+            self.tracked.close(timeout_seconds=0)
         with pytest.raises(StreamEndedError):
             self.consumer.next(0)
 

@@ -193,7 +193,7 @@ def test_14_buffered(keys: Keys, kind: str) -> None:
 @both
 @pytest.mark.parametrize("is_iterated", [False, True])
 def test_15_waiting_gets_what_is_added_meanwhile(keys: Keys, kind: str, is_iterated: bool) -> None:
-    with keys.any(kind, timeout=PATIENCE) as consumer:
+    with keys.any(kind, timeout_seconds=PATIENCE) as consumer:
         found: list[Found | None] = []
         read = (lambda: next(iter(consumer))) if is_iterated else consumer.get_entry
         waiting = threading.Thread(target=lambda: found.append(read()))

@@ -253,7 +253,7 @@ def test_waiting_for_ever_ends_with_the_context(keys: Keys, monkeypatch: pytest.
 @pytest.mark.parametrize("timeout", [None, 0, -1])
 def test_no_timeout_does_not_wait(keys: Keys, monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
     monkeypatch.setattr(redis_entry_consumer, "POLL_SECONDS", 1000.0)
-    with keys.consumer(timeout=timeout) as consumer:
+    with keys.consumer(timeout_seconds=timeout) as consumer:
         assert consumer.get_entry() is None
         keys.add(keys.a, [1])
         assert by_stream(consumer) == {keys.a: [1]}

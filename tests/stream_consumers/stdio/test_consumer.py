@@ -151,7 +151,7 @@ def test_only_members_for_the_stream_share_it() -> None:
 def test_the_end_comes_after_everything_was_given_out() -> None:
     with open_pipe() as pipe:
         consumer = StdioConsumer(ORDERS, broker=pipe.broker)
-        assert consumer.next(timeout=0) is None
+        assert consumer.next(timeout_seconds=0) is None
         pipe.write(b"[orders] 1", b"[orders] 2")
         pipe.end()
         assert sequences(consumer, 2) == [0, 1]
@@ -160,7 +160,7 @@ def test_the_end_comes_after_everything_was_given_out() -> None:
                 consumer.next()
         late = StdioConsumer(ORDERS, broker=pipe.broker)
         with pytest.raises(StreamEndedError):
-            late.next(timeout=0)
+            late.next(timeout_seconds=0)
 
 
 def test_a_full_buffer_stops_the_pipe() -> None:
@@ -169,7 +169,7 @@ def test_a_full_buffer_stops_the_pipe() -> None:
         quick = StdioConsumer(BOTH, broker=pipe.broker)
         pipe.write(*(b"[orders] %d" % i for i in range(10)))
         assert sequences(quick, 3) == [0, 1, 2]
-        assert quick.next(timeout=0.05) is None
+        assert quick.next(timeout_seconds=0.05) is None
         # Three are waiting, seven lines were read from the pipe and not looked at.
         assert (slow.waiting, quick.waiting) == (10, 7)
         assert sequences(slow, 1) == [0]
@@ -183,7 +183,7 @@ def test_whoever_writes_a_pipe_that_is_not_read_waits() -> None:
         consumer = StdioConsumer(ORDERS, broker=pipe.broker)
         os.set_blocking(pipe.writer.fileno(), False)
         line, sent = b"[orders] " + b"x" * 50_000 + b"\n", 0
-        assert consumer.next(timeout=0) is None
+        assert consumer.next(timeout_seconds=0) is None
 
         def fill() -> bool:
             nonlocal sent
@@ -355,7 +355,7 @@ def test_a_process_ends_while_stdin_is_open() -> None:
     code = (
         "from stream_consumers.create import create_consumer as c\n"
         "a, b = c('stdio:///orders'), c('stdio:///clicks')\n"
-        "print(a.next().text(), b.next().text(), a.next(timeout=0.1))\n"
+        "print(a.next().text(), b.next().text(), a.next(timeout_seconds=0.1))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT

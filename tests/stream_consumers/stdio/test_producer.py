@@ -156,7 +156,7 @@ def test_a_stream_goes_on_while_somebody_loops_back() -> None:
         pipe.write(b"[orders] last of the pipe")
         pipe.end()
         assert consumer.next(20) is not None
-        assert consumer.next(timeout=0.05) is None
+        assert consumer.next(timeout_seconds=0.05) is None
         producer.send(b"more")
         producer.close()
         producer.close()

@@ -748,7 +748,7 @@ def test_close_does_not_wait_longer_than_it_may(bench: Bench) -> None:
     (entry_id,) = bench.send(b"0")
     bench.wait_for_calls(1)
     began = time.monotonic()
-    with pytest.raises(ShutdownTimeoutError, match=r"timeout=0.1, running=1"):
+    with pytest.raises(ShutdownTimeoutError, match=r"timeout_seconds=0.1, running=1"):
         subscription.close(0.1)
     assert time.monotonic() - began < 3
     release.set()

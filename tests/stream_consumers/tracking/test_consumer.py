@@ -70,8 +70,8 @@ class Gated:
         self.inner = inner
         self.fetching, self.release = threading.Event(), threading.Event()
 
-    def next(self, timeout: float | None = None) -> Message | None:
-        message = self.inner.next(timeout)
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
+        message = self.inner.next(timeout_seconds)
         if message is not None:
             self.fetching.set()
             assert self.release.wait(PATIENCE)
@@ -127,7 +127,7 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
 
 def test_getmany_stop_requested_during_the_wait_yields_nothing(url: StreamUrl, broker: Broker) -> None:
     with tracked(url, broker) as consumer:
-        thread, found = in_thread(lambda: consumer.get_many(10, timeout=0.3))
+        thread, found = in_thread(lambda: consumer.get_many(10, timeout_seconds=0.3))
         until(lambda: Activity.FETCHING in consumer.status)
         consumer.stop_flow()
         send(url, ONE)
@@ -142,7 +142,7 @@ def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_t
     send(url, ONE, ONE)
     gated = Gated(MemoryConsumer(url))
     with TrackedConsumer(gated, broker, options=BY_HAND) as consumer:  # type: ignore[arg-type]
-        thread, found = in_thread(lambda: consumer.get_many(10, timeout=0.2))
+        thread, found = in_thread(lambda: consumer.get_many(10, timeout_seconds=0.2))
         assert gated.fetching.wait(PATIENCE)
         consumer.stop_flow()
         assert not consumer.wait_for_stopped_flow(0.05), "a thread is in the middle of it"
@@ -151,7 +151,7 @@ def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_t
         thread.join(PATIENCE)
         assert (found, consumer.unacked) == ([[]], [])
         consumer.resume_flow()
-        assert places(consumer.get_many(10, timeout=1)) == [(0, 0), (0, 1)]
+        assert places(consumer.get_many(10, timeout_seconds=1)) == [(0, 0), (0, 1)]
 
 
 def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: StreamUrl, broker: Broker) -> None:
@@ -165,19 +165,19 @@ def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: S
             return message
 
         consumer.next = stop_after_one  # type: ignore[method-assign]
-        assert places(consumer.get_many(5, timeout=1)) == [(0, 0)]
+        assert places(consumer.get_many(5, timeout_seconds=1)) == [(0, 0)]
         consumer.next = received  # type: ignore[method-assign]
         consumer.resume_flow()
-        assert places(consumer.get_many(5, timeout=1)) == [(0, n) for n in range(1, 5)]
+        assert places(consumer.get_many(5, timeout_seconds=1)) == [(0, n) for n in range(1, 5)]
 
 
 def test_getmany_of_active_shards_in_turn(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE, ONE, TWO, TWO, THREE)
     with tracked(url, broker) as consumer:
         consumer.pause([THREE])
-        assert places(consumer.get_many(10, timeout=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+        assert places(consumer.get_many(10, timeout_seconds=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
         consumer.resume([THREE])
-        assert places(consumer.get_many(10, timeout=1)) == [(2, 0)]
+        assert places(consumer.get_many(10, timeout_seconds=1)) == [(2, 0)]
 
 
 def test_flow_inactive_waits_until_it_is_resumed(url: StreamUrl, broker: Broker) -> None:
@@ -198,7 +198,7 @@ def test_no_active_shard_yields_nothing(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
         consumer.pause([ONE])
-        assert consumer.get_many(5, timeout=0.05) == []
+        assert consumer.get_many(5, timeout_seconds=0.05) == []
 
 
 def test_wait_for_stopped_flow_is_false_while_it_flows(url: StreamUrl, broker: Broker) -> None:
@@ -214,32 +214,32 @@ def test_perform_seek_goes_to_what_is_committed_and_0_is_a_position(url: StreamU
     broker.positions = {ONE: 4, TWO: 0}
     with tracked(url, broker) as consumer:
         consumer.go_to({ONE: 4, TWO: 0, THREE: 2})
-        assert len(consumer.get_many(99, timeout=1)) == 1 + 5 + 3
+        assert len(consumer.get_many(99, timeout_seconds=1)) == 1 + 5 + 3
         assert consumer.seek_to_committed() == {ONE: 4, TWO: 0}
         assert consumer.unacked == []
-        found = places(consumer.get_many(99, timeout=1))
+        found = places(consumer.get_many(99, timeout_seconds=1))
         assert sorted(found) == [(0, 4), *[(1, n) for n in range(5)], (2, 2), (2, 3), (2, 4)]
         consumer.perform_seek()
-        assert sorted(places(consumer.get_many(99, timeout=1))) == sorted(found)
+        assert sorted(places(consumer.get_many(99, timeout_seconds=1))) == sorted(found)
 
 
 def test_seek_one_shard(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 4)
     with tracked(url, broker) as consumer:
-        consumer.get_many(99, timeout=1)
+        consumer.get_many(99, timeout_seconds=1)
         consumer.go_to({ONE: 2})
-        assert places(consumer.get_many(99, timeout=1)) == [(0, 2), (0, 3)]
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, 2), (0, 3)]
 
 
 def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 4)
     broker.positions = {ONE: 2, TWO: 3}
     with tracked(url, broker) as consumer:
-        consumer.get_many(99, timeout=1)
+        consumer.get_many(99, timeout_seconds=1)
         consumer.unassign(TWO)
         consumer.rewind(Edge.BEGINNING)
         assert consumer.seek_to_committed() == {ONE: 2, TWO: 3}
-        assert places(consumer.get_many(99, timeout=1)) == [(0, 2), (0, 3)]
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, 2), (0, 3)]
         with pytest.raises(NotSubscribedError, match="orders/1 is not read"):
             consumer.go_to({TWO: 0})
 
@@ -247,7 +247,7 @@ def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: 
 def test_after_a_rewind_before_everything_nothing_is_to_be_committed(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(9, timeout=1):
+        for message in consumer.get_many(9, timeout_seconds=1):
             consumer.ack(message)
         consumer.rewind(-1)
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
@@ -276,7 +276,7 @@ def test_read_and_committed_of_an_unknown_shard_are_none(url: StreamUrl, broker:
 def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE] * 6)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(5, timeout=1):
+        for message in consumer.get_many(5, timeout_seconds=1):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.COMMITTED
         for move in (
@@ -292,7 +292,7 @@ def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Br
             assert consumer.commit() is CommitResult.NOTHING_TO_DO
         assert broker.positions == {ONE: 5}
         consumer.rewind(5)
-        for message in consumer.get_many(9, timeout=1):
+        for message in consumer.get_many(9, timeout_seconds=1):
             consumer.ack(message)
         consumer.commit()
         assert broker.positions == {ONE: 6}
@@ -305,7 +305,7 @@ def test_what_was_fetched_before_a_seek_is_not_handed_out_after_it(url: StreamUr
         assert consumer.next(0.05) is None
         consumer.rewind(4)
         consumer.resume([ONE])
-        assert places(consumer.get_many(9, timeout=1)) == [(0, 4), (0, 5)]
+        assert places(consumer.get_many(9, timeout_seconds=1)) == [(0, 4), (0, 5)]
 
 
 def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: StreamUrl, broker: Broker) -> None:
@@ -314,7 +314,7 @@ def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: Stre
         first = consumer.next(1)
         assert first is not None
         consumer.seek(from_milliseconds(1_004))
-        for message in consumer.get_many(9, timeout=1):
+        for message in consumer.get_many(9, timeout_seconds=1):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
         consumer.ack(first)
@@ -327,7 +327,7 @@ def test_what_ran_before_a_seek_by_time_and_comes_again_is_finished_by_the_secon
 ) -> None:
     send(url, *[ONE] * 6)
     with tracked(url, broker) as consumer:
-        messages = consumer.get_many(5, timeout=1)
+        messages = consumer.get_many(5, timeout_seconds=1)
         for message in messages[:4]:
             consumer.ack(message)
         consumer.seek(from_milliseconds(1_002))
@@ -345,12 +345,12 @@ def test_what_ran_before_a_seek_by_time_and_comes_again_is_finished_by_the_secon
 def test_pause_keeps_what_was_fetched_and_resume_hands_it_out_in_order(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 20)
     with tracked(url, broker) as consumer:
-        consumer.get_many(4, timeout=1)
+        consumer.get_many(4, timeout_seconds=1)
         consumer.pause([TWO])
-        assert places(consumer.get_many(99, timeout=1)) == [(0, n) for n in range(2, 20)]
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(2, 20)]
         consumer.resume([TWO])
         send(url, TWO)
-        assert places(consumer.get_many(99, timeout=1)) == [(1, n) for n in range(2, 21)]
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(1, n) for n in range(2, 21)]
 
 
 def test_a_paused_shard_holds_so_much_and_no_more(url: StreamUrl, broker: Broker) -> None:
@@ -366,7 +366,7 @@ def test_a_paused_shard_holds_so_much_and_no_more(url: StreamUrl, broker: Broker
             rest += 1
         assert rest == 90
         consumer.resume([ONE])
-        assert places(consumer.get_many(99, timeout=1)) == [(0, n) for n in range(8)], "full at 80 %"
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(8)], "full at 80 %"
 
 
 def test_the_end_of_a_replay_waits_for_a_paused_shard(url: StreamUrl, broker: Broker) -> None:
@@ -452,7 +452,7 @@ def test_many_threads_never_commit_past_an_unfinished_message(url: StreamUrl) ->
 
 
 def deliver(consumer: TrackedConsumer, count: int) -> dict[tuple[int, int], Message]:
-    return {(m.shard.id, m.sequence): m for m in consumer.get_many(count, timeout=1)}
+    return {(m.shard.id, m.sequence): m for m in consumer.get_many(count, timeout_seconds=1)}
 
 
 def test_commit_what_is_committable_of_two_shards(url: StreamUrl, broker: Broker) -> None:
@@ -483,7 +483,7 @@ def test_the_filter_takes_shards_and_streams(broker: Broker) -> None:
     other = Shard("clicks")
     send(url, ONE, TWO, other)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(3, timeout=1):
+        for message in consumer.get_many(3, timeout_seconds=1):
             consumer.ack(message)
         assert consumer.commit({"views"}) is CommitResult.NOTHING_TO_DO
         assert consumer.commit({TWO}) is CommitResult.COMMITTED
@@ -497,7 +497,7 @@ def test_the_filter_takes_shards_and_streams(broker: Broker) -> None:
 def test_commit_while_another_runs_waits_and_commits_nothing(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, second = consumer.get_many(2, timeout=1)
+        first, second = consumer.get_many(2, timeout_seconds=1)
         consumer.ack(first)
         broker.gate.clear()
         thread, found = in_thread(consumer.commit)
@@ -561,7 +561,7 @@ def test_commit_every_so_many_acks_also_when_the_first_message_still_runs(url: S
     send(url, *[ONE] * 20)
     options = TrackingOptions(commit_interval_seconds=None, commit_every=5, close_seconds=0)
     with tracked(url, broker, options) as consumer:
-        messages = consumer.get_many(20, timeout=1)
+        messages = consumer.get_many(20, timeout_seconds=1)
         for message in messages[:4]:
             consumer.ack(message)
         assert broker.calls == []
@@ -582,7 +582,7 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
     send(url, ONE, ONE, ONE)
     errors: list[BaseException] = []
     with tracked(url, broker, callbacks=TrackingCallbacks(on_task_error=errors.append)) as consumer:
-        first, second, third = consumer.get_many(3, timeout=1)
+        first, second, third = consumer.get_many(3, timeout_seconds=1)
         with consumer.processing(first):
             pass
         with pytest.raises(ValueError, match="poison"), consumer.processing(second):
@@ -608,7 +608,7 @@ def test_an_error_that_is_none_of_ours_is_kept_too(url: StreamUrl, broker: Broke
 def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(2, timeout=1):
+        for message in consumer.get_many(2, timeout_seconds=1):
             consumer.ack(message)
         broker.error = TransactionAbortedError("gone", remedy="Seek.")
         assert consumer.commit() is CommitResult.FAILED
@@ -616,7 +616,7 @@ def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl,
         assert consumer.commit() is CommitResult.FAILED, "the results of the messages are gone"
         assert len(broker.calls) == 1
         consumer.seek_to_committed()
-        messages = consumer.get_many(9, timeout=1)
+        messages = consumer.get_many(9, timeout_seconds=1)
         assert places(messages) == [(0, 0), (0, 1)]
         for message in messages:
             consumer.ack(message)
@@ -629,7 +629,7 @@ def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl,
 def test_wait_empty_commits_until_everything_is_finished(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, second = consumer.get_many(2, timeout=1)
+        first, second = consumer.get_many(2, timeout_seconds=1)
         thread, found = in_thread(lambda: consumer.wait_empty(PATIENCE))
         until(lambda: Activity.WAITING_EMPTY in consumer.status)
         consumer.ack(first)
@@ -645,7 +645,7 @@ def test_wait_empty_commits_until_everything_is_finished(url: StreamUrl, broker:
 def test_wait_empty_has_a_deadline_and_commits_what_it_may(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, _ = consumer.get_many(2, timeout=1)
+        first, _ = consumer.get_many(2, timeout_seconds=1)
         consumer.ack(first)
         begin = time.monotonic()
         assert not consumer.wait_empty(0.05)
@@ -721,17 +721,17 @@ def test_a_full_shard_stops_at_80_percent_and_goes_on_at_40(url: StreamUrl, brok
     options = TrackingOptions(commit_interval_seconds=None, buffer_size=10, close_seconds=0)
     send(url, *[ONE] * 30, TWO)
     with tracked(url, broker, options, callbacks) as consumer:
-        messages = consumer.get_many(99, timeout=1)
+        messages = consumer.get_many(99, timeout_seconds=1)
         assert places([m for m in messages if m.shard == ONE]) == [(0, n) for n in range(8)]
         assert places([m for m in messages if m.shard == TWO]) == [(1, 0)], "the others go on"
         assert told == [("full", ONE)]
         own = [m for m in messages if m.shard == ONE]
         for message in own[:3]:
             consumer.ack(message)
-        assert consumer.get_many(9, timeout=0.02) == []
+        assert consumer.get_many(9, timeout_seconds=0.02) == []
         consumer.ack(own[3])
         assert told == [("full", ONE), ("drop", ONE)]
-        assert places(consumer.get_many(99, timeout=1)) == [(0, n) for n in range(8, 12)]
+        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(8, 12)]
         assert told[2:] == [("full", ONE)]
 
 
@@ -835,14 +835,14 @@ def test_redis_keeps_the_position_of_a_group(redis_address: str) -> None:
     committer = create_committer(url, "billing")
     assert committer.committed() == {}
     with TrackedConsumer(create_consumer(url), committer, options=BY_HAND) as consumer:
-        messages = consumer.get_many(4, timeout=1)
+        messages = consumer.get_many(4, timeout_seconds=1)
         assert [m.sequence for m in messages] == [r.sequence for r in receipts]
         for message in (messages[0], messages[1], messages[3]):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.COMMITTED
         assert committer.committed() == {receipts[0].shard: receipts[1].sequence + 1}
         consumer.seek_to_committed()
-        assert [m.payload for m in consumer.get_many(9, timeout=1)] == [b"2", b"3"]
+        assert [m.payload for m in consumer.get_many(9, timeout_seconds=1)] == [b"2", b"3"]
     assert RedisCommitter(url, "billing").committed() == committer.committed()
 
 

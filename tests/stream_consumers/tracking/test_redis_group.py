@@ -43,7 +43,7 @@ options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED, consumer="me")
 member = RedisGroupConsumer(StreamUrl.parse(sys.argv[1]), group="billing", options=options)
 tracking = TrackingOptions(commit_interval_seconds=0.05)
 consumer = TrackedConsumer(member, RedisGroupCommitter(member), options=tracking)
-messages = consumer.get_many(6, timeout=10)
+messages = consumer.get_many(6, timeout_seconds=10)
 for message in (messages[1], messages[2], messages[4]):
     consumer.ack(message)
 print("working", flush=True)
