@@ -21,8 +21,13 @@ class PositionedConsumer(Protocol):
     def go_to(self, positions: Positions) -> None:
         """Continue these shards at these sequences; others go on where they are.
 
+        Args:
+            positions: the next sequence to read, per shard: one before everything, like -1, is the beginning, and the
+                end of the shard is the last place to go to.
+
         Raises:
-            NotSubscribedError: a shard is not read by this consumer.
+            NotSubscribedError: a shard is not read by this consumer; no shard is moved.
+            OutOfBoundsError: a position is behind the end of its shard; no shard is moved.
         """
         ...
 

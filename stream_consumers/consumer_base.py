@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
+from stream_consumers.capabilities import Positions
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
@@ -195,14 +196,36 @@ class Assignment:
         self._only = assigned - {shard}
 
 
-def check_read(shards: Iterable[Shard], read: frozenset[Shard]) -> None:
-    """Refuse shards that a consumer does not read.
+def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Callable[[], Positions]) -> Positions:
+    """Where a consumer can continue that is asked to go to these positions: as :meth:`Consumer.rewind` for each shard.
+
+    Args:
+        positions: as asked for; one before everything, like -1, is the beginning.
+        read: the shards that the consumer reads.
+        ends: tells the sequence behind the last message of each shard. There is one to go to; what is behind it is not.
 
     Raises:
-        NotSubscribedError: naming the first one.
+        NotSubscribedError: naming the first shard that is not read.
+        OutOfBoundsError: naming the first position behind the end of its shard.
+
+    Example:
+        >>> orders = Shard("orders")
+        >>> positions_to_go_to({orders: -1}, frozenset([orders]), lambda: {orders: 3})
+        {Shard(stream='orders', id=0): 0}
     """
-    unknown = sorted(frozenset(shards) - read)
+    unknown = sorted(positions.keys() - read)
     if unknown:
         raise NotSubscribedError(
             f"{unknown[0]} is not read by this consumer", remedy=f"Read are: {', '.join(map(str, sorted(read)))}."
         )
+    found = {shard: max(0, position) for shard, position in positions.items()}
+    if any(found.values()):
+        known = ends()
+        for shard, position in sorted(found.items()):
+            if position > known.get(shard, 0):
+                raise OutOfBoundsError(
+                    f"{shard} ends before the position {position}",
+                    remedy="Go to the end of the shard at most; was the stream made anew?",
+                    end=known.get(shard, 0),
+                )
+    return found

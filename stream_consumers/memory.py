@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,7 +32,7 @@ from stream_consumers.batches import (
 from stream_consumers.capabilities import Positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, choice
@@ -87,6 +88,7 @@ class MemoryBroker:
     Args:
         created_ns: the time of its creation, unix nanoseconds.
         messages: per shard, in order of their sequences.
+        arrivals: the shard of each message, in the order in which they came.
         ends: per shard, the next sequence; messages may have been removed before it.
         committed: positions, by group and shard.
         metadata: what was stored beside the last commit of each, by group and shard.
@@ -100,6 +102,7 @@ class MemoryBroker:
 
     created_ns: int = field(default_factory=time.time_ns)
     messages: dict[Shard, list[Message]] = field(default_factory=dict)
+    arrivals: list[Shard] = field(default_factory=list)
     ends: dict[Shard, int] = field(default_factory=dict)
     committed: dict[tuple[str, Shard], int] = field(default_factory=dict)
     metadata: dict[tuple[str, Shard], str] = field(default_factory=dict)
@@ -113,6 +116,7 @@ class MemoryBroker:
             sequence = self.ends.get(shard, 0)
             self.ends[shard] = sequence + 1
             self.messages.setdefault(shard, []).append(Message(shard, sequence, moment, payload))
+            self.arrivals.append(shard)
             self.changed.notify_all()
             return Receipt(shard, sequence, moment)
 
@@ -286,12 +290,18 @@ class MemoryConsumer(PollingConsumer):
         self._live = live
         self._assignment = Assignment(url.subscribed_streams())
         self._next: dict[Shard, int] = {}
-        self._turn: list[Shard] = []
+        # The shards that may have a message, in the order of their turns, and how many arrivals they account for: a
+        # message costs the same however many shards there are.
+        self._turns: OrderedDict[Shard, None] = OrderedDict()
+        self._seen = 0
         # A shard begins with its first wanted message after a seek or rewind; from then on every message is read.
         self._begun: set[Shard] = set()
         self._is_wanted: Callable[[Message], bool] = _any
         if reset is AutoStreamReset.LATEST:
             self.rewind(Edge.END)
+        else:
+            with self._broker.changed:
+                self._begin_turns()
 
     def _poll(self, seconds: float) -> Message | None:
         with self._broker.changed:
@@ -326,9 +336,10 @@ class MemoryConsumer(PollingConsumer):
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._broker.changed:
-            check_read(positions, self.assigned())
-            self._next |= positions
-            self._begun |= positions.keys()
+            places = positions_to_go_to(positions, self.assigned(), lambda: self._broker.ends)
+            self._next |= places
+            self._begun |= places.keys()
+            self._turns |= dict.fromkeys(places)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
@@ -350,18 +361,31 @@ class MemoryConsumer(PollingConsumer):
         return self._assignment.of(self._broker.messages)
 
     def _take(self) -> Message | None:
-        for shard in sorted(sorted(self.assigned()), key=lambda s: self._turn.index(s) if s in self._turn else -1):
+        self._meet_arrivals()
+        while self._turns:
+            shard, _ = self._turns.popitem(last=False)
             position = self._next.get(shard, 0)
             is_wanted = _any if shard in self._begun else self._is_wanted
             message = next(filter(is_wanted, self._broker.between(shard, position)), None)
             if message is not None:
                 self._next[shard] = message.sequence + 1
                 self._begun.add(shard)
-                self._turn = [s for s in self._turn if s != shard] + [shard]
+                self._turns[shard] = None
                 return message
             # Messages that are not wanted need not be looked at again.
             self._next[shard] = max(position, self._broker.ends[shard])
         return None
+
+    def _begin_turns(self) -> None:
+        self._turns = OrderedDict.fromkeys(sorted(self.assigned()))
+        self._seen = len(self._broker.arrivals)
+
+    def _meet_arrivals(self) -> None:
+        arrivals = self._broker.arrivals
+        for index in range(self._seen, len(arrivals)):
+            if self._assignment.is_read(arrivals[index]):
+                self._turns.setdefault(arrivals[index])
+        self._seen = len(arrivals)
 
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
@@ -372,6 +396,7 @@ class MemoryConsumer(PollingConsumer):
     def _go_to(self, positions: dict[Shard, int], is_wanted: Callable[[Message], bool]) -> None:
         self._assignment.begin()
         self._next, self._begun, self._is_wanted = positions, set(), is_wanted
+        self._begin_turns()
 
 
 def _any(message: Message) -> bool:

@@ -14,7 +14,7 @@ from confluent_kafka import Message as KafkaMessage
 from stream_consumers.capabilities import Positions, ShardObserver
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.errors import (
     DataLossError,
     GroupActiveError,
@@ -221,16 +221,14 @@ class KafkaConsumer(PollingConsumer):
             return dict(self._reached)
 
     def go_to(self, positions: Positions) -> None:
-        """Continue at these sequences; other shards go on where they are.
-
-        Raises:
-            NotSubscribedError: a shard is not read by this consumer.
-        """
+        """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._lock:
-            check_read(positions, self._assigned)
-            others = {shard: self._position(shard) for shard in self._assigned - frozenset(positions)}
-            self._unreached -= frozenset(positions)
-            self._go_to({**others, **positions})
+            places = positions_to_go_to(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
+            # The first message may be gone already; to the client, negative offsets are names of other places.
+            first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
+            others = {shard: self._position(shard) for shard in self._assigned - frozenset(places)}
+            self._unreached -= frozenset(places)
+            self._go_to({**others, **places, **first})
 
     def pause(self, shards: Iterable[Shard]) -> None:
         """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""

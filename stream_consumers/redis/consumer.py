@@ -10,7 +10,7 @@ from datetime import datetime
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, check_read, end_of, no_message
+from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.entries import read_entry
@@ -112,11 +112,11 @@ class RedisConsumer(PollingConsumer):
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._lock:
-            check_read(positions, self.assigned())
-            self._buffer = deque(item for item in self._buffer if item.shard not in positions)
-            self._next |= positions
+            places = positions_to_go_to(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
+            self._buffer = deque(item for item in self._buffer if item.shard not in places)
+            self._next |= places
             # Whoever names a position has it from this stream: it must have got there.
-            self._saw(positions)
+            self._saw(places)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""

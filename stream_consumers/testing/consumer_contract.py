@@ -365,6 +365,41 @@ class ConsumerContract(Contract):
                 consumer.go_to({Shard("orders", 0): 0, Shard("orders", 1): 0})
             assert {message.shard.id for message in consumer} == {1, 2}
 
+    @pytest.mark.parametrize("position", [-1, -2, -1001, 0])
+    def test_a_position_before_everything_is_the_beginning_of_the_shard(self, stream: Stream, position: int) -> None:
+        receipts = stream.send(in_turn(6, shards=2))
+        with replay(stream) as consumer:
+            if not isinstance(consumer, PositionedConsumer):
+                return
+            assert by_shard(consumer) == by_shard(receipts)
+            consumer.go_to({Shard("orders", 0): position})
+            assert by_shard(consumer) == by_shard(r for r in receipts if r.shard.id == 0)
+            consumer.go_to({Shard("orders", 0): position, Shard("orders", 1): position})
+            take(consumer, 3)
+            consumer.go_to({Shard("orders", 1): position})
+            found = by_shard(consumer)
+            assert found.pop(Shard("orders", 1)) == [r.sequence for r in receipts if r.shard.id == 1]
+            assert set(found) <= {Shard("orders", 0)}
+
+    def test_a_position_behind_the_end_is_out_of_bounds_and_moves_no_shard(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(6, shards=2))
+        zero, one = Shard("orders", 0), Shard("orders", 1)
+        ends = {shard: sequences[-1] + 1 for shard, sequences in by_shard(receipts).items()}
+        with replay(stream) as consumer:
+            if not isinstance(consumer, PositionedConsumer):
+                return
+            for positions in ({one: ends[one] + 1}, {zero: ends[zero], one: 1 << 62}):
+                with pytest.raises(OutOfBoundsError, match=f"orders/1 ends before the position .*end={ends[one]}"):
+                    consumer.go_to(positions)
+            assert by_shard(consumer) == by_shard(receipts)
+        with create_consumer(stream.url()) as consumer:
+            assert isinstance(consumer, PositionedConsumer)
+            take(consumer, 6)
+            consumer.go_to(ends)
+            assert consumer.next(0) is None
+            more = stream.send(in_turn(2, shards=2), first_ms=9_000)
+            assert by_shard(take(consumer, 2)) == by_shard(more)
+
     def test_a_replay_of_a_shard_that_is_not_there_ends(self, stream: Stream) -> None:
         stream.send(in_turn(6, shards=3))
         with replay(stream) as consumer:

@@ -286,12 +286,13 @@ class TrackedConsumer(PollingConsumer):
         Raises:
             InvalidOptionError: the backend cannot move single shards.
             NotSubscribedError: a shard is not read by this consumer.
+            OutOfBoundsError: a position is behind the end of its shard.
         """
         consumer = self._positioned()
         with self._reader.moving():
             consumer.go_to(positions)
             with self._changed:
-                self._shards.go_to(positions)
+                self._shards.go_to({shard: max(0, position) for shard, position in positions.items()})
 
     def _positioned(self) -> PositionedConsumer:
         if not isinstance(self._consumer, PositionedConsumer):
