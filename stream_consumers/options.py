@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import os
+import socket
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -275,29 +279,65 @@ class RedisGroupOptions:
 
 
 HOST_VARIABLE = "HOST_ID"
+MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _CONTAINER_ID_DIGITS = 12
+_numbers = itertools.count()
 
 
 def host_id() -> str:
-    """``$HOST_ID``, else the container's id, else the MAC address; letters and digits.
+    """``$HOST_ID``, else the container's id, else the MAC address, else systemd's machine id; letters and digits.
 
     A default group name made of it stays the same over restarts on one host only: give groups a name where hosts come
     and go.
 
+    Raises:
+        InvalidOptionError: nothing here stays the same from run to run.
+
     Example:
-        >>> host_id().isalnum()
+        >>> host_id() == host_id()
         True
     """
-    given = os.environ.get(HOST_VARIABLE)
-    if given:
-        return given
+    found = os.environ.get(HOST_VARIABLE) or _container_id() or _mac_address() or _machine_id()
+    if found is None:
+        raise InvalidOptionError(
+            "this host has no id that stays the same from run to run: neither a MAC address nor "
+            f"{' nor '.join(map(str, MACHINE_IDS))}",
+            remedy=f"Give the group a name, or set the environment variable {HOST_VARIABLE}.",
+        )
+    return found
+
+
+def new_consumer_name() -> str:
+    """A unique name of a group's member: host, process, thread and time (SeaStreamer's rule).
+
+    Example:
+        >>> new_consumer_name() == new_consumer_name()
+        False
+    """
+    try:
+        host = host_id()
+    except InvalidOptionError:
+        # The name is new in each run anyway.
+        host = socket.gethostname()
+    return f"{host}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns() + next(_numbers)}"
+
+
+def _container_id() -> str | None:
     cgroup = Path("/proc/self/cgroup")
-    if cgroup.exists():
-        last = cgroup.read_text().strip().rpartition("\n")[2]
-        container = last.partition("0::/docker/")[2]
-        if container:
-            return container[:_CONTAINER_ID_DIGITS]
-    return f"{uuid.getnode():012X}"
+    last = cgroup.read_text().strip().rpartition("\n")[2] if cgroup.exists() else ""
+    return last.partition("0::/docker/")[2][:_CONTAINER_ID_DIGITS] or None
+
+
+def _mac_address() -> str | None:
+    node = uuid.getnode()
+    # Python makes a random one up where it finds none, and marks it with this bit (RFC 4122, section 4.5).
+    is_random = bool(node >> 40 & 1)
+    return None if is_random else f"{node:012X}"
+
+
+def _machine_id() -> str | None:
+    found = (path.read_text().strip() for path in MACHINE_IDS if path.exists())
+    return next(filter(None, found), None)
 
 
 @dataclass(frozen=True, kw_only=True)

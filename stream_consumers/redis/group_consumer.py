@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -21,7 +20,7 @@ from stream_consumers.options import (
     Modes,
     RedisGroupOptions,
     choice,
-    host_id,
+    new_consumer_name,
 )
 from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocation
 from stream_consumers.redis.consumer import RedisConsumer
@@ -506,7 +505,7 @@ def _member_name(mode: ConsumerMode, group: str) -> str:
     """The name of a member that was given none (SeaStreamer's rule)."""
     if mode is ConsumerMode.RESUMABLE:
         return group
-    return f"{host_id()}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}"
+    return new_consumer_name()
 
 
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import enum
-import itertools
-import os
 import random
-import threading
-import time
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, choose_fields, host_id
+from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, choose_fields
 
 MAX_STREAM_BYTES = 1024
 MAX_NAME_BYTES = 256
 MAX_BACKOFF_SECONDS = 5.0
-_numbers = itertools.count()
 
 
 class AckMode(str, enum.Enum):
@@ -159,16 +154,6 @@ class SubscriptionConfig:
                 f"{self.claim_idle_seconds}: another member would take the message over meanwhile",
                 remedy="Make backoff_seconds or max_retries smaller, or claim_idle_seconds longer.",
             )
-
-
-def new_consumer_name() -> str:
-    """A unique name of a group's member: host, process, thread and time.
-
-    Example:
-        >>> new_consumer_name() == new_consumer_name()
-        False
-    """
-    return f"{host_id()}:{os.getpid()}:{threading.get_native_id()}:{time.time_ns()}-{next(_numbers)}"
 
 
 def _check_name(option: str, name: str, most: int) -> None:

@@ -7,9 +7,10 @@ import threading
 import time
 
 from stream_consumers.errors import InvalidOptionError, ShutdownTimeoutError, StreamEndedError, Terminal
+from stream_consumers.options import new_consumer_name
 from stream_consumers.subscription.ack_flusher import AckFlusher
 from stream_consumers.subscription.backend import StreamBackend
-from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig, new_consumer_name
+from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.error_observer import ErrorObserver, ErrorReport, ErrorScope, ObserverThread
 from stream_consumers.subscription.messages import FetchedEntry
 from stream_consumers.subscription.processor import EntryProcessor, MessageHandler
