@@ -10,7 +10,7 @@ import pytest
 from stream_consumers.committer import ProcessCommitter
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer
-from stream_consumers.errors import GroupRemovedError, StreamEndedError, OutOfBoundsError, StreamRemovedError
+from stream_consumers.errors import GroupRemovedError, OutOfBoundsError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.redis import removal
@@ -162,9 +162,8 @@ def test_a_position_that_the_stream_has_not_got_to_is_told(place: Place) -> None
     """A tracked consumer goes on at positions that somebody has kept."""
     receipts = place.send(range(5))
     make_again(place)
-    with create_consumer(place.url) as consumer:
-        with pytest.raises(OutOfBoundsError, match="made anew"):
-            consumer.go_to({Shard(place.stream): receipts[-1].sequence + 1})
+    with create_consumer(place.url) as consumer, pytest.raises(OutOfBoundsError, match="made anew"):
+        consumer.go_to({Shard(place.stream): receipts[-1].sequence + 1})
 
 
 def test_a_tracked_consumer_tells_it(place: Place) -> None:
