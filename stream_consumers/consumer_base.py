@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -49,8 +50,12 @@ class PollingConsumer(ClosesOnExit, ABC):
     def _poll(self, seconds: float) -> Message | None:
         """Look once for a message.
 
-        It may return ``None`` early: it is called again until the time of :meth:`next` is over, and then once more
-        with 0. What was found but is not for this consumer (a dead letter, another member's message) does not count.
+        Any number of threads call it. :meth:`next` calls it with 0 first, and waits only if there is nothing. It may
+        return ``None`` early: it is called again until the time is over, and then once more with 0. What was found but
+        is not for this consumer (a dead letter, another member's message) does not count.
+
+        A poll that waits holds no lock that one with 0 waits for; where the client serves one thread at a time, take a
+        :class:`stream_consumers.polling_lock.PollingLock`.
 
         Args:
             seconds: the most that it may wait; 0 does not wait at all.
@@ -61,17 +66,17 @@ class PollingConsumer(ClosesOnExit, ABC):
 
     def next(self, timeout_seconds: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        seconds = 0.0
         while True:
-            seconds = self.poll_seconds
-            if deadline is not None:
-                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
             self._check_open()
             message = self._poll(seconds)
             if message is not None:
                 return message
-            if not seconds:
+            left = max(0.0, deadline - time.monotonic())
+            if not (seconds or left):
                 return None
+            seconds = min(self.poll_seconds, left)
 
     def __iter__(self) -> Iterator[Message]:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from operator import itemgetter
 
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import AutoStreamReset, choose_fields
+from stream_consumers.polling_lock import BRIEF_SECONDS
 from stream_consumers.urls import StreamUrl
 
 Open = Callable[[], Consumer]
@@ -41,6 +43,8 @@ class GroupReading:
 class _Member:
     """A member, and the messages that wait for it, each with its number in the order of reading."""
 
+    # The consumer. Not held, so that one that is dropped without being closed is noticed.
+    owner: weakref.ref[object]
     queue: deque[tuple[int, Message]] = field(default_factory=deque)
 
 
@@ -57,12 +61,18 @@ class SharedGroup:
         self._reader = reader
         self._changed = threading.Condition()
         self._members: list[_Member] = []
-        self._is_reading = False
+        self._is_reading = self._is_brief = False
         self._count = 0
 
-    def join(self) -> _Member:
-        """Add a member; it gets its share of what is read from now on."""
-        member = _Member()
+    @property
+    def has_members(self) -> bool:
+        """Whether anybody is left who has not been dropped."""
+        with self._changed:
+            return any(member.owner() is not None for member in self._members)
+
+    def join(self, owner: object) -> _Member:
+        """Add a member; it gets its share of what is read from now on, until it leaves or ``owner`` is dropped."""
+        member = _Member(weakref.ref(owner))
         with self._changed:
             self._members.append(member)
         return member
@@ -72,13 +82,7 @@ class SharedGroup:
         with self._changed:
             if member not in self._members:
                 return False
-            self._members.remove(member)
-            for number, message in member.queue:
-                self._deal(number, message)
-            member.queue.clear()
-            for other in self._members:
-                other.queue = deque(sorted(other.queue, key=itemgetter(0)))
-            self._changed.notify_all()
+            self._remove(member)
             return not self._members
 
     def close(self) -> None:
@@ -92,11 +96,13 @@ class SharedGroup:
             StreamEndedError: the stream has ended, and nothing is left for this member.
         """
         with self._changed:
+            for dropped in [other for other in self._members if other.owner() is None]:
+                self._remove(dropped)
             if not member.queue and self._is_reading:
-                self._changed.wait(seconds)
+                self._changed.wait(seconds or (BRIEF_SECONDS if self._is_brief else 0.0))
             if member.queue or self._is_reading or member not in self._members:
                 return self._pop(member), False
-            self._is_reading = True
+            self._is_reading, self._is_brief = True, not seconds
         message = None
         try:
             message = self._reader.next(seconds)
@@ -110,6 +116,15 @@ class SharedGroup:
         with self._changed:
             return self._pop(member), message is not None
 
+    def _remove(self, member: _Member) -> None:
+        self._members.remove(member)
+        for number, message in member.queue:
+            self._deal(number, message)
+        member.queue.clear()
+        for other in self._members:
+            other.queue = deque(sorted(other.queue, key=itemgetter(0)))
+        self._changed.notify_all()
+
     def _deal(self, number: int, message: Message) -> None:
         """Give a message to the member that its sequence selects."""
         if self._members:
@@ -120,8 +135,8 @@ class SharedGroup:
         return member.queue.popleft()[1] if member.queue else None
 
 
-# By file or broker, and by the name of the group.
-_groups: dict[tuple[str, str], SharedGroup] = {}
+# By file or broker, and by the name of the group. The members keep a group alive.
+_groups: weakref.WeakValueDictionary[tuple[str, str], SharedGroup] = weakref.WeakValueDictionary()
 _groups_lock = threading.Lock()
 
 
@@ -130,10 +145,11 @@ class SharedGroupConsumer(PollingConsumer):
 
     The members of a group share one reader. A message goes to member number ``sequence % members``, in the order in
     which they joined; members are counted when it is read (SeaStreamer's rule). Messages of a member that does not ask
-    wait for it; when it leaves, the others get them. The group ends with its last member: files and memory store no
-    positions of it, so that a new group starts where ``reset`` says.
+    wait for it; when it leaves, or is dropped without being closed, the others get them. The group ends with its last
+    member: files and memory store no positions of it, so that a new group starts where ``reset`` says.
 
-    A :meth:`seek` or :meth:`rewind` leaves the group; the consumer then reads every message of the assigned shards.
+    A :meth:`seek` or :meth:`rewind` leaves the group; the consumer then reads every message of the assigned shards. A
+    thread that waits in :meth:`next` meanwhile goes on there.
 
     Args:
         url: the file or broker and its streams; the same for all members.
@@ -169,6 +185,9 @@ class SharedGroupConsumer(PollingConsumer):
         self._is_detached = False
         with _groups_lock:
             found = _groups.get(self._key)
+            if found is not None and not found.has_members:
+                found.close()
+                found = None
             if found is None:
                 found = _groups[self._key] = SharedGroup(reading, open_consumer())
             elif found.reading != reading:
@@ -177,7 +196,7 @@ class SharedGroupConsumer(PollingConsumer):
                     remedy="Give all members the same streams, reset and live, or another group.",
                 )
             self._group = found
-            self._member = found.join()
+            self._member = found.join(self)
 
     @property
     def group(self) -> str:
@@ -188,7 +207,13 @@ class SharedGroupConsumer(PollingConsumer):
         if self._is_detached and self._alone is not None:
             return self._alone.next(seconds)
         while True:
-            message, was_read = self._group.take(self._member, seconds)
+            try:
+                message, was_read = self._group.take(self._member, seconds)
+            except StreamEndedError:
+                if not self._is_detached:
+                    raise
+                # A seek or rewind has left the group, which ended with its last member. This thread goes on there.
+                return None
             # A message of another member is no reason to give up before the next one.
             if message is not None or not was_read:
                 return message

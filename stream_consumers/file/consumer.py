@@ -90,11 +90,11 @@ class FileConsumer(PollingConsumer):
                     message = self._next_available()
                     if message is None and not self._ended:
                         raise
-        if message is None:
+        if message is None and seconds:
             # A growing file sends no notification: it is polled less and less often while it does not grow.
             self._closed.wait(min(seconds, self._wait_seconds))
             self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
-        else:
+        elif message is not None:
             self._wait_seconds = SHORTEST_WAIT_SECONDS
         return message
 

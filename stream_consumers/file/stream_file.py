@@ -32,7 +32,8 @@ class StreamFile(ClosesOnExit):
         self.path = Path(path)
         # The working directory may change while the file is open.
         self._place = self.path.absolute()
-        self._descriptor: int | None = _open(self.path)
+        self._descriptor: int | None = None
+        self._descriptor = _open(self.path)
         try:
             self._header_bytes = self.read(0, HEADER_SIZE)
             self.header = Header.decode(self._header_bytes, path=self.path)
@@ -89,6 +90,10 @@ class StreamFile(ClosesOnExit):
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        # A consumer may be dropped without being closed.
+        self.close()
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:

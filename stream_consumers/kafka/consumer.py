@@ -25,6 +25,7 @@ from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choice
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
@@ -82,7 +83,9 @@ class KafkaConsumer(PollingConsumer):
         has_group = mode is not ConsumerMode.REAL_TIME
         self._streams = url.required_streams() if has_group else url.subscribed_streams()
         self._cluster = KafkaCluster(url, client)
-        self._lock = threading.RLock()
+        self._lock = PollingLock()
+        # Held while a member commits, so that no shard is given away meanwhile; never while a message is waited for.
+        self._committing = threading.RLock()
         self._observer: ShardObserver | None = None
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
@@ -108,22 +111,18 @@ class KafkaConsumer(PollingConsumer):
         return f"KafkaConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={self._group!r})"
 
     def _poll(self, seconds: float) -> Message | None:
-        with self._lock:
-            self._check_open()
-            message = self._fetch(seconds)
-            if message is None and not self._live and self._is_at_its_end():
-                raise end_of()
-            return message
+        while isinstance(item := self._take(seconds), DeadLetter):
+            self._on_dead_letter(item)
+        return item
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
-        with self._lock:
-            return self._assigned
+        return self._assigned
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; Kafka looks the offset up by timestamp."""
         at = to_milliseconds(moment)
-        with self._lock:
+        with self._lock.moving():
             shards = self._selected()
             found = {s: offset for s, offset in self._cluster.at(shards, at).items() if offset >= 0}
             self._move(found, shards, lambda message: message.timestamp_ms >= at, f"at or after {moment.isoformat()}")
@@ -131,7 +130,7 @@ class KafkaConsumer(PollingConsumer):
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         to = rewind_place(to)
-        with self._lock:
+        with self._lock.moving():
             shards = self._selected()
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
@@ -151,7 +150,7 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: in mode ``load_balanced``, where the group assigns.
         """
         self._check_own_assignment()
-        with self._lock:
+        with self._lock.moving():
             self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
@@ -161,7 +160,7 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: in mode ``load_balanced``, where the group assigns.
         """
         self._check_own_assignment()
-        with self._lock:
+        with self._lock.moving():
             self._assignment.unassign(shard, self._known)
 
     def commit(self, positions: Positions) -> None:
@@ -179,7 +178,7 @@ class KafkaConsumer(PollingConsumer):
         if self._mode is ConsumerMode.RESUMABLE:
             self._cluster.commit(self._group, positions)
             return
-        with self._lock:
+        with self._committing:
             lost = frozenset(positions) - self._assigned
             # The broker would take it, over what the new owner has committed.
             refusal = None if lost else self._cluster.commit_as_member(self._consumer, self._group, positions)
@@ -192,7 +191,7 @@ class KafkaConsumer(PollingConsumer):
 
     def observe(self, observer: ShardObserver) -> None:
         """Tell ``observer`` of the shards that the group assigns and revokes (mode ``load_balanced``)."""
-        with self._lock:
+        with self._lock.moving():
             self._observer = observer
             if self._assigned:
                 observer.on_assigned(self._assigned)
@@ -217,12 +216,11 @@ class KafkaConsumer(PollingConsumer):
 
     def reached_ends(self) -> Positions:
         """The end of each shard that was read to its end: behind markers, which are no messages."""
-        with self._lock:
-            return dict(self._reached)
+        return dict(self._reached)
 
     def go_to(self, positions: Positions) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
-        with self._lock:
+        with self._lock.moving():
             places = positions_to_go_to(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
             # The first message may be gone already; to the client, negative offsets are names of other places.
             first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
@@ -232,12 +230,12 @@ class KafkaConsumer(PollingConsumer):
 
     def pause(self, shards: Iterable[Shard]) -> None:
         """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
-        with self._lock:
+        with self._lock.moving():
             self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
         """Go on with these shards; nothing was lost meanwhile."""
-        with self._lock:
+        with self._lock.moving():
             self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def close(self) -> None:
@@ -245,28 +243,45 @@ class KafkaConsumer(PollingConsumer):
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._lock:
+        with self._lock.moving(), self._committing:
             self._consumer.close()
 
-    def _fetch(self, seconds: float) -> Message | None:
-        """The next message that is wanted; ``None`` if there was none in time."""
-        self._assign_new_shards()
-        found = self._consumer.poll(seconds)
-        if found is None:
+    def _take(self, seconds: float) -> Message | DeadLetter | None:
+        if not self._lock.acquire(seconds):
             return None
+        try:
+            self._check_open()
+            item = self._fetch(seconds)
+            if item is None and not self._live and self._is_at_its_end():
+                raise end_of()
+            return item
+        finally:
+            self._lock.release()
+
+    def _fetch(self, seconds: float) -> Message | DeadLetter | None:
+        """The next item that is wanted; ``None`` if there was none in time."""
+        self._assign_new_shards()
+        while (found := self._consumer.poll(seconds)) is not None:
+            item = self._item(found)
+            if item is not None:
+                return item
+            # The end of a partition is no reason to say that there is nothing in the others.
+            seconds = 0.0
+        return None
+
+    def _item(self, found: KafkaMessage) -> Message | DeadLetter | None:
+        """What the client gave, if it is wanted."""
         shard, error = Shard(found.topic() or "", found.partition() or 0), found.error()
         if error is not None:
             self._handle_error(error, shard, found.offset() or 0)
             return None
-        message = _message(shard, found)
+        item = _item(shard, found)
         self._reached.pop(shard, None)
-        if isinstance(message, DeadLetter):
-            self._on_dead_letter(message)
-            return None
-        if shard in self._unreached and not self._is_reached(message):
-            return None
-        self._unreached.discard(shard)
-        return message
+        if isinstance(item, Message):
+            if shard in self._unreached and not self._is_reached(item):
+                return None
+            self._unreached.discard(shard)
+        return item
 
     def _handle_error(self, error: KafkaError, shard: Shard, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
@@ -356,7 +371,8 @@ class KafkaConsumer(PollingConsumer):
             consumer.incremental_assign(places)
         else:
             consumer.assign(places)
-        self._assigned |= shards
+        with self._committing:
+            self._assigned |= shards
         self._forget_ends(shards)
         if self._observer is not None:
             self._observer.on_assigned(shards)
@@ -367,7 +383,8 @@ class KafkaConsumer(PollingConsumer):
             if self._observer is not None:
                 self._observer.on_revoked(shards)
         finally:
-            self._assigned -= shards
+            with self._committing:
+                self._assigned -= shards
             self._unreached -= shards
             self._forget_ends(shards)
 
@@ -383,7 +400,7 @@ class KafkaConsumer(PollingConsumer):
             )
 
 
-def _message(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:
+def _item(shard: Shard, found: KafkaMessage) -> Message | DeadLetter:
     headers, error = read_headers(found)
     offset, timestamp = found.offset() or 0, found.timestamp()[1]
     if error is not None:

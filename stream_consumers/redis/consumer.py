@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.ids import SUB_BITS, before
 from stream_consumers.redis.removal import RemovalWatch
@@ -64,7 +64,7 @@ class RedisConsumer(PollingConsumer):
         reset = choice(AutoStreamReset, reset, option="reset")
         self._server = RedisServer(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
-        self._lock = threading.RLock()
+        self._lock = PollingLock()
         self._assignment = Assignment(url.subscribed_streams())
         self._buffer: deque[Message | DeadLetter] = deque()
         self._watch = RemovalWatch(self._server)
@@ -75,24 +75,13 @@ class RedisConsumer(PollingConsumer):
             self.rewind(Edge.END)
 
     def _poll(self, seconds: float) -> Message | None:
-        with self._lock:
-            self._check_open()
-            if not self._buffer:
-                self._read(seconds if self._live else 0.0)
-                if not self._buffer and not self._live:
-                    self._watch.look(self._keys(), now=True)
-                    raise end_of()
-            while self._buffer:
-                item = self._buffer.popleft()
-                if isinstance(item, Message):
-                    return item
-                self._on_dead_letter(item)
-        return None
+        while isinstance(item := self._take(seconds), DeadLetter):
+            self._on_dead_letter(item)
+        return item
 
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
-        with self._lock:
-            return frozenset(self._next)
+        return frozenset(self._next)
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
@@ -104,14 +93,14 @@ class RedisConsumer(PollingConsumer):
         if not isinstance(to, Edge):
             self._move(to, f"from sequence {to} on")
             return
-        with self._lock:
+        with self._lock.moving():
             shards = frozenset(self._selected())
             places = self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0)
             self._go_to(places, places)
 
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
-        with self._lock:
+        with self._lock.moving():
             places = positions_to_go_to(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
@@ -120,12 +109,12 @@ class RedisConsumer(PollingConsumer):
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        with self._lock:
+        with self._lock.moving():
             self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
-        with self._lock:
+        with self._lock.moving():
             self._assignment.unassign(shard, self._known)
 
     def close(self) -> None:
@@ -133,9 +122,23 @@ class RedisConsumer(PollingConsumer):
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._lock:
+        with self._lock.moving():
             self._reading.close()
             self._server.close()
+
+    def _take(self, seconds: float) -> Message | DeadLetter | None:
+        if not self._lock.acquire(seconds):
+            return None
+        try:
+            self._check_open()
+            if not self._buffer:
+                self._read(seconds if self._live else 0.0)
+                if not self._buffer and not self._live:
+                    self._watch.look(self._keys(), now=True)
+                    raise end_of()
+            return self._buffer.popleft() if self._buffer else None
+        finally:
+            self._lock.release()
 
     def _read(self, seconds: float) -> None:
         """Fill the buffer with a page, waiting at most so long for an entry."""
@@ -161,16 +164,14 @@ class RedisConsumer(PollingConsumer):
             return
         self._look_again = time.monotonic() + SHARDS_SECONDS
         found = frozenset(self._server.shards())
-        for shard in found - self._known:
-            self._next[shard] = 0
+        # A new dictionary, since other threads may be looking at the shards.
+        left = dict(self._next)
         if self._assignment.is_for_all:
-            for shard in self._known - found:
-                self._next.pop(shard, None)
+            left = {shard: sequence for shard, sequence in left.items() if shard in found}
             self._watch.forget(self._known - found)
-            self._known = found
-        else:
-            # A shard that is gone is told by the watch.
-            self._known |= found
+        self._next = left | dict.fromkeys(found - self._known, 0)
+        # A shard that is gone is told by the watch, unless all are read that there are.
+        self._known = found if self._assignment.is_for_all else self._known | found
 
     def _keys(self) -> dict[Shard, str]:
         return {shard: self._server.key(shard) for shard in sorted(self._next)}
@@ -184,7 +185,7 @@ class RedisConsumer(PollingConsumer):
 
     def _move(self, sequence: int, place: str) -> None:
         sequence = max(0, sequence)
-        with self._lock:
+        with self._lock.moving():
             ends = self._ends(frozenset(self._selected()))
             if not any(end > sequence for end in ends.values()):
                 raise no_message(place)

@@ -22,6 +22,7 @@ from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.options import check_range
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
@@ -99,7 +100,7 @@ class EntryReader(ClosesOnExit, ABC):
         self._timeout_seconds, self._count = timeout_seconds or 0.0, buffer_size + 1
         # Entries, and whether they were pending for this member before they were read now.
         self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
-        self._lock = threading.RLock()
+        self._lock = PollingLock()
         self._closed = threading.Event()
         self._is_started = False
         self._server = RedisServer(url, client)
@@ -124,17 +125,16 @@ class EntryReader(ClosesOnExit, ABC):
             BrokerUnavailableError: nothing is lost; call it again.
         """
         deadline = time.monotonic() + max(0.0, self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        seconds = 0.0
         while True:
-            with self._lock:
-                self._check_open()
-                self._start()
-                found = self._take()
-                if found is not None:
-                    return found
-                left = deadline - time.monotonic()
-                came = self._fetch(min(POLL_SECONDS, max(0.0, left)))
-            if not came and left <= 0:
+            self._check_open()
+            came, found = self._poll(seconds)
+            if found is not None:
+                return found
+            left = max(0.0, deadline - time.monotonic())
+            if not (came or seconds or left):
                 return None
+            seconds = min(POLL_SECONDS, left)
 
     def add_stream(self, name: str, identifier: str | None = None) -> bool:
         """Read another stream, too; the others stay where they are.
@@ -150,7 +150,7 @@ class EntryReader(ClosesOnExit, ABC):
             InvalidOptionError: ``identifier`` is no id.
             GroupNotFoundError: it has no group, which is not made either.
         """
-        with self._lock:
+        with self._lock.moving():
             self._check_open()
             if name in self._identifiers:
                 return False
@@ -163,7 +163,7 @@ class EntryReader(ClosesOnExit, ABC):
     def close(self) -> None:
         """Close connections and drop buffered entries; a waiting :meth:`get_entry` ends."""
         self._closed.set()
-        with self._lock:
+        with self._lock.moving():
             self._buffers.clear()
             self._is_started = False
             self._release()
@@ -175,7 +175,7 @@ class EntryReader(ClosesOnExit, ABC):
             yield found
 
     def __enter__(self: Self) -> Self:
-        with self._lock:
+        with self._lock.moving():
             self._closed.clear()
             self._start()
         return self
@@ -218,6 +218,19 @@ class EntryReader(ClosesOnExit, ABC):
             self._server.close()
             raise
         self._is_started = True
+
+    def _poll(self, seconds: float) -> tuple[bool, tuple[str, Entry] | None]:
+        """Whether anything came, usable or not, and the next entry."""
+        if not self._lock.acquire(seconds):
+            return False, None
+        try:
+            self._check_open()
+            self._start()
+            found = self._take()
+            came = found is None and self._fetch(seconds)
+            return came, self._take() if came else found
+        finally:
+            self._lock.release()
 
     def _take(self) -> tuple[str, Entry] | None:
         for name, buffer in self._buffers.items():
@@ -302,7 +315,7 @@ class EntryConsumer(EntryReader):
     @property
     def positions(self) -> Mapping[str, str]:
         """Per stream, the id of the last entry that was returned, or where it started: identifiers to go on with."""
-        with self._lock:
+        with self._lock.moving():
             return dict(self._positions)
 
     def _open(self) -> None:
@@ -439,7 +452,7 @@ class GroupEntryConsumer(EntryReader):
             )
         self._check_open()
         if not self._is_started:
-            with self._lock:
+            with self._lock.moving():
                 self._start()
         # Without the lock, which a waiting reader holds.
         ids = [entry if isinstance(entry, str) else entry.id for entry in entries]

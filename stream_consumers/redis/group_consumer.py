@@ -22,6 +22,7 @@ from stream_consumers.options import (
     choice,
     new_consumer_name,
 )
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.acknowledgements import Acknowledgements, EntryLocation
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.entries import read_reply
@@ -275,7 +276,7 @@ class RedisGroupConsumer(PollingConsumer):
             meets_new_shards=live,
         )
         # A thread that waits for messages holds _reading only, so that nothing else waits for it.
-        self._reading, self._moving, self._committing = threading.Lock(), threading.Lock(), threading.Lock()
+        self._reading, self._moving, self._committing = PollingLock(), threading.Lock(), threading.Lock()
         self._lock = threading.Lock()
         self._buffer: deque[tuple[EntryLocation, Message | DeadLetter]] = deque()
         self._by_position: RedisConsumer | None = None
@@ -404,7 +405,7 @@ class RedisGroupConsumer(PollingConsumer):
             with self._moving:
                 if self._by_position is not None:
                     self._by_position.close()
-            with self._reading:
+            with self._reading.moving():
                 self._group.close()
 
     # committing
@@ -464,7 +465,7 @@ class RedisGroupConsumer(PollingConsumer):
         Raises:
             StreamEndedError: there were none, and the consumer is not live.
         """
-        if not self._reading.acquire(timeout=seconds):
+        if not self._reading.acquire(seconds):
             return False
         try:
             self._check_open()
@@ -473,7 +474,7 @@ class RedisGroupConsumer(PollingConsumer):
             came = self._reader.read(seconds if self._live else 0.0)
         finally:
             self._reading.release()
-        if not came and not self._live:
+        if not came and not self._live and not self._is_detached:
             raise end_of(f"group {self.group!r}")
         return came
 

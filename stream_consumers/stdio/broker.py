@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -18,6 +20,8 @@ from stream_consumers.urls import StreamUrl
 BUFFER_MESSAGES = 1024
 BUFFER_BYTES = 16 * 1024 * 1024
 PATIENCE_SECONDS = 10.0
+# How often a reader that waits looks whether a consumer was dropped, which tells nobody.
+LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +53,8 @@ class StdioBroker:
 
     Reading starts with the first :meth:`take`, in one thread, so that consumers that were created before it miss
     nothing. Reading pauses while there is no consumer, and while a consumer that the next message is for has a full
-    queue; then the process that writes into the pipe waits, too. An open consumer that is not read blocks the others.
+    queue; then the process that writes into the pipe waits, too. An open consumer that is not read blocks the others,
+    unless it was dropped without being closed.
 
     Args:
         source: the pipe to read; without one, taking raises StreamNotFoundError.
@@ -77,7 +82,8 @@ class StdioBroker:
         self._input = InputPipe(source)
         self._buffer_messages, self._buffer_bytes = buffer_messages, buffer_bytes
         self._changed = threading.Condition()
-        self._queues: list[ConsumerQueue] = []
+        # Not held, so that the queue of a consumer that is dropped without being closed holds nobody up.
+        self._known: list[weakref.ref[ConsumerQueue]] = []
         self._next: dict[Shard, int] = {}
         self._reader: threading.Thread | None = None
         self._is_read = False
@@ -94,7 +100,7 @@ class StdioBroker:
         """Get the messages of these streams from now on; members of a group are in the order of these calls."""
         queue = ConsumerQueue(frozenset(streams), group)
         with self._changed:
-            self._queues.append(queue)
+            self._known.append(weakref.ref(queue))
             self._changed.notify_all()
         return queue
 
@@ -103,7 +109,7 @@ class StdioBroker:
         with self._changed:
             if queue.is_open:
                 queue.is_open = False
-                self._queues.remove(queue)
+                self._known.remove(weakref.ref(queue))
                 self._changed.notify_all()
 
     def take(self, queue: ConsumerQueue, seconds: float | None = None) -> Message | None:
@@ -156,6 +162,13 @@ class StdioBroker:
             self._deliver(message, waits_for_consumers=False)
 
     @property
+    def _queues(self) -> list[ConsumerQueue]:
+        """Those whose consumers are still there."""
+        queues = [queue for known in self._known if (queue := known()) is not None]
+        self._known = [weakref.ref(queue) for queue in queues]
+        return queues
+
+    @property
     def _is_at_end(self) -> bool:
         """Whether no more messages can come: the pipe was read to its end, or cannot be read on."""
         return self._failure is not None or (self._is_read and not self._loopbacks)
@@ -198,19 +211,22 @@ class StdioBroker:
     def _deliver(self, message: Message, *, waits_for_consumers: bool) -> int:
         """Give the message to all queues that it is for, once all of them have room; returns their number."""
         size = len(message.payload or b"")
-        is_logged = False
+        begin, is_logged = time.monotonic(), False
         while True:
             # Consumers may come and go during a wait, so that the takers are looked up again.
             takers = self._takers(message)
             has_consumers = bool(self._queues) or not waits_for_consumers
             if has_consumers and all(self._has_room(taker, size) for taker in takers):
                 break
-            if not self._changed.wait(PATIENCE_SECONDS) and takers and not is_logged:
+            if takers and not is_logged and time.monotonic() - begin > PATIENCE_SECONDS:
                 is_logged = True
                 _log.warning(
                     "reading stdin is paused: a consumer of %s does not take its messages; read it, or close it",
                     ", ".join(sorted(set().union(*(taker.streams for taker in takers)))),
                 )
+            # A queue that is held here would never be dropped.
+            del takers
+            self._changed.wait(LOOK_SECONDS)
         for taker in takers:
             taker.buffer.append(message)
             taker.buffered_bytes += size

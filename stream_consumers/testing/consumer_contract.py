@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -49,6 +50,37 @@ def take(consumer: Consumer, count: int) -> list[Message]:
         assert message is not None, f"only {len(found)} of {count} messages came"
         found.append(message)
     return found
+
+
+def wait_in_threads(consumer: Consumer, count: int) -> tuple[list[threading.Thread], list[Message]]:
+    """So many threads that wait for a message, and what they get; those that get none end with the consumer."""
+    found: list[Message] = []
+    started = threading.Barrier(count + 1)
+
+    def wait() -> None:
+        started.wait(PATIENCE)
+        with contextlib.suppress(StreamEndedError):
+            message = consumer.next(PATIENCE)
+            if message is not None:
+                found.append(message)
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    started.wait(PATIENCE)
+    return threads, found
+
+
+def usual_seconds(call: Callable[[], object]) -> float:
+    """How long a call takes: the median of several, since the machine may be busy with something else."""
+    seconds: list[float] = []
+    for _ in range(9):
+        # Some of them while the others wait, and some in between.
+        time.sleep(0.03)
+        begin = time.monotonic()
+        call()
+        seconds.append(time.monotonic() - begin)
+    return sorted(seconds)[len(seconds) // 2]
 
 
 class ConsumerContract(Contract):
@@ -157,6 +189,34 @@ class ConsumerContract(Contract):
             for thread in threads:
                 thread.join(PATIENCE)
         assert sorted(places(found)) == sorted(places(receipts))
+
+    def test_0_never_waits_beside_threads_that_wait(self, stream: Stream) -> None:
+        with create_consumer(stream.url()) as consumer:
+            threads, found = wait_in_threads(consumer, 3)
+            assert usual_seconds(lambda: consumer.next(0)) < 0.05
+            assert all(thread.is_alive() for thread in threads)
+            receipts = stream.send(in_turn(3))
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert sorted(places(found)) == places(receipts)
+
+    def test_a_move_is_not_held_up_by_threads_that_wait(self, stream: Stream) -> None:
+        stream.send(in_turn(1))
+        with create_consumer(stream.url()) as consumer:
+            take(consumer, 1)
+            threads, _ = wait_in_threads(consumer, 3)
+            assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
+            assert all(thread.is_alive() for thread in threads)
+
+    def test_a_thread_that_waits_goes_on_where_it_was_moved_to(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(5))
+        with create_consumer(stream.url()) as consumer:
+            take(consumer, 5)
+            (waiting,), found = wait_in_threads(consumer, 1)
+            consumer.rewind(receipts[2].sequence)
+            waiting.join(PATIENCE)
+            assert places(found) == places(receipts[2:3])
+            assert places(take(consumer, 2)) == places(receipts[3:])
 
     # rewind and seek
 

@@ -93,7 +93,6 @@ class TrackedConsumer(PollingConsumer):
             self._shards,
             self._changed,
             self._activities,
-            is_committing=lambda: self._commits.is_running,
             on_buffer_full=self._callbacks.on_buffer_full,
         )
         self._is_closing = False
@@ -310,7 +309,7 @@ class TrackedConsumer(PollingConsumer):
             InvalidOptionError: the backend cannot move single shards.
             StreamAssetsError: as the committer says.
         """
-        with self._reader.fetching:
+        with self._reader.fetching.moving():
             committed = self._committer.committed()
             with self._changed:
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}

@@ -12,6 +12,7 @@ from stream_consumers.capabilities import EndedConsumer, PausableConsumer
 from stream_consumers.consumer import Consumer
 from stream_consumers.errors import StreamEndedError
 from stream_consumers.messages import Message, Shard
+from stream_consumers.polling_lock import PollingLock
 from stream_consumers.tracking.options import Activity, Shards
 from stream_consumers.tracking.shards import TrackedShards
 
@@ -52,7 +53,6 @@ class TrackedReader:
         shards: keeps what was fetched and not handed out; only touched with ``changed`` held.
         changed: the lock of ``shards``.
         activities: is told of fetches and seeks.
-        is_committing: whether a commit is under way.
         on_buffer_full: told of a shard that became full.
     """
 
@@ -63,13 +63,11 @@ class TrackedReader:
         changed: threading.Condition,
         activities: Activities,
         *,
-        is_committing: Callable[[], bool],
         on_buffer_full: Callable[[Shard], None],
     ) -> None:
         self._consumer, self._shards, self._changed, self._activities = consumer, shards, changed, activities
-        self._is_committing, self._on_buffer_full = is_committing, on_buffer_full
-        # Re-entrant: the group may take shards while this thread fetches.
-        self.fetching = threading.RLock()
+        self._on_buffer_full = on_buffer_full
+        self.fetching = PollingLock()
         self.fetched_at: float | None = None
         self.is_flowing = True
         self._handing = 0
@@ -93,7 +91,7 @@ class TrackedReader:
     @contextmanager
     def moving(self) -> Iterator[None]:
         """Within, nothing is fetched, and the consumer may be moved."""
-        with self.fetching, self._activities.doing(Activity.SEEKING):
+        with self.fetching.moving(), self._activities.doing(Activity.SEEKING):
             try:
                 yield
             finally:
@@ -121,9 +119,10 @@ class TrackedReader:
                     self._changed.notify_all()
 
     def _obtain(self, seconds: float) -> Message | None:
+        message = self._hand_out()
         # Whoever fetches already may get it for this thread, too.
-        if not self.fetching.acquire(timeout=seconds):
-            return None
+        if message is not None or not self.fetching.acquire(seconds):
+            return message
         try:
             message, has_more = self._hand_out(), True
             # What came may be of a closed shard: that is no reason to say that there is nothing.
@@ -147,8 +146,6 @@ class TrackedReader:
 
     def _may_fetch(self, seconds: float) -> bool:
         with self._changed:
-            # A commit needs the consumer, too, and would wait long for a thread that always has it.
-            self._changed.wait_for(lambda: not self._is_committing(), seconds)
             if not self.is_flowing:
                 return False
             if not self._shards.can_hold:

@@ -36,11 +36,13 @@ def test_without_time_it_polls_once_and_does_not_wait() -> None:
     assert (consumer.next(0), consumer.waits) == (None, [0.0])
 
 
-def test_a_poll_waits_no_longer_than_its_slice_and_the_last_one_not_at_all() -> None:
+def test_it_looks_before_it_waits_and_after() -> None:
     consumer = Scripted()
     assert consumer.next(0.01) is None
-    assert all(0 < wait <= 0.002 for wait in consumer.waits[:-1])
-    assert consumer.waits[-1] == 0.0
+    first, *waits, last = consumer.waits
+    assert (first, last) == (0.0, 0.0)
+    assert waits
+    assert all(0 < wait <= 0.002 for wait in waits)
 
 
 def test_a_poll_that_found_nothing_is_no_reason_to_give_up() -> None:

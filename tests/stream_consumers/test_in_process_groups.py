@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import os
 import threading
@@ -21,6 +23,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode, FileProducerOptions
+from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
 from tests.support.polling import until
 from tests.support.ss_files import START_MS, numbered, write_file
 
@@ -244,6 +247,53 @@ def test_a_waiting_member_gets_its_message_while_another_waits(url: str) -> None
             thread.join(PATIENCE)
     assert {place: m.sequence % 2 for place, m in found.items() if m} == {0: 0, 1: 1}
     assert {m.sequence for m in found.values() if m} == {first, first + 1}
+
+
+def test_a_thread_that_waits_goes_on_where_its_member_was_moved_to(url: str) -> None:
+    for others in range(2):
+        first = send(url, range(4))
+        with contextlib.ExitStack() as stack:
+            moving, *_ = [stack.enter_context(member(url, reset=LATEST)) for _ in range(1 + others)]
+            (waiting,), found = wait_in_threads(moving, 1)
+            moving.rewind(first + 1)
+            waiting.join(PATIENCE)
+            assert numbers(found) == [1]
+            assert take(moving, 2) == [2, 3]
+
+
+def test_a_member_that_was_dropped_gives_its_messages_back(url: str) -> None:
+    with member(url) as staying:
+        dropped = member(url)
+        send(url, range(10))
+        found = take(staying, 4)
+        del dropped
+        assert sorted(found + take_all(staying)) == list(range(10))
+        send(url, range(10, 20))
+        assert take_all(staying) == list(range(10, 20))
+
+
+def test_a_group_whose_members_were_all_dropped_is_over(url: str, path: Path) -> None:
+    send(url, range(4))
+    alone = member(url)
+    moved = member(url)
+    moved.rewind(Edge.BEGINNING)
+    assert take(alone, 2) == [0, 1]
+    del alone
+    with member(url) as again:
+        assert take_all(again) == [0, 1, 2, 3]
+    moved.close()
+    last = member(url)
+    del moved, last
+    gc.collect()
+    assert open_files(path) == 0
+
+
+def test_0_never_waits_beside_members_that_wait(url: str) -> None:
+    with member(url) as one, member(url) as other:
+        threads, _ = wait_in_threads(one, 3)
+        for consumer in (one, other):
+            assert usual_seconds(lambda consumer=consumer: consumer.next(0)) < 0.05
+        assert all(thread.is_alive() for thread in threads)
 
 
 # what cannot be
