@@ -83,7 +83,7 @@ class TrackedConsumer(PollingConsumer):
             )
         check_committer(consumer, committer)
         self._consumer, self._committer = consumer, committer
-        self._callbacks = callbacks or TrackingCallbacks()
+        self._callbacks = (callbacks or TrackingCallbacks()).guarded()
         self._changed = threading.Condition()
         self._shards = TrackedShards(self._options, keeps_entries=isinstance(committer, EntryCommitter))
         self._commits = BackgroundCommit(committer, self._shards, self._changed, self._options)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range
 
 Shards = frozenset[Shard]
+Subject = TypeVar("Subject")
+_log = logging.getLogger(__name__)
 
 
 class Activity(enum.Flag):
@@ -34,9 +38,22 @@ def _nothing(*_: object) -> None:
     pass
 
 
+def _guarded(name: str, callback: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    def call(subject: Subject) -> None:
+        try:
+            callback(subject)
+        except Exception:  # noqa: BLE001 - a callback may raise anything
+            _log.exception("the callback %s failed when it was told of %r", name, subject)
+
+    return call
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingCallbacks:
     """Lifecycle callbacks; each is called by the thread in which it happens.
+
+    What a callback raises is logged, and nothing else changes: the message is handed out, the positions are committed,
+    and the error that it was told of goes on.
 
     Args:
         on_revoked: the group revokes these shards. They are committed when this returns, and given back then: finish
@@ -58,6 +75,11 @@ class TrackingCallbacks:
     on_buffer_full: Callable[[Shard], None] = _nothing
     on_buffer_drop: Callable[[Shard], None] = _nothing
     on_task_error: Callable[[BaseException], None] = _nothing
+
+    def guarded(self) -> TrackingCallbacks:
+        """The same callbacks, of which none raises."""
+        callbacks = {field.name: _guarded(field.name, getattr(self, field.name)) for field in fields(self)}
+        return TrackingCallbacks(**callbacks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

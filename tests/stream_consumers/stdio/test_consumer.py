@@ -178,6 +178,18 @@ def test_a_full_buffer_stops_the_pipe() -> None:
         assert sequences(quick, 6) == [4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.parametrize(("group", "first"), [(None, [0, 1, 2]), ("abc", [0, 2, 4, 6])])
+def test_a_consumer_that_was_dropped_holds_nobody_up(group: str | None, first: list[int]) -> None:
+    with open_pipe(buffer_messages=3) as pipe:
+        mode = ConsumerMode.LOAD_BALANCED if group else ConsumerMode.REAL_TIME
+        staying, dropped = (StdioConsumer(ORDERS, mode=mode, group=group, broker=pipe.broker) for _ in range(2))
+        pipe.write(*(b"[orders] %d" % i for i in range(20)))
+        assert sequences(staying, len(first)) == first
+        assert staying.next(timeout_seconds=0.05) is None
+        del dropped
+        assert sequences(staying, 19 - first[-1]) == list(range(first[-1] + 1, 20))
+
+
 def test_whoever_writes_a_pipe_that_is_not_read_waits() -> None:
     with open_pipe(buffer_bytes=100_000) as pipe:
         consumer = StdioConsumer(ORDERS, broker=pipe.broker)

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -593,6 +594,56 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
         assert broker.calls == [{ONE: 1}]
         assert consumer.unacked == [second]
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
+
+
+def test_a_callback_that_raises_loses_neither_the_commit_nor_the_first_error(
+    url: StreamUrl, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(error: BaseException) -> None:
+        raise RuntimeError("the callback is broken")
+
+    send(url, ONE, ONE)
+    with tracked(url, broker, callbacks=TrackingCallbacks(on_task_error=fail)) as consumer:
+        first, second = consumer.get_many(2, timeout_seconds=1)
+        consumer.ack(first)
+        with pytest.raises(ValueError, match="poison"), consumer.processing(second):
+            raise ValueError("poison")
+        assert broker.positions == {ONE: 1}
+        consumer.ack(second)
+        assert consumer.on_task_error(ValueError("again")) is CommitResult.COMMITTED
+    assert broker.positions == {ONE: 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "the callback on_task_error failed when it was told of ValueError('poison')",
+        "the callback on_task_error failed when it was told of ValueError('again')",
+    ]
+    assert "the callback is broken" in caplog.text
+
+
+def test_callbacks_that_raise_lose_no_message_and_no_commit(
+    url: StreamUrl, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def failing(name: str) -> Callable[[object], None]:
+        def fail(subject: object) -> None:
+            told.append(name)
+            raise RuntimeError(f"{name} is broken")
+
+        return fail
+
+    names = ("on_assigned", "on_revoked", "on_buffer_full", "on_buffer_drop")
+    send(url, *[ONE] * 4)
+    callbacks = TrackingCallbacks(**{name: failing(name) for name in names})
+    options = replace(BY_HAND, buffer_size=5)
+    with tracked(url, broker, options, callbacks) as consumer:
+        consumer.on_assigned(frozenset([ONE]))
+        messages = consumer.get_many(4, timeout_seconds=1)
+        assert places(messages) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+        assert [consumer.ack(message) for message in messages] == [True] * 4
+        consumer.on_revoked(frozenset([ONE]))
+        assert broker.positions == {ONE: 4}
+    assert told == ["on_assigned", "on_buffer_full", "on_buffer_drop", "on_revoked"]
+    assert all(f"{name} is broken" in caplog.text for name in names)
 
 
 def test_an_error_that_is_none_of_ours_is_kept_too(url: StreamUrl, broker: Broker) -> None:
