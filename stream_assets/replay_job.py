@@ -1,12 +1,15 @@
 """The partitioned replay job of a stream asset: the Dagster backfill page ingests days or hours again."""
 
+from collections.abc import Iterator
 from datetime import timezone
+from typing import Any
 
 import dagster as dg
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_assets.asset import DAILY, StreamAsset, replay_id
+from stream_assets.checks import evaluate_checks
 from stream_assets.config import ReplayConfig
 from stream_consumers.errors import InvalidOptionError
 
@@ -38,7 +41,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         pool=stream.replay_job_name,
         out=dg.Out(dg.Nothing),
     )
-    def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+    def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
         window = context.partition_time_window
         wanted = Replay(
             Bound(moment=window.start.astimezone(timezone.utc)),
@@ -46,8 +49,9 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
             OnReplay(config.on_replay.value),
             replay_id(context),
         )
-        for materialization in stream.replay(context, wanted, config):
-            context.log_event(materialization)
+        yield from stream.replay(context, wanted, config)
+        yield from evaluate_checks(stream)
+        yield dg.Output(None)
 
     @dg.job(
         name=stream.replay_job_name,
