@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 
 Positions = Mapping[Shard, int]
@@ -30,6 +31,22 @@ class PositionedConsumer(Protocol):
             OutOfBoundsError: a position is behind the end of its shard; no shard is moved.
         """
         ...
+
+
+def positioned(consumer: object) -> PositionedConsumer:
+    """This consumer, if its shards can be moved one by one.
+
+    Raises:
+        InvalidOptionError: they cannot.
+
+    Example:
+        >>> positioned("no consumer")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: str cannot move single shards. Use rewind or seek.
+    """
+    if not isinstance(consumer, PositionedConsumer):
+        raise InvalidOptionError(f"{type(consumer).__name__} cannot move single shards", remedy="Use rewind or seek.")
+    return consumer
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from stream_consumers.capabilities import ObservableConsumer, PositionedConsumer, Positions
+from stream_consumers.capabilities import ObservableConsumer, Positions, positioned
 from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
@@ -287,18 +287,11 @@ class TrackedConsumer(PollingConsumer):
             NotSubscribedError: a shard is not read by this consumer.
             OutOfBoundsError: a position is behind the end of its shard.
         """
-        consumer = self._positioned()
+        consumer = positioned(self._consumer)
         with self._reader.moving():
             consumer.go_to(positions)
             with self._changed:
                 self._shards.go_to({shard: max(0, position) for shard, position in positions.items()})
-
-    def _positioned(self) -> PositionedConsumer:
-        if not isinstance(self._consumer, PositionedConsumer):
-            raise InvalidOptionError(
-                f"{type(self._consumer).__name__} cannot move single shards", remedy="Use rewind or seek."
-            )
-        return self._consumer
 
     def seek_to_committed(self) -> Mapping[Shard, int]:
         """Continue every shard at what is committed, or where this consumer began with it; returns what is committed.
@@ -315,7 +308,7 @@ class TrackedConsumer(PollingConsumer):
                 begun = {shard: found.first for shard, found in self._shards.known.items() if found.first is not None}
                 # A commit of the group's own may be newer than what is known here.
                 known = {shard: position for shard, position in committed.items() if shard in self._shards.known}
-            read = self._positioned().assigned()
+            read = positioned(self._consumer).assigned()
             self.go_to({shard: position for shard, position in {**begun, **known}.items() if shard in read})
             with self._changed:
                 self._shards.learn(known)

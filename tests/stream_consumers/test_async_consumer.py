@@ -15,7 +15,7 @@ import pytest
 from stream_consumers.async_consumer import AsyncConsumer
 from stream_consumers.consumer import Edge
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import OutOfBoundsError, StreamEndedError, StreamRemovedError
+from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 
 PATIENCE = 20.0
@@ -237,6 +237,161 @@ def test_a_move_forgets_what_was_passed_on(url: str) -> None:
             await asyncio.wait([waiting])
             await consumer.rewind(2)
             assert number(await consumer.next(PATIENCE)) == 3
+
+    run(test)
+
+
+# moves
+
+
+class Held:
+    """A consumer whose reads and moves wait until they are let go."""
+
+    def __init__(self, url: str) -> None:
+        self.consumer: Any = create_consumer(url)
+        self.busy, self.free = threading.Event(), threading.Event()
+        self.free.set()
+
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
+        if timeout_seconds:
+            self.wait()
+        found: Message | None = self.consumer.next(timeout_seconds)
+        return found
+
+    def rewind(self, to: Edge | int) -> None:
+        self.consumer.rewind(to)
+        self.wait()
+
+    def wait(self) -> None:
+        self.busy.set()
+        assert self.free.wait(PATIENCE)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+
+MOVES: dict[str, Callable[[AsyncConsumer], Awaitable[object]]] = {
+    "rewind": lambda consumer: consumer.rewind(2),
+    "rewind to the beginning": lambda consumer: consumer.rewind(Edge.BEGINNING),
+    "seek": lambda consumer: consumer.seek(from_milliseconds(1_002)),
+    "go_to": lambda consumer: consumer.go_to({Shard("orders"): 2}),
+    "one of its own": lambda consumer: consumer.move(lambda: consumer.consumer.rewind(2)),
+}
+
+
+async def leave_by_cancelling(consumer: AsyncConsumer) -> None:
+    waiting = asyncio.create_task(consumer.next())
+    await until_waiting(consumer, 1)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+async def leave_by_a_timeout_around(consumer: AsyncConsumer) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(consumer.next(), 0.001)
+
+
+async def leave_by_its_own_timeout(consumer: AsyncConsumer) -> None:
+    assert await consumer.next(0.001) is None
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())
+@pytest.mark.parametrize("leave", [leave_by_cancelling, leave_by_a_timeout_around, leave_by_its_own_timeout])
+def test_nothing_from_before_a_move_comes_behind_it(
+    url: str, move: Callable[[AsyncConsumer], Awaitable[object]], leave: Callable[[AsyncConsumer], Awaitable[None]]
+) -> None:
+    async def test() -> None:
+        for turn in range(3):
+            place = url.replace("/orders", f"-{turn}/orders")
+            send(place, *range(5))
+            async with AsyncConsumer(create_consumer(place)) as consumer:
+                for _ in range(5):
+                    await consumer.next()
+                await leave(consumer)
+                # The read that was begun for it goes on, and gets this one.
+                send(place, 5)
+                await move(consumer)
+                found = [number(await consumer.next(PATIENCE)) for _ in range(4)]
+                first = found[0] or 0
+                assert first in {0, 2}
+                assert found == list(range(first, first + 4))
+
+    run(test)
+
+
+def test_a_move_to_nowhere_keeps_what_a_cancelled_task_left(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url)) as consumer:
+            await leave_by_cancelling(consumer)
+            send(url, 0, 1)
+            with pytest.raises(OutOfBoundsError):
+                await consumer.rewind(7)
+            assert [number(await consumer.next(PATIENCE)) for _ in range(2)] == [0, 1]
+
+    run(test)
+
+
+def test_a_move_whose_task_was_cancelled_forgets_what_was_read_before_it(url: str) -> None:
+    async def test() -> None:
+        held: Any = Held(url)
+        async with AsyncConsumer(held) as consumer:
+            await leave_by_cancelling(consumer)
+            send(url, 0, 1)
+            held.free.clear()
+            held.busy.clear()
+            moving = asyncio.create_task(consumer.rewind(1))
+            await asyncio.to_thread(held.busy.wait, PATIENCE)
+            moving.cancel()
+            await asyncio.wait([moving])
+            held.free.set()
+            assert number(await consumer.next(PATIENCE)) == 1
+            assert await consumer.next(0.01) is None
+
+    run(test)
+
+
+def test_a_move_of_one_shard_forgets_what_was_left_of_this_one_only(url: str) -> None:
+    one, other = Shard("orders", 0), Shard("orders", 1)
+
+    async def test() -> None:
+        for left, expected in ((other, [9, 0]), (one, [0])):
+            place = url.replace("/orders", f"-{left.id}/orders")
+            send(place, 0)
+            async with AsyncConsumer(create_consumer(place)) as consumer:
+                assert number(await consumer.next(PATIENCE)) == 0
+                waiting = asyncio.create_task(consumer.next())
+                await until_waiting(consumer, 1)
+                consumer._waiters[0].answer.add_done_callback(lambda _, task=waiting: task.cancel())
+                with create_producer(place) as producer:
+                    producer.send(b"9", shard=left.id)
+                await asyncio.wait([waiting])
+                await consumer.go_to({one: 0})
+                assert [number(await consumer.next(PATIENCE)) for _ in expected] == expected
+
+    run(test)
+
+
+def test_single_shards_cannot_be_moved_everywhere(url: str) -> None:
+    async def test() -> None:
+        async with AsyncConsumer(create_consumer(url, mode="load_balanced", group="g")) as consumer:
+            with pytest.raises(InvalidOptionError, match="cannot move single shards"):
+                await consumer.go_to({Shard("orders"): 0})
+
+    run(test)
+
+
+def test_who_does_not_wait_is_not_held_up_by_a_read_that_waits(url: str) -> None:
+    async def test() -> None:
+        held: Any = Held(url)
+        async with AsyncConsumer(held) as consumer:
+            held.free.clear()
+            patient = asyncio.create_task(consumer.next())
+            await asyncio.to_thread(held.busy.wait, PATIENCE)
+            send(url, 1, 2)
+            assert await consumer.next(0) is None
+            held.free.set()
+            assert number(await patient) == 1
+            assert number(await consumer.next(0)) == 2
 
     run(test)
 
