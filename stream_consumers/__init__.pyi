@@ -19,11 +19,13 @@ from stream_consumers.batches import (
     message_row as message_row,
     record_batches as record_batches,
 )
+from stream_consumers.capabilities import ShardEnd as ShardEnd
 from stream_consumers.client_config import ClientConfig as ClientConfig, EnvironmentVariable as EnvironmentVariable
 from stream_consumers.committer import (
     EntryCommitter as EntryCommitter,
     PositionCommitter as PositionCommitter,
     ProcessCommitter as ProcessCommitter,
+    TransactionCommitter as TransactionCommitter,
 )
 from stream_consumers.consumer import (
     Consumer as Consumer,
@@ -178,11 +180,11 @@ from stream_consumers.tracking.livelock import (
     Livelock as Livelock,
     LivelockOptions as LivelockOptions,
     LivelockWatch as LivelockWatch,
-    ShardEnd as ShardEnd,
     ShardProgress as ShardProgress,
 )
 from stream_consumers.tracking.options import (
     Activity as Activity,
+    Scheduler as Scheduler,
     TrackingCallbacks as TrackingCallbacks,
     TrackingOptions as TrackingOptions,
 )

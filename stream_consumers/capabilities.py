@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.errors import InvalidOptionError
@@ -88,5 +89,35 @@ class EndedConsumer(Protocol):
     """A consumer that knows of ends that are no messages."""
 
     def reached_ends(self) -> Positions:
-        """The ends that were reached."""
+        """The ends that were reached since the last call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnd:
+    """Where a shard ends.
+
+    Args:
+        readable: the sequence behind what can be read (Kafka's last stable offset with ``read_committed``).
+        written: the sequence behind what was written; greater while a transaction is open.
+
+    Example:
+        >>> ShardEnd(readable=7, written=9).written
+        9
+    """
+
+    readable: int
+    written: int
+
+
+@runtime_checkable
+class MeasurableConsumer(Protocol):
+    """A consumer that can ask how far its shards reach."""
+
+    def ends(self) -> Mapping[Shard, ShardEnd]:
+        """The ends of the shards that are read, now; any thread may ask, also while another one waits in ``next``.
+
+        Raises:
+            StreamAssetsError: as the broker says.
+        """
         ...

@@ -43,6 +43,33 @@ class PositionCommitter(Protocol):
 
 
 @runtime_checkable
+class TransactionCommitter(PositionCommitter, Protocol):
+    """Beyond :class:`PositionCommitter`: its commits end a transaction.
+
+    Example:
+        >>> isinstance(ProcessCommitter(), TransactionCommitter)
+        False
+    """
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction was begun and has not ended."""
+        ...
+
+    def commit(self, positions: Positions, *, start_new_transaction: bool = True) -> None:
+        """Keep these positions, and end the transaction with them.
+
+        Args:
+            positions: the next sequence to read, per shard.
+            start_new_transaction: begin the next one at once.
+
+        Raises:
+            StreamAssetsError: they were not kept.
+        """
+        ...
+
+
+@runtime_checkable
 class EntryCommitter(Protocol):
     """Beyond :class:`PositionCommitter`: keeps message by message which ones are finished, in any order.
 

@@ -29,7 +29,7 @@ from stream_consumers.batches import (
     message_row,
     record_batches,
 )
-from stream_consumers.capabilities import Positions
+from stream_consumers.capabilities import Positions, ShardEnd
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
@@ -317,6 +317,11 @@ class MemoryConsumer(PollingConsumer):
         """The shards that are read now."""
         with self._broker.changed:
             return frozenset(filter(self._assignment.is_read, self._broker.messages))
+
+    def ends(self) -> Mapping[Shard, ShardEnd]:
+        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
+        with self._broker.changed:
+            return {shard: ShardEnd(end, end) for shard in self.assigned() for end in [self._broker.ends[shard]]}
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""

@@ -4,11 +4,9 @@ python examples/consumers/faust.py
 """
 
 from stream_consumers import (
-    LivelockWatch,
-    MemoryBatchSource,
+    LivelockOptions,
     MemoryCommitter,
     Message,
-    ShardEnd,
     StreamUrl,
     TrackedConsumer,
     TrackingOptions,
@@ -17,7 +15,12 @@ from stream_consumers import (
 )
 
 URL = StreamUrl.parse("memory://shop/orders")
-OPTIONS = TrackingOptions(commit_interval_seconds=0.05, commit_every=1000, buffer_size=100, close_seconds=0)
+OPTIONS = TrackingOptions(
+    commit_interval_seconds=0.05,
+    buffer_size=100,
+    close_seconds=0,
+    livelock=LivelockOptions(commit_timeout_seconds=60),
+)
 
 
 def start() -> TrackedConsumer:
@@ -39,7 +42,7 @@ def main() -> None:
         for number in range(6):
             producer.send(b"%d" % number)
     with start() as consumer:
-        for message in consumer.get_many(6, timeout_seconds=10):
+        for _, message in consumer.getmany(timeout_seconds=10):
             try:
                 work(consumer, message)
             except ValueError as error:
@@ -47,12 +50,10 @@ def main() -> None:
         consumer.commit()
         # 4 and 5 are finished, too, but 3 is not: it holds the position back.
         print("unfinished:", [message.text() for message in consumer.unacked])
-        with MemoryBatchSource(URL) as source:
-            ends = {shard: ShardEnd(extent.end, extent.end) for shard, extent in source.extents().items()}
-        print("livelocks:", LivelockWatch(consumer.progress, lambda: ends).check())
+        print("livelocks:", consumer.livelocks)
     # Leaving did not wait: that is what a crash is like. The next one begins at what is committed.
     with start() as consumer:
-        again = consumer.get_many(6, timeout_seconds=10)
+        again = [message for _, message in consumer.getmany(timeout_seconds=10)]
         print("delivered again:", [message.text() for message in again])
         for message in again:
             consumer.ack(message)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.capabilities import Positions, ShardObserver
+from stream_consumers.capabilities import Positions, ShardEnd, ShardObserver
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
@@ -92,6 +92,7 @@ class KafkaConsumer(PollingConsumer):
         self._assigned: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
+        self._newly_reached: dict[Shard, int] = {}
         # Where reading was begun; what the client tells is how far it came from there.
         self._begun: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
@@ -118,6 +119,13 @@ class KafkaConsumer(PollingConsumer):
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
         return self._assigned
+
+    def ends(self) -> Mapping[Shard, ShardEnd]:
+        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`; the cluster is asked, not the client."""
+        shards = self._assigned
+        readable = self._cluster.ends(shards)
+        written = self._cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
+        return {shard: ShardEnd(readable[shard], written[shard]) for shard in shards}
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`; Kafka looks the offset up by timestamp."""
@@ -215,8 +223,9 @@ class KafkaConsumer(PollingConsumer):
         return self._consumer.consumer_group_metadata()
 
     def reached_ends(self) -> Positions:
-        """The end of each shard that was read to its end: behind markers, which are no messages."""
-        return dict(self._reached)
+        """The end of each shard that was read to its end since the last call: behind markers, which are no messages."""
+        reached, self._newly_reached = self._newly_reached, {}
+        return reached
 
     def go_to(self, positions: Positions) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
@@ -276,7 +285,7 @@ class KafkaConsumer(PollingConsumer):
             self._handle_error(error, shard, found.offset() or 0)
             return None
         item = _item(shard, found)
-        self._reached.pop(shard, None)
+        self._forget_ends(frozenset([shard]))
         if isinstance(item, Message):
             if shard in self._unreached and not self._is_reached(item):
                 return None
@@ -285,7 +294,7 @@ class KafkaConsumer(PollingConsumer):
 
     def _handle_error(self, error: KafkaError, shard: Shard, offset: int) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._reached[shard] = offset
+            self._reached[shard] = self._newly_reached[shard] = offset
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise DataLossError(
                 f"{shard} of {self._url} does not hold the messages at the position",
@@ -342,7 +351,7 @@ class KafkaConsumer(PollingConsumer):
 
     def _go_to(self, positions: Positions) -> None:
         """Read from here; what was fetched before is dropped by the client."""
-        self._reached = {}
+        self._reached, self._newly_reached = {}, {}
         self._begun |= positions
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of(positions))
@@ -391,6 +400,7 @@ class KafkaConsumer(PollingConsumer):
     def _forget_ends(self, shards: frozenset[Shard]) -> None:
         for shard in shards:
             self._reached.pop(shard, None)
+            self._newly_reached.pop(shard, None)
 
     def _check_own_assignment(self) -> None:
         if self._mode is ConsumerMode.LOAD_BALANCED:

@@ -58,7 +58,7 @@ class KafkaTransactions(ClosesOnExit):
     Example::
 
         with TrackedConsumer(member, transactions, options=options) as consumer:
-            for message in consumer.get_many(100, timeout_seconds=1.0):
+            for _, message in consumer.getmany(timeout_seconds=1.0):
                 transactions.send(priced(message.payload), stream="priced")
                 consumer.ack(message)
             consumer.commit()
@@ -195,8 +195,12 @@ class KafkaTransactions(ClosesOnExit):
                 self._is_open = False
                 self._aborted = self._new_aborted("it was asked to")
 
-    def commit(self, positions: Positions) -> None:
+    def commit(self, positions: Positions, *, start_new_transaction: bool = True) -> None:
         """Commit the transaction with these positions, and begin the next one.
+
+        Args:
+            positions: the next sequence to read, per shard of the consumer.
+            start_new_transaction: without it, the next one begins with :meth:`begin`, or the next commit.
 
         Raises:
             TransactionAbortedError: also after :meth:`abort`, until somebody asks for what is committed.
@@ -204,7 +208,8 @@ class KafkaTransactions(ClosesOnExit):
         with self._lock:
             self.begin()
             self.commit_and_end_transactions(positions)
-            self.begin()
+            if start_new_transaction:
+                self.begin()
 
     def committed(self) -> Positions:
         """The positions that are committed; whoever asks continues from there."""

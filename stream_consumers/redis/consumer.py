@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
 
+from stream_consumers.capabilities import ShardEnd
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
@@ -82,6 +83,10 @@ class RedisConsumer(PollingConsumer):
     def assigned(self) -> frozenset[Shard]:
         """The shards that are read now."""
         return frozenset(self._next)
+
+    def ends(self) -> Mapping[Shard, ShardEnd]:
+        """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
+        return {shard: ShardEnd(end, end) for shard, end in self._ends(frozenset(self._next)).items()}
 
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""

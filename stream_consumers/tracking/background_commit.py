@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from stream_consumers.committer import EntryCommitter, PositionCommitter
+from stream_consumers.committer import EntryCommitter, PositionCommitter, TransactionCommitter
 from stream_consumers.errors import StreamAssetsError, TransactionAbortedError
 from stream_consumers.messages import Shard
 from stream_consumers.tracking.committers import CommitResult
@@ -36,6 +36,7 @@ class BackgroundCommit:
     ) -> None:
         self._committer, self._shards, self._changed, self._options = committer, shards, changed, options
         self._entries = committer if isinstance(committer, EntryCommitter) else None
+        self._transactions = committer if isinstance(committer, TransactionCommitter) else None
         self._is_running = False
         self._turns = 0
         self._error: Exception | None = None
@@ -74,7 +75,13 @@ class BackgroundCommit:
         if isinstance(self._error, TransactionAbortedError):
             self._error, self._failures = None, 0
 
-    def commit(self, chosen: Collection[str | Shard] | None = None, *, is_forced: bool = False) -> CommitResult:
+    def commit(
+        self,
+        chosen: Collection[str | Shard] | None = None,
+        *,
+        start_new_transaction: bool = True,
+        is_forced: bool = False,
+    ) -> CommitResult:
         """See :meth:`stream_consumers.tracking.consumer.TrackedConsumer.commit`."""
         with self._changed:
             while self._is_running:
@@ -83,7 +90,7 @@ class BackgroundCommit:
                     return CommitResult.ANOTHER_WAS_RUNNING
             self._is_running = True
         try:
-            return self.commit_now(chosen)
+            return self.commit_now(chosen, start_new_transaction=start_new_transaction)
         finally:
             with self._changed:
                 self._is_running = False
@@ -91,7 +98,9 @@ class BackgroundCommit:
                 self._ended_at = time.monotonic()
                 self._changed.notify_all()
 
-    def commit_now(self, chosen: Collection[str | Shard] | None = None) -> CommitResult:
+    def commit_now(
+        self, chosen: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
+    ) -> CommitResult:
         """Commit without waiting for one that is under way: by the thread that gives shards back.
 
         That one may wait for the very consumer that this thread holds.
@@ -101,17 +110,20 @@ class BackgroundCommit:
                 return CommitResult.FAILED
             positions, counted = self._shards.committable(chosen), self._acknowledged
             entries = {} if self._entries is None else self._shards.finished(chosen)
-            if not (positions if self._entries is None else entries):
+            is_ending = not start_new_transaction and self._transactions is not None and self._transactions.is_open
+            if not (entries if self._entries is not None else positions or is_ending):
                 self._tried = counted
                 if chosen is None:
                     # What failed before is committed since, or its shard has another owner now.
                     self._error, self._failures = None, 0
                 return CommitResult.NOTHING_TO_DO
         try:
-            if self._entries is None:
-                self._committer.commit(positions)
-            else:
+            if self._entries is not None:
                 self._entries.commit_entries(entries)
+            elif self._transactions is not None:
+                self._transactions.commit(positions, start_new_transaction=start_new_transaction)
+            else:
+                self._committer.commit(positions)
         except Exception as error:  # noqa: BLE001 - a committer may raise anything; it is kept, and tried again
             if isinstance(error, StreamAssetsError):
                 _log.warning("committing %d shards failed: %s", len(positions or entries), error)

@@ -9,20 +9,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 
-from stream_consumers.capabilities import ObservableConsumer, Positions, positioned
+from stream_consumers.capabilities import MeasurableConsumer, ObservableConsumer, Positions, ShardEnd, positioned
 from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard
+from stream_consumers.options import check_range
 from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import CommitResult, check_committer
-from stream_consumers.tracking.livelock import ShardProgress
+from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
 from stream_consumers.tracking.options import Activity, Shards, TrackingCallbacks, TrackingOptions
 from stream_consumers.tracking.reader import Activities, TrackedReader
 from stream_consumers.tracking.shards import TrackedShards
 
 _log = logging.getLogger(__name__)
+# Kafka's max.poll.records.
+MAX_MESSAGES = 500
 
 
 class TrackedConsumer(PollingConsumer):
@@ -57,7 +60,7 @@ class TrackedConsumer(PollingConsumer):
         >>> _ = [MemoryProducer(url).send(b"%d" % number) for number in range(3)]
         >>> committer = MemoryCommitter(url, "billing")
         >>> with TrackedConsumer(MemoryConsumer(url), committer) as consumer:
-        ...     messages = consumer.get_many(3, timeout_seconds=1)
+        ...     messages = [message for shard, message in consumer.getmany(timeout_seconds=1)]
         ...     _ = [consumer.ack(message) for message in messages[1:]]
         ...     print(consumer.commit(), committer.committed())
         ...     _ = consumer.ack(messages[0])
@@ -95,6 +98,14 @@ class TrackedConsumer(PollingConsumer):
             self._activities,
             on_buffer_full=self._callbacks.on_buffer_full,
         )
+        self._watch: LivelockWatch | None = None
+        if self._options.livelock is not None:
+            self._watch = LivelockWatch(
+                self.progress,
+                self._ends,
+                options=self._options.livelock,
+                on_livelock=self._callbacks.on_livelock,
+            )
         self._is_closing = False
         self._releasing: int | None = None
         for shard, position in committer.committed().items():
@@ -103,6 +114,8 @@ class TrackedConsumer(PollingConsumer):
             consumer.observe(self)
         if not committer.is_transactional:
             self._commits.start()
+        if self._watch is not None:
+            self._watch.__enter__()
 
     def __exit__(self, *error: object) -> None:
         """Close; after an error, without waiting for messages that nobody will finish."""
@@ -113,25 +126,35 @@ class TrackedConsumer(PollingConsumer):
     def _poll(self, seconds: float) -> Message | None:
         return self._reader.poll(seconds)
 
-    def get_many(self, max_messages: int, timeout_seconds: float | None = None) -> list[Message]:
-        """What is there, up to so many messages; waits up to ``timeout_seconds`` for the first one.
+    def getmany(
+        self, timeout_seconds: float | None = None, *, max_messages: int = MAX_MESSAGES
+    ) -> Iterator[tuple[Shard, Message]]:
+        """Hand out what is there, each message with its shard; wait for the first one only.
 
-        A flow that is stopped in between ends the list.
+        A message is handed out when the iterator comes to it, so that leaving it early loses nothing. A flow that is
+        stopped in between ends it.
+
+        Args:
+            timeout_seconds: how long to wait for the first message; ``None`` until there is one, 0 not at all.
+            max_messages: end behind so many.
 
         Raises:
             StreamEndedError: the stream has an end, and it was reached before the first one.
+            InvalidOptionError: ``max_messages`` is not at least 1.
         """
-        first = self.next(timeout_seconds)
-        messages = [] if first is None else [first]
-        while messages and len(messages) < max_messages:
-            try:
-                message = self.next(0)
-            except StreamEndedError:
-                break
+        check_range("max_messages", max_messages, at_least=1)
+        return self._getmany(timeout_seconds, max_messages)
+
+    def _getmany(self, timeout_seconds: float | None, max_messages: int) -> Iterator[tuple[Shard, Message]]:
+        message = self.next(timeout_seconds)
+        for left in range(max_messages - 1, -1, -1):
             if message is None:
-                break
-            messages.append(message)
-        return messages
+                return
+            yield message.shard, message
+            try:
+                message = self.next(0) if left else None
+            except StreamEndedError:
+                return
 
     def track_message(self, message: Message, *, readers: int = 1) -> None:
         """Count a message as unfinished until so many readers have acknowledged it.
@@ -179,8 +202,15 @@ class TrackedConsumer(PollingConsumer):
 
     # committing
 
-    def commit(self, streams_or_shards: Collection[str | Shard] | None = None) -> CommitResult:
+    def commit(
+        self, streams_or_shards: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
+    ) -> CommitResult:
         """Commit what is finished, of all shards or of these; one commit at a time.
+
+        Args:
+            streams_or_shards: which; all of them by default.
+            start_new_transaction: where commits end a transaction, begin the next one. Without it the open one is
+                ended also if there is no position to commit, and :meth:`KafkaTransactions.begin` begins the next.
 
         Returns:
             ``ANOTHER_WAS_RUNNING`` when that one has ended: it may have left out what was acknowledged last. ``FAILED``
@@ -189,14 +219,20 @@ class TrackedConsumer(PollingConsumer):
         is_releasing = self._releasing == threading.get_ident()
         with self._activities.doing(Activity.COMMITTING):
             commit = self._commits.commit_now if is_releasing else self._commits.commit
-            return commit(streams_or_shards)
+            return commit(streams_or_shards, start_new_transaction=start_new_transaction)
 
-    def force_commit(self, streams_or_shards: Collection[str | Shard] | None = None) -> CommitResult:
+    def force_commit(
+        self, streams_or_shards: Collection[str | Shard] | None = None, *, start_new_transaction: bool = True
+    ) -> CommitResult:
         """As :meth:`commit`, but after one that is under way it commits itself."""
         if self._releasing == threading.get_ident():
-            return self.commit(streams_or_shards)
+            return self.commit(streams_or_shards, start_new_transaction=start_new_transaction)
         with self._activities.doing(Activity.COMMITTING):
-            return self._commits.commit(streams_or_shards, is_forced=True)
+            return self._commits.commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=True)
+
+    def commit_and_end_transactions(self) -> CommitResult:
+        """Commit what is finished and end the transaction, without beginning the next one."""
+        return self.commit(start_new_transaction=False)
 
     @property
     def commit_error(self) -> Exception | None:
@@ -222,12 +258,12 @@ class TrackedConsumer(PollingConsumer):
 
     # flow
 
-    def pause(self, shards: Iterable[Shard]) -> None:
+    def pause_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out nothing of these shards; what was fetched is kept."""
         with self._changed:
             self._shards.paused |= set(shards)
 
-    def resume(self, shards: Iterable[Shard]) -> None:
+    def resume_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out these shards again, from where they were."""
         with self._changed:
             self._shards.paused -= set(shards)
@@ -373,6 +409,18 @@ class TrackedConsumer(PollingConsumer):
         with self._changed:
             return self._shards.progress(self._reader.fetched_at)
 
+    @property
+    def livelocks(self) -> list[Livelock]:
+        """What the watch of the option ``livelock`` found when it last looked; nothing without it."""
+        return [] if self._watch is None else self._watch.status()
+
+    def _ends(self) -> Mapping[Shard, ShardEnd]:
+        """Where the shards end; what was received, where the consumer cannot ask."""
+        if isinstance(self._consumer, MeasurableConsumer):
+            return self._consumer.ends()
+        received = {found.shard: found.received or 0 for found in self.progress()}
+        return {shard: ShardEnd(end, end) for shard, end in received.items()}
+
     def close(self, *, timeout_seconds: float | None = None) -> None:
         """Hand out nothing more, wait for what is unfinished, commit, and release what is open.
 
@@ -388,6 +436,8 @@ class TrackedConsumer(PollingConsumer):
             self._is_closing = True
         self.stop_flow()
         try:
+            if self._watch is not None:
+                self._watch.close()
             self.wait_empty(timeout_seconds)
             error = self.commit_error
         finally:

@@ -9,15 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import IsolationLevel
-
-from stream_consumers.client_config import ClientConfig
+from stream_consumers.capabilities import ShardEnd
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import StreamAssetsError
-from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range, choose_fields
-from stream_consumers.urls import StreamUrl
 
 _log = logging.getLogger(__name__)
 Clock = Callable[[], float]
@@ -54,23 +50,6 @@ class ShardProgress:
     committable: int | None = None
     unfinished: int = 0
     is_paused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEnd:
-    """Where a shard ends.
-
-    Args:
-        readable: the sequence behind what can be read (Kafka's last stable offset with ``read_committed``).
-        written: the sequence behind what was written; greater while a transaction is open.
-
-    Example:
-        >>> ShardEnd(readable=7, written=9).written
-        9
-    """
-
-    readable: int
-    written: int
 
 
 class LivelockKind(enum.Enum):
@@ -171,38 +150,10 @@ def log_livelock(livelock: Livelock) -> None:
     _log.error("%s", livelock)
 
 
-class KafkaEnds:
-    """Where the shards of Kafka topics end; asks the brokers when it is called.
-
-    Args:
-        url: the topics.
-        client: any configuration of librdkafka; ``isolation.level`` as the consumer has it.
-
-    Example::
-
-        with LivelockWatch(consumer.progress, KafkaEnds(url)):
-            for message in consumer:
-                with consumer.processing(message):
-                    bill(message)
-    """
-
-    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
-        self._cluster, self._streams = KafkaCluster(url, client), url.required_streams()
-
-    def __call__(self) -> Mapping[Shard, ShardEnd]:
-        """The ends now.
-
-        Raises:
-            StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
-        """
-        shards = [shard for topic in self._cluster.topics(self._streams).values() for shard in topic.shards]
-        readable = self._cluster.ends(shards)
-        written = self._cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
-        return {shard: ShardEnd(readable[shard], written[shard]) for shard in shards}
-
-
 class LivelockWatch(ClosesOnExit):
     """Looks at every shard, and tells what stands still although it should not.
+
+    A tracked consumer has one of its own with the option ``livelock``.
 
     A shard with nothing to read, one that is paused, and one behind an open transaction are no findings; they are in
     :attr:`standstills`. Only successes count as progress.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_range
+from stream_consumers.tracking.livelock import Livelock, LivelockOptions, log_livelock
 
+READ_AHEAD = 500
 Shards = frozenset[Shard]
+Scheduler = Callable[[Sequence[Shard]], Shard]
+"""Chooses whose message is handed out next, of the shards that have one; the first was not chosen for the longest."""
 Subject = TypeVar("Subject")
 _log = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class TrackingCallbacks:
         on_buffer_full: so many messages of a shard are unfinished that no more of it are handed out.
         on_buffer_drop: few enough are, and they are handed out again.
         on_task_error: processing a message failed.
+        on_livelock: the watch (see ``livelock`` of :class:`TrackingOptions`) has found something new; logged by
+            default.
 
     Example:
         >>> full: list[Shard] = []
@@ -75,6 +81,7 @@ class TrackingCallbacks:
     on_buffer_full: Callable[[Shard], None] = _nothing
     on_buffer_drop: Callable[[Shard], None] = _nothing
     on_task_error: Callable[[BaseException], None] = _nothing
+    on_livelock: Callable[[Livelock], None] = log_livelock
 
     def guarded(self) -> TrackingCallbacks:
         """The same callbacks, of which none raises."""
@@ -96,6 +103,11 @@ class TrackingOptions:
         buffer_size: unfinished messages of one shard (``stream_buffer_maxsize``); at 80 % of it no more are handed
             out, until there are no more than 40 %.
         close_seconds: how long :meth:`close` waits for unfinished messages (``stream_wait_empty``); 0 does not wait.
+        scheduler: chooses the shard whose message is handed out next (``ConsumerScheduler``). With one, up to
+            ``READ_AHEAD`` messages are fetched ahead, so that there is something to choose from; ``lambda shards:
+            shards[0]`` takes them in turn. Without one, messages are handed out as they come.
+        livelock: watch the consumer in a thread of its own, and tell ``on_livelock`` what stands still although it
+            should not (``broker_commit_livelock_soft_timeout``); ``None`` does not watch.
 
     Raises:
         InvalidOptionError: naming what is out of range.
@@ -112,6 +124,8 @@ class TrackingOptions:
     retry_limit_seconds: float = 30.0
     buffer_size: int = 4096
     close_seconds: float = 30.0
+    scheduler: Scheduler | None = None
+    livelock: LivelockOptions | None = None
 
     def __post_init__(self) -> None:
         for name in ("commit_interval_seconds", "retry_seconds", "retry_limit_seconds"):

@@ -128,7 +128,7 @@ class TrackedReader:
             # What came may be of a closed shard: that is no reason to say that there is nothing.
             while message is None and has_more and self._may_fetch(seconds):
                 with self._activities.doing(Activity.FETCHING):
-                    has_more = self._fetch(seconds)
+                    has_more = self._fetch(seconds) and self._fetch_ahead()
                 message = self._hand_out()
             return message
         finally:
@@ -171,6 +171,12 @@ class TrackedReader:
                     self._shards.hold(message)
                 self._shards.reach(ends)
         return message is not None
+
+    def _fetch_ahead(self) -> bool:
+        for _ in range(self._shards.read_ahead - 1):
+            if not self._may_fetch(0.0) or not self._fetch(0.0):
+                break
+        return True
 
     def _pause_natively(self) -> None:
         if isinstance(self._consumer, PausableConsumer):

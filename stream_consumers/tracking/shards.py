@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stream_consumers.capabilities import Positions
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.tracking.ack_window import AckWindow
 from stream_consumers.tracking.livelock import ShardProgress
-from stream_consumers.tracking.options import TrackingOptions
+from stream_consumers.tracking.options import READ_AHEAD, TrackingOptions
 
 
 @dataclass
@@ -49,8 +50,9 @@ class TrackedShards:
         self.known: dict[Shard, TrackedShard] = {}
         self.paused: set[Shard] = set()
         self.full: set[Shard] = set()
-        # Fetched and not handed out yet; a number is the end that was reached behind the messages before it.
-        self._held: dict[Shard, deque[Message | int]] = {}
+        # Fetched and not handed out yet; a number is the end that was reached behind the messages before it. Shards
+        # that have none are not in here, so that a message costs the same however many shards there are.
+        self._held: OrderedDict[Shard, deque[Message | int]] = OrderedDict()
         self._unacked: dict[tuple[Shard, int], tuple[Message, int]] = {}
 
     @property
@@ -66,7 +68,7 @@ class TrackedShards:
     @property
     def is_holding(self) -> bool:
         """Whether anything was fetched and not handed out."""
-        return any(self._held.values())
+        return bool(self._held)
 
     @property
     def closed(self) -> frozenset[Shard]:
@@ -76,7 +78,12 @@ class TrackedShards:
     @property
     def can_hold(self) -> bool:
         """Whether every shard may be fetched: what arrives of a closed one must be kept."""
-        return all(len(held) < self._options.buffer_size for held in self._held.values())
+        return all(len(self._held.get(shard, ())) < self._options.buffer_size for shard in self.closed)
+
+    @property
+    def read_ahead(self) -> int:
+        """How many messages to fetch, as far as they are there, before one is handed out."""
+        return 1 if self._options.scheduler is None else READ_AHEAD
 
     def shard(self, shard: Shard, committed: int | None = None) -> TrackedShard:
         """This shard, known from now on."""
@@ -97,21 +104,43 @@ class TrackedShards:
             if found.next_sequence is not None and found.next_sequence >= end and not found.is_sought:
                 continue
             found.next_sequence = end
-            self._held.setdefault(shard, deque()).append(end)
-            self._skip(shard)
+            if shard in self._held:
+                self._held[shard].append(end)
+            else:
+                found.window.skip_to(end)
 
     def take(self) -> Message | None:
-        """The next message that may be handed out; shards take turns."""
-        for shard, held in list(self._held.items()):
-            if not held or shard in self.paused or shard in self.full:
-                continue
-            message = held.popleft()
-            self._held[shard] = self._held.pop(shard)
-            if isinstance(message, Message):
-                self.track(message)
-                self._skip(shard)
-                return message
-        return None
+        """The next message that may be handed out, of the shard that the scheduler chooses; else shards take turns."""
+        shard = self._choose()
+        if shard is None:
+            return None
+        held = self._held.pop(shard)
+        message = held.popleft()
+        # Ends are kept behind messages only.
+        assert isinstance(message, Message)
+        self.track(message)
+        while held and isinstance(end := held[0], int):
+            self.known[shard].window.skip_to(end)
+            held.popleft()
+        if held:
+            self._held[shard] = held
+        return message
+
+    def _choose(self) -> Shard | None:
+        open_ones = (shard for shard in self._held if shard not in self.paused and shard not in self.full)
+        if self._options.scheduler is None:
+            return next(open_ones, None)
+        ready = list(open_ones)
+        if not ready:
+            return None
+        chosen = self._options.scheduler(ready)
+        if chosen not in ready:
+            raise InvalidOptionError(
+                f"the scheduler chose {chosen}, which has no message",
+                remedy="Return one of the shards that it is called with.",
+                shards=len(ready),
+            )
+        return chosen
 
     def track(self, message: Message, readers: int = 1) -> None:
         """A message is handed out to so many readers."""
@@ -225,7 +254,7 @@ class TrackedShards:
                 arrived=found.arrived,
                 committed_at=found.committed_at,
                 received=found.window.last_committed if found.next_sequence is None else found.next_sequence,
-                committed=found.window.last_committed,
+                committed=self._committed_of(shard, found.window),
                 committable=found.window.committable,
                 unfinished=len(found.window),
                 is_paused=shard in self.paused,
@@ -239,13 +268,15 @@ class TrackedShards:
         for place in [place for place in self._unacked if place[0] == shard and place[1] >= sequence]:
             del self._unacked[place]
 
-    def _skip(self, shard: Shard) -> None:
-        """Pass ends that no message is before."""
-        held = self._held[shard]
-        while held and isinstance(held[0], int):
-            end = held.popleft()
-            assert isinstance(end, int)
-            self.known[shard].window.skip_to(end)
+    def _committed_of(self, shard: Shard, window: AckWindow) -> int | None:
+        """The next sequence to read as the broker has it.
+
+        Where single messages are kept: the first that is not finished, or was not told to the broker.
+        """
+        position = window.position
+        if not self._keeps_entries or position is None:
+            return window.last_committed
+        return min(self._finished.get(shard, set()) | {position})
 
 
 def _is_chosen(shard: Shard, chosen: Collection[str | Shard] | None) -> bool:

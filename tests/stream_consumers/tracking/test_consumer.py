@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import Activity, TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
+from tests.support.tracking import fetched
 
 PATIENCE = 10.0
 BY_HAND = TrackingOptions(commit_interval_seconds=None, commit_every=None, close_seconds=0.0)
@@ -82,6 +83,20 @@ class Gated:
         return getattr(self.inner, name)
 
 
+class InARow(Gated):
+    """A consumer that gives the messages of one shard after those of another, as a client that fetches them does."""
+
+    def __init__(self, inner: MemoryConsumer) -> None:
+        super().__init__(inner)
+        self.messages: list[Message] = []
+
+    def next(self, timeout_seconds: float | None = None) -> Message | None:
+        while (message := self.inner.next(0)) is not None:
+            self.messages.append(message)
+        self.messages.sort(key=lambda message: message.shard)
+        return self.messages.pop(0) if self.messages else None
+
+
 @pytest.fixture
 def url() -> Iterator[StreamUrl]:
     made = StreamUrl.parse(f"memory://faust-{next(_numbers)}/orders")
@@ -128,7 +143,7 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
 
 def test_getmany_stop_requested_during_the_wait_yields_nothing(url: StreamUrl, broker: Broker) -> None:
     with tracked(url, broker) as consumer:
-        thread, found = in_thread(lambda: consumer.get_many(10, timeout_seconds=0.3))
+        thread, found = in_thread(lambda: fetched(consumer, 10, seconds=0.3))
         until(lambda: Activity.FETCHING in consumer.status)
         consumer.stop_flow()
         send(url, ONE)
@@ -143,7 +158,7 @@ def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_t
     send(url, ONE, ONE)
     gated = Gated(MemoryConsumer(url))
     with TrackedConsumer(gated, broker, options=BY_HAND) as consumer:  # type: ignore[arg-type]
-        thread, found = in_thread(lambda: consumer.get_many(10, timeout_seconds=0.2))
+        thread, found = in_thread(lambda: fetched(consumer, 10, seconds=0.2))
         assert gated.fetching.wait(PATIENCE)
         consumer.stop_flow()
         assert not consumer.wait_for_stopped_flow(0.05), "a thread is in the middle of it"
@@ -152,7 +167,75 @@ def test_getmany_flow_inactive_when_the_fetch_returns_yields_nothing_and_keeps_t
         thread.join(PATIENCE)
         assert (found, consumer.unacked) == ([[]], [])
         consumer.resume_flow()
-        assert places(consumer.get_many(10, timeout_seconds=1)) == [(0, 0), (0, 1)]
+        assert places(fetched(consumer, 10, seconds=1)) == [(0, 0), (0, 1)]
+
+
+def test_getmany_gives_each_message_with_its_shard_and_leaves_the_rest(url: StreamUrl, broker: Broker) -> None:
+    send(url, ONE, ONE, ONE, TWO)
+    with tracked(url, broker) as consumer:
+        for shard, message in consumer.getmany(1):
+            assert shard == message.shard
+            break
+        assert len(consumer.unacked) == 1, "what nobody came to was not handed out"
+        assert places(fetched(consumer, 2, seconds=1)) == [(1, 0), (0, 1)]
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 2)]
+        assert list(consumer.getmany(0)) == []
+        for wrong in (0, -1):
+            with pytest.raises(InvalidOptionError, match="max_messages"):
+                consumer.getmany(0, max_messages=wrong)
+
+
+def test_a_scheduler_chooses_the_shard(url: StreamUrl, broker: Broker) -> None:
+    asked: list[list[Shard]] = []
+
+    def last_one(shards: Sequence[Shard]) -> Shard:
+        asked.append(list(shards))
+        return max(shards)
+
+    send(url, *[ONE] * 3, *[TWO] * 2, THREE)
+    with tracked(url, broker, replace(BY_HAND, scheduler=last_one)) as consumer:
+        assert places(fetched(consumer, 9, seconds=1)) == [(2, 0), (1, 0), (1, 1), (0, 0), (0, 1), (0, 2)]
+        assert set(asked[0]) == {ONE, TWO, THREE}
+        send(url, ONE, TWO)
+        consumer.pause_partitions([TWO])
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 3)]
+        consumer.resume_partitions([TWO])
+        assert places(fetched(consumer, 9, seconds=1)) == [(1, 2)]
+        for message in consumer.unacked:
+            consumer.ack(message)
+        assert consumer.commit() is CommitResult.COMMITTED
+    assert broker.positions == {ONE: 4, TWO: 3, THREE: 1}
+
+
+def test_a_scheduler_that_takes_the_first_takes_shards_in_turn(url: StreamUrl, broker: Broker) -> None:
+    """However many messages of one shard the backend gives in a row."""
+    send(url, *[ONE] * 3, *[TWO] * 3)
+    options = replace(BY_HAND, scheduler=lambda shards: shards[0])
+    with TrackedConsumer(InARow(MemoryConsumer(url)), broker, options=options) as consumer:
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    with TrackedConsumer(InARow(MemoryConsumer(url)), Broker(), options=BY_HAND) as consumer:
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_what_was_fetched_ahead_is_dropped_by_a_move_and_never_committed(url: StreamUrl, broker: Broker) -> None:
+    send(url, *[ONE] * 6)
+    with tracked(url, broker, replace(BY_HAND, scheduler=min)) as consumer:
+        first = consumer.next(1)
+        assert first is not None
+        consumer.ack(first)
+        assert consumer.commit() is CommitResult.COMMITTED
+        assert broker.positions == {ONE: 1}
+        consumer.go_to({ONE: 3})
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 3), (0, 4), (0, 5)]
+
+
+def test_a_scheduler_that_chooses_a_shard_without_a_message(url: StreamUrl, broker: Broker) -> None:
+    send(url, ONE)
+    with (
+        tracked(url, broker, replace(BY_HAND, scheduler=lambda shards: THREE)) as consumer,
+        pytest.raises(InvalidOptionError, match="the scheduler chose orders/2, which has no message"),
+    ):
+        consumer.next(1)
 
 
 def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: StreamUrl, broker: Broker) -> None:
@@ -166,19 +249,19 @@ def test_getmany_flow_becomes_inactive_after_the_first_yields_exactly_one(url: S
             return message
 
         consumer.next = stop_after_one  # type: ignore[method-assign]
-        assert places(consumer.get_many(5, timeout_seconds=1)) == [(0, 0)]
+        assert places(fetched(consumer, 5, seconds=1)) == [(0, 0)]
         consumer.next = received  # type: ignore[method-assign]
         consumer.resume_flow()
-        assert places(consumer.get_many(5, timeout_seconds=1)) == [(0, n) for n in range(1, 5)]
+        assert places(fetched(consumer, 5, seconds=1)) == [(0, n) for n in range(1, 5)]
 
 
 def test_getmany_of_active_shards_in_turn(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE, ONE, TWO, TWO, THREE)
     with tracked(url, broker) as consumer:
-        consumer.pause([THREE])
-        assert places(consumer.get_many(10, timeout_seconds=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
-        consumer.resume([THREE])
-        assert places(consumer.get_many(10, timeout_seconds=1)) == [(2, 0)]
+        consumer.pause_partitions([THREE])
+        assert places(fetched(consumer, 10, seconds=1)) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+        consumer.resume_partitions([THREE])
+        assert places(fetched(consumer, 10, seconds=1)) == [(2, 0)]
 
 
 def test_flow_inactive_waits_until_it_is_resumed(url: StreamUrl, broker: Broker) -> None:
@@ -198,8 +281,8 @@ def test_flow_inactive_waits_until_it_is_resumed(url: StreamUrl, broker: Broker)
 def test_no_active_shard_yields_nothing(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        consumer.pause([ONE])
-        assert consumer.get_many(5, timeout_seconds=0.05) == []
+        consumer.pause_partitions([ONE])
+        assert fetched(consumer, 5, seconds=0.05) == []
 
 
 def test_wait_for_stopped_flow_is_false_while_it_flows(url: StreamUrl, broker: Broker) -> None:
@@ -215,32 +298,32 @@ def test_perform_seek_goes_to_what_is_committed_and_0_is_a_position(url: StreamU
     broker.positions = {ONE: 4, TWO: 0}
     with tracked(url, broker) as consumer:
         consumer.go_to({ONE: 4, TWO: 0, THREE: 2})
-        assert len(consumer.get_many(99, timeout_seconds=1)) == 1 + 5 + 3
+        assert len(fetched(consumer, 99, seconds=1)) == 1 + 5 + 3
         assert consumer.seek_to_committed() == {ONE: 4, TWO: 0}
         assert consumer.unacked == []
-        found = places(consumer.get_many(99, timeout_seconds=1))
+        found = places(fetched(consumer, 99, seconds=1))
         assert sorted(found) == [(0, 4), *[(1, n) for n in range(5)], (2, 2), (2, 3), (2, 4)]
         consumer.perform_seek()
-        assert sorted(places(consumer.get_many(99, timeout_seconds=1))) == sorted(found)
+        assert sorted(places(fetched(consumer, 99, seconds=1))) == sorted(found)
 
 
 def test_seek_one_shard(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 4)
     with tracked(url, broker) as consumer:
-        consumer.get_many(99, timeout_seconds=1)
+        fetched(consumer, 99, seconds=1)
         consumer.go_to({ONE: 2})
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, 2), (0, 3)]
+        assert places(fetched(consumer, 99, seconds=1)) == [(0, 2), (0, 3)]
 
 
 def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 4)
     broker.positions = {ONE: 2, TWO: 3}
     with tracked(url, broker) as consumer:
-        consumer.get_many(99, timeout_seconds=1)
+        fetched(consumer, 99, seconds=1)
         consumer.unassign(TWO)
         consumer.rewind(Edge.BEGINNING)
         assert consumer.seek_to_committed() == {ONE: 2, TWO: 3}
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, 2), (0, 3)]
+        assert places(fetched(consumer, 99, seconds=1)) == [(0, 2), (0, 3)]
         with pytest.raises(NotSubscribedError, match="orders/1 is not read"):
             consumer.go_to({TWO: 0})
 
@@ -248,7 +331,7 @@ def test_seek_to_committed_leaves_unassigned_shards_out(url: StreamUrl, broker: 
 def test_after_a_rewind_before_everything_nothing_is_to_be_committed(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(9, timeout_seconds=1):
+        for message in fetched(consumer, 9, seconds=1):
             consumer.ack(message)
         consumer.rewind(-1)
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
@@ -277,7 +360,7 @@ def test_read_and_committed_of_an_unknown_shard_are_none(url: StreamUrl, broker:
 def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE] * 6)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(5, timeout_seconds=1):
+        for message in fetched(consumer, 5, seconds=1):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.COMMITTED
         for move in (
@@ -293,7 +376,7 @@ def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Br
             assert consumer.commit() is CommitResult.NOTHING_TO_DO
         assert broker.positions == {ONE: 5}
         consumer.rewind(5)
-        for message in consumer.get_many(9, timeout_seconds=1):
+        for message in fetched(consumer, 9, seconds=1):
             consumer.ack(message)
         consumer.commit()
         assert broker.positions == {ONE: 6}
@@ -302,11 +385,11 @@ def test_a_rewind_replays_and_never_commits_backwards(url: StreamUrl, broker: Br
 def test_what_was_fetched_before_a_seek_is_not_handed_out_after_it(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE] * 6)
     with tracked(url, broker) as consumer:
-        consumer.pause([ONE])
+        consumer.pause_partitions([ONE])
         assert consumer.next(0.05) is None
         consumer.rewind(4)
-        consumer.resume([ONE])
-        assert places(consumer.get_many(9, timeout_seconds=1)) == [(0, 4), (0, 5)]
+        consumer.resume_partitions([ONE])
+        assert places(fetched(consumer, 9, seconds=1)) == [(0, 4), (0, 5)]
 
 
 def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: StreamUrl, broker: Broker) -> None:
@@ -315,7 +398,7 @@ def test_what_runs_across_a_seek_by_time_still_holds_the_position_back(url: Stre
         first = consumer.next(1)
         assert first is not None
         consumer.seek(from_milliseconds(1_004))
-        for message in consumer.get_many(9, timeout_seconds=1):
+        for message in fetched(consumer, 9, seconds=1):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
         consumer.ack(first)
@@ -328,7 +411,7 @@ def test_what_ran_before_a_seek_by_time_and_comes_again_is_finished_by_the_secon
 ) -> None:
     send(url, *[ONE] * 6)
     with tracked(url, broker) as consumer:
-        messages = consumer.get_many(5, timeout_seconds=1)
+        messages = fetched(consumer, 5, seconds=1)
         for message in messages[:4]:
             consumer.ack(message)
         consumer.seek(from_milliseconds(1_002))
@@ -346,12 +429,12 @@ def test_what_ran_before_a_seek_by_time_and_comes_again_is_finished_by_the_secon
 def test_pause_keeps_what_was_fetched_and_resume_hands_it_out_in_order(url: StreamUrl, broker: Broker) -> None:
     send(url, *[ONE, TWO] * 20)
     with tracked(url, broker) as consumer:
-        consumer.get_many(4, timeout_seconds=1)
-        consumer.pause([TWO])
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(2, 20)]
-        consumer.resume([TWO])
+        fetched(consumer, 4, seconds=1)
+        consumer.pause_partitions([TWO])
+        assert places(fetched(consumer, 99, seconds=1)) == [(0, n) for n in range(2, 20)]
+        consumer.resume_partitions([TWO])
         send(url, TWO)
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(1, n) for n in range(2, 21)]
+        assert places(fetched(consumer, 99, seconds=1)) == [(1, n) for n in range(2, 21)]
 
 
 def test_a_paused_shard_holds_so_much_and_no_more(url: StreamUrl, broker: Broker) -> None:
@@ -359,24 +442,24 @@ def test_a_paused_shard_holds_so_much_and_no_more(url: StreamUrl, broker: Broker
     send(url, *[ONE] * 100)
     inner = MemoryConsumer(url)
     with TrackedConsumer(inner, broker, options=options) as consumer:
-        consumer.pause([ONE])
+        consumer.pause_partitions([ONE])
         for _ in range(30):
             assert consumer.next(0) is None
         rest = 0
         while inner.next(0) is not None:
             rest += 1
         assert rest == 90
-        consumer.resume([ONE])
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(8)], "full at 80 %"
+        consumer.resume_partitions([ONE])
+        assert places(fetched(consumer, 99, seconds=1)) == [(0, n) for n in range(8)], "full at 80 %"
 
 
 def test_the_end_of_a_replay_waits_for_a_paused_shard(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE)
     with TrackedConsumer(MemoryConsumer(url, live=False), broker, options=BY_HAND) as consumer:
-        consumer.pause([ONE])
+        consumer.pause_partitions([ONE])
         for _ in range(3):
             assert consumer.next(0) is None
-        consumer.resume([ONE])
+        consumer.resume_partitions([ONE])
         assert consumer.next(0) is not None
         with pytest.raises(StreamEndedError):
             consumer.next(0)
@@ -453,7 +536,7 @@ def test_many_threads_never_commit_past_an_unfinished_message(url: StreamUrl) ->
 
 
 def deliver(consumer: TrackedConsumer, count: int) -> dict[tuple[int, int], Message]:
-    return {(m.shard.id, m.sequence): m for m in consumer.get_many(count, timeout_seconds=1)}
+    return {(m.shard.id, m.sequence): m for m in fetched(consumer, count, seconds=1)}
 
 
 def test_commit_what_is_committable_of_two_shards(url: StreamUrl, broker: Broker) -> None:
@@ -484,7 +567,7 @@ def test_the_filter_takes_shards_and_streams(broker: Broker) -> None:
     other = Shard("clicks")
     send(url, ONE, TWO, other)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(3, timeout_seconds=1):
+        for message in fetched(consumer, 3, seconds=1):
             consumer.ack(message)
         assert consumer.commit({"views"}) is CommitResult.NOTHING_TO_DO
         assert consumer.commit({TWO}) is CommitResult.COMMITTED
@@ -498,7 +581,7 @@ def test_the_filter_takes_shards_and_streams(broker: Broker) -> None:
 def test_commit_while_another_runs_waits_and_commits_nothing(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, second = consumer.get_many(2, timeout_seconds=1)
+        first, second = fetched(consumer, 2, seconds=1)
         consumer.ack(first)
         broker.gate.clear()
         thread, found = in_thread(consumer.commit)
@@ -562,7 +645,7 @@ def test_commit_every_so_many_acks_also_when_the_first_message_still_runs(url: S
     send(url, *[ONE] * 20)
     options = TrackingOptions(commit_interval_seconds=None, commit_every=5, close_seconds=0)
     with tracked(url, broker, options) as consumer:
-        messages = consumer.get_many(20, timeout_seconds=1)
+        messages = fetched(consumer, 20, seconds=1)
         for message in messages[:4]:
             consumer.ack(message)
         assert broker.calls == []
@@ -583,7 +666,7 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
     send(url, ONE, ONE, ONE)
     errors: list[BaseException] = []
     with tracked(url, broker, callbacks=TrackingCallbacks(on_task_error=errors.append)) as consumer:
-        first, second, third = consumer.get_many(3, timeout_seconds=1)
+        first, second, third = fetched(consumer, 3, seconds=1)
         with consumer.processing(first):
             pass
         with pytest.raises(ValueError, match="poison"), consumer.processing(second):
@@ -604,7 +687,7 @@ def test_a_callback_that_raises_loses_neither_the_commit_nor_the_first_error(
 
     send(url, ONE, ONE)
     with tracked(url, broker, callbacks=TrackingCallbacks(on_task_error=fail)) as consumer:
-        first, second = consumer.get_many(2, timeout_seconds=1)
+        first, second = fetched(consumer, 2, seconds=1)
         consumer.ack(first)
         with pytest.raises(ValueError, match="poison"), consumer.processing(second):
             raise ValueError("poison")
@@ -637,7 +720,7 @@ def test_callbacks_that_raise_lose_no_message_and_no_commit(
     options = replace(BY_HAND, buffer_size=5)
     with tracked(url, broker, options, callbacks) as consumer:
         consumer.on_assigned(frozenset([ONE]))
-        messages = consumer.get_many(4, timeout_seconds=1)
+        messages = fetched(consumer, 4, seconds=1)
         assert places(messages) == [(0, 0), (0, 1), (0, 2), (0, 3)]
         assert [consumer.ack(message) for message in messages] == [True] * 4
         consumer.on_revoked(frozenset([ONE]))
@@ -659,7 +742,7 @@ def test_an_error_that_is_none_of_ours_is_kept_too(url: StreamUrl, broker: Broke
 def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        for message in consumer.get_many(2, timeout_seconds=1):
+        for message in fetched(consumer, 2, seconds=1):
             consumer.ack(message)
         broker.error = TransactionAbortedError("gone", remedy="Seek.")
         assert consumer.commit() is CommitResult.FAILED
@@ -667,7 +750,7 @@ def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl,
         assert consumer.commit() is CommitResult.FAILED, "the results of the messages are gone"
         assert len(broker.calls) == 1
         consumer.seek_to_committed()
-        messages = consumer.get_many(9, timeout_seconds=1)
+        messages = fetched(consumer, 9, seconds=1)
         assert places(messages) == [(0, 0), (0, 1)]
         for message in messages:
             consumer.ack(message)
@@ -680,7 +763,7 @@ def test_an_aborted_transaction_is_not_committed_by_trying_again(url: StreamUrl,
 def test_wait_empty_commits_until_everything_is_finished(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, second = consumer.get_many(2, timeout_seconds=1)
+        first, second = fetched(consumer, 2, seconds=1)
         thread, found = in_thread(lambda: consumer.wait_empty(PATIENCE))
         until(lambda: Activity.WAITING_EMPTY in consumer.status)
         consumer.ack(first)
@@ -696,7 +779,7 @@ def test_wait_empty_commits_until_everything_is_finished(url: StreamUrl, broker:
 def test_wait_empty_has_a_deadline_and_commits_what_it_may(url: StreamUrl, broker: Broker) -> None:
     send(url, ONE, ONE)
     with tracked(url, broker) as consumer:
-        first, _ = consumer.get_many(2, timeout_seconds=1)
+        first, _ = fetched(consumer, 2, seconds=1)
         consumer.ack(first)
         begin = time.monotonic()
         assert not consumer.wait_empty(0.05)
@@ -772,17 +855,17 @@ def test_a_full_shard_stops_at_80_percent_and_goes_on_at_40(url: StreamUrl, brok
     options = TrackingOptions(commit_interval_seconds=None, buffer_size=10, close_seconds=0)
     send(url, *[ONE] * 30, TWO)
     with tracked(url, broker, options, callbacks) as consumer:
-        messages = consumer.get_many(99, timeout_seconds=1)
+        messages = fetched(consumer, 99, seconds=1)
         assert places([m for m in messages if m.shard == ONE]) == [(0, n) for n in range(8)]
         assert places([m for m in messages if m.shard == TWO]) == [(1, 0)], "the others go on"
         assert told == [("full", ONE)]
         own = [m for m in messages if m.shard == ONE]
         for message in own[:3]:
             consumer.ack(message)
-        assert consumer.get_many(9, timeout_seconds=0.02) == []
+        assert fetched(consumer, 9, seconds=0.02) == []
         consumer.ack(own[3])
         assert told == [("full", ONE), ("drop", ONE)]
-        assert places(consumer.get_many(99, timeout_seconds=1)) == [(0, n) for n in range(8, 12)]
+        assert places(fetched(consumer, 99, seconds=1)) == [(0, n) for n in range(8, 12)]
         assert told[2:] == [("full", ONE)]
 
 
@@ -818,7 +901,7 @@ def test_revoked_calls_back_once_commits_and_then_forgets(url: StreamUrl, broker
     callbacks = TrackingCallbacks(on_revoked=on_revoked)
     with tracked(url, broker, callbacks=callbacks) as consumer:
         messages = deliver(consumer, 9)
-        consumer.pause([TWO])
+        consumer.pause_partitions([TWO])
         consumer.on_revoked(frozenset([TWO]))
         assert steps == [(frozenset([TWO]), {}, Activity.SHARDS_REVOKED), CommitResult.COMMITTED]
         assert broker.calls == [{TWO: 1}, {TWO: 2}]
@@ -886,14 +969,14 @@ def test_redis_keeps_the_position_of_a_group(redis_address: str) -> None:
     committer = create_committer(url, "billing")
     assert committer.committed() == {}
     with TrackedConsumer(create_consumer(url), committer, options=BY_HAND) as consumer:
-        messages = consumer.get_many(4, timeout_seconds=1)
+        messages = fetched(consumer, 4, seconds=1)
         assert [m.sequence for m in messages] == [r.sequence for r in receipts]
         for message in (messages[0], messages[1], messages[3]):
             consumer.ack(message)
         assert consumer.commit() is CommitResult.COMMITTED
         assert committer.committed() == {receipts[0].shard: receipts[1].sequence + 1}
         consumer.seek_to_committed()
-        assert [m.payload for m in consumer.get_many(9, timeout_seconds=1)] == [b"2", b"3"]
+        assert [m.payload for m in fetched(consumer, 9, seconds=1)] == [b"2", b"3"]
     assert RedisCommitter(url, "billing").committed() == committer.committed()
 
 

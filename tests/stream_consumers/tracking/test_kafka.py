@@ -25,7 +25,7 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode
 from stream_consumers.tracking.committers import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
-from stream_consumers.tracking.livelock import KafkaEnds, LivelockOptions, LivelockWatch, Standstill
+from stream_consumers.tracking.livelock import LivelockOptions, LivelockWatch, Standstill
 from stream_consumers.tracking.options import Shards, TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
@@ -132,17 +132,17 @@ def test_an_end_that_was_reached_behind_messages_of_a_paused_shard_is_not_commit
         consumer.next(0.2)
         # It is paused while the client has it all already.
         consumer._reader._pause_natively = lambda: None  # type: ignore[method-assign]
-        consumer.pause([Shard(topic)])
+        consumer.pause_partitions([Shard(topic)])
         producer = transactional(kafka)
         producer.begin_transaction()
         for number in range(3):
             producer.produce(topic, b"%d" % number, partition=0)
         producer.commit_transaction()
         until(lambda: consumer.next(0.05) or consumer.progress()[0].received == 4)
-        until(lambda: consumer.next(0.05) or consumer._consumer.reached_ends() == {Shard(topic): 4})  # type: ignore[attr-defined]
+        until(lambda: consumer.next(0.05) or consumer._consumer._reached == {Shard(topic): 4})  # type: ignore[attr-defined]
         consumer.commit()
         assert committed(kafka, group, topic).get(0, 0) == 0
-        consumer.resume([Shard(topic)])
+        consumer.resume_partitions([Shard(topic)])
         messages = read(consumer, 3)
         assert [message.sequence for message in messages] == [0, 1, 2]
         for message in messages:
@@ -178,7 +178,7 @@ def test_pause_and_resume_lose_nothing(kafka: str, moves: bool) -> None:
     options = TrackingOptions(commit_interval_seconds=None, close_seconds=0)
     with tracked(kafka, topic, group, options=options) as consumer:
         found = read(consumer, 20)
-        consumer.pause([two])
+        consumer.pause_partitions([two])
         before = {message.sequence for message in found if message.shard == two}
         own = [message.sequence for message in found if message.shard == one]
         while len(own) < 100:
@@ -192,7 +192,7 @@ def test_pause_and_resume_lose_nothing(kafka: str, moves: bool) -> None:
             consumer.go_to({two: 50})
             assert consumer.next(0.1) is None
             start = 50
-        consumer.resume([two])
+        consumer.resume_partitions([two])
         fill(kafka, topic, 2, partitions=2)
         later = [m.sequence for m in read(consumer, 100 - start + 2) if m.shard == two]
         assert later == list(range(start, 101))
@@ -405,6 +405,34 @@ def test_who_is_fenced_out_commits_nothing(kafka: str) -> None:
     assert committed(kafka, group, topic) == {0: 1}
 
 
+def test_a_commit_that_starts_no_new_transaction(kafka: str) -> None:
+    topic, results, group = create_topic(kafka, 1), create_topic(kafka, 1), unique_group()
+    fill(kafka, topic, 3, partitions=1)
+    with transactions(kafka, topic, results, group) as (consumer, sending):
+        first, second, third = read(consumer, 3)
+        sending.begin()
+        sending.send(b"1", stream=results)
+        consumer.ack(first)
+        assert consumer.commit() is CommitResult.COMMITTED
+        assert sending.is_open, "the next one has begun"
+        sending.send(b"2", stream=results)
+        consumer.ack(second)
+        assert consumer.commit(start_new_transaction=False) is CommitResult.COMMITTED
+        assert not sending.is_open
+        assert committed(kafka, group, topic) == {0: 2}
+        assert consumer.commit(start_new_transaction=False) is CommitResult.NOTHING_TO_DO
+        # Nothing is finished, and the transaction ends all the same.
+        sending.begin()
+        sending.send(b"3", stream=results)
+        assert consumer.commit_and_end_transactions() is CommitResult.COMMITTED
+        assert not sending.is_open
+        consumer.ack(third)
+        assert consumer.force_commit(start_new_transaction=False) is CommitResult.COMMITTED
+        assert not sending.is_open
+        assert committed(kafka, group, topic) == {0: 3}
+    assert payloads(kafka, results) == [b"1", b"2", b"3"]
+
+
 def test_a_transaction_is_not_ended_by_the_background(kafka: str) -> None:
     topic, group = create_topic(kafka, 1), unique_group()
     with (
@@ -430,7 +458,7 @@ def test_an_open_transaction_and_a_shard_without_news_are_no_livelock(kafka: str
         open_one.begin_transaction()
         open_one.produce(topic, b"open", partition=0)
         open_one.flush()
-        watch = LivelockWatch(consumer.progress, KafkaEnds(url(kafka, topic)), options=options)
+        watch = LivelockWatch(consumer.progress, consumer._ends, options=options)
 
         def standstills() -> bool:
             assert watch.check() == []

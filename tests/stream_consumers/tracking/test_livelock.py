@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from stream_consumers.capabilities import ShardEnd
+from stream_consumers.committer import ProcessCommitter
+from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
@@ -18,13 +23,13 @@ from stream_consumers.tracking.livelock import (
     LivelockKind,
     LivelockOptions,
     LivelockWatch,
-    ShardEnd,
     ShardProgress,
     Standstill,
 )
-from stream_consumers.tracking.options import TrackingOptions
+from stream_consumers.tracking.options import TrackingCallbacks, TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
+from tests.support.streams import write_stream
 
 ONE = Shard("orders", 0)
 OPTIONS = LivelockOptions(fetch_timeout_seconds=300, arrival_timeout_seconds=400, commit_timeout_seconds=500)
@@ -198,7 +203,7 @@ def test_options_out_of_range() -> None:
         LivelockOptions(commit_timeout_seconds=0)
 
 
-def test_a_tracked_consumer_whose_commits_fail_is_found_by_the_thread_of_the_watch() -> None:
+def test_a_tracked_consumer_watches_itself() -> None:
     url = StreamUrl.parse(f"memory://livelock-{next(_numbers)}/orders")
     memory_broker(url).append(ONE, b"1")
 
@@ -206,23 +211,60 @@ def test_a_tracked_consumer_whose_commits_fail_is_found_by_the_thread_of_the_wat
         def commit(self, positions: Mapping[Shard, int]) -> None:
             raise BrokerUnavailableError("no answer", remedy="Wait.")
 
-    options = TrackingOptions(commit_interval_seconds=None, close_seconds=0)
     told: list[Livelock] = []
-    consumer = TrackedConsumer(MemoryConsumer(url), Refusing(url, "g"), options=options)
-    watch = LivelockWatch(
-        consumer.progress,
-        lambda: {ONE: ShardEnd(1, 1)},
-        options=LivelockOptions(commit_timeout_seconds=0.05, check_interval_seconds=0.01),
-        on_livelock=told.append,
+    options = TrackingOptions(
+        commit_interval_seconds=None,
+        close_seconds=0,
+        livelock=LivelockOptions(commit_timeout_seconds=0.05, check_interval_seconds=0.01),
     )
-    with watch:
-        message = consumer.next(1)
-        assert message is not None
-        consumer.ack(message)
-        assert consumer.commit() is CommitResult.FAILED
-        until(lambda: told)
+    callbacks = TrackingCallbacks(on_livelock=told.append)
+    consumer = TrackedConsumer(MemoryConsumer(url), Refusing(url, "g"), options=options, callbacks=callbacks)
+    message = consumer.next(1)
+    assert message is not None
+    consumer.ack(message)
+    assert consumer.commit() is CommitResult.FAILED
+    until(lambda: told)
+    assert consumer.livelocks == told
     assert told[0].kind is LivelockKind.NEVER_COMMITTED, "a failed commit is no progress"
     assert told[0].numbers["committable"] == 1
     with pytest.raises(BrokerUnavailableError):
         consumer.close()
     forget_memory_broker(url)
+
+
+def test_the_watch_ends_with_its_consumer_and_there_is_none_unless_asked_for() -> None:
+    url = StreamUrl.parse(f"memory://livelock-{next(_numbers)}/orders")
+    memory_broker(url).append(ONE, b"1")
+
+    def watches() -> int:
+        return sum(thread.name == "livelock watch" for thread in threading.enumerate())
+
+    before = watches()
+    with TrackedConsumer(MemoryConsumer(url), MemoryCommitter(url, "g")) as consumer:
+        assert (watches(), consumer.livelocks) == (before, [])
+    options = TrackingOptions(livelock=LivelockOptions(), close_seconds=0)
+    with TrackedConsumer(MemoryConsumer(url), MemoryCommitter(url, "g"), options=options):
+        assert watches() == before + 1
+    assert watches() == before
+    forget_memory_broker(url)
+
+
+def test_a_consumer_that_cannot_ask_for_ends_is_watched_for_what_it_received(tmp_path: Path) -> None:
+    url = write_stream(tmp_path / "orders.ss", 3, shards=1)
+    told: list[Livelock] = []
+    livelock = LivelockOptions(commit_timeout_seconds=0.05, arrival_timeout_seconds=0.05, check_interval_seconds=0.01)
+    options = TrackingOptions(commit_interval_seconds=None, close_seconds=0, livelock=livelock)
+    callbacks = TrackingCallbacks(on_livelock=told.append)
+    with TrackedConsumer(create_consumer(url), ProcessCommitter(), options=options, callbacks=callbacks) as consumer:
+        for _ in range(3):
+            message = consumer.next(1)
+            assert message is not None
+            consumer.ack(message)
+        assert consumer.commit() is CommitResult.COMMITTED
+        until(lambda: consumer._watch is not None and consumer._watch.standstills)
+        assert told == [], "everything that came is finished and committed"
+        with create_producer(url) as producer:
+            producer.send(b"{}")
+        assert consumer.next(1) is not None
+        until(lambda: told)
+    assert [(found.kind, found.numbers["unfinished"]) for found in told] == [(LivelockKind.COMMIT_STOPPED, 1)]

@@ -28,6 +28,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take, take_until_silent
 from tests.support.settings import ROOT
+from tests.support.tracking import fetched
 
 GROUP = "billing"
 BY_HAND = TrackingOptions(commit_interval_seconds=None, commit_every=None, close_seconds=0.0)
@@ -43,7 +44,7 @@ options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED, consumer="me")
 member = RedisGroupConsumer(StreamUrl.parse(sys.argv[1]), group="billing", options=options)
 tracking = TrackingOptions(commit_interval_seconds=0.05)
 consumer = TrackedConsumer(member, RedisGroupCommitter(member), options=tracking)
-messages = consumer.get_many(6, timeout_seconds=10)
+messages = [message for shard, message in consumer.getmany(10, max_messages=6)]
 for message in (messages[1], messages[2], messages[4]):
     consumer.ack(message)
 print("working", flush=True)
@@ -120,7 +121,10 @@ def test_a_peer_takes_over_what_is_unfinished(place: Place) -> None:
     dead.close()
     with tracked(member(place, shared, consumer="peer", **quick)) as peer:
         found: list[Message] = []
-        until(lambda: found.extend(peer.get_many(4, 0.05)) or len(found) >= 3, what="entries that were left behind")
+        until(
+            lambda: found.extend(fetched(peer, 4, seconds=0.05)) or len(found) >= 3,
+            what="entries that were left behind",
+        )
         assert numbers(found) == [0, 1, 3]
         for message in found:
             peer.ack(message)
