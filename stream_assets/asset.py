@@ -345,7 +345,7 @@ def stream_asset(
     """
     chosen_mode = choice(ConsumerMode, mode, option="mode")
     chosen_status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
-    stream = StreamSource(StreamUrl.parse(source), chosen_mode, client or {})
+    stream = StreamSource(source, chosen_mode, client or {})
     if members < 1:
         raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
     ledger_group = stream.group(group)

@@ -126,7 +126,8 @@ class BatchSource(ClosesOnExit, ABC):
         url: where it reads from.
     """
 
-    def __init__(self, url: StreamUrl) -> None:
+    def __init__(self, url: str | StreamUrl) -> None:
+        url = StreamUrl.parse(url)
         self.url = url
 
     @abstractmethod

@@ -10,14 +10,14 @@ from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import AutoStreamReset, ConsumerMode, choice, choose_fields
+from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
     from stream_consumers.redis.claims import RedisClaims
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class StreamSource:
     """Where batches come from, as a value: nothing is opened yet.
 
@@ -32,16 +32,23 @@ class StreamSource:
         UnsupportedError: a pipe, which cannot be read twice.
 
     Example:
-        >>> StreamSource(StreamUrl.parse("memory://shop/orders")).mode.value
+        >>> StreamSource("memory://shop/orders").mode.value
         'resumable'
     """
 
     url: StreamUrl
-    mode: ConsumerMode = ConsumerMode.RESUMABLE
-    client: ClientConfig = field(default_factory=dict, repr=False)
+    mode: ConsumerMode
+    client: ClientConfig = field(repr=False)
 
-    def __post_init__(self) -> None:
-        choose_fields(self, mode=ConsumerMode)
+    def __init__(
+        self,
+        url: str | StreamUrl,
+        mode: ConsumerMode = ConsumerMode.RESUMABLE,
+        client: ClientConfig | None = None,
+    ) -> None:
+        object.__setattr__(self, "url", StreamUrl.parse(url))
+        object.__setattr__(self, "mode", choice(ConsumerMode, mode, option="mode"))
+        object.__setattr__(self, "client", client or {})
         self.backend.check_batches(self.url, self.mode, self.client)
 
     @property
@@ -112,7 +119,7 @@ def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = Non
         ...     dict(source.extents())
         {}
     """
-    return StreamSource(_parsed(url), client=client or {}).open()
+    return StreamSource(url, client=client).open()
 
 
 def create_consumer(
@@ -150,7 +157,7 @@ def create_consumer(
         ...     [message.text() for message in orders]
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
-    parsed = _parsed(url)
+    parsed = StreamUrl.parse(url)
     mode, reset = choice(ConsumerMode, mode, option="mode"), choice(AutoStreamReset, reset, option="reset")
     backend = find_backend(parsed.protocol)
     check_options("group_options", group_options, backend.group_options, parsed)
@@ -199,7 +206,7 @@ def create_producer(
         ...     producer.send(b"{}").sequence
         0
     """
-    parsed = _parsed(url)
+    parsed = StreamUrl.parse(url)
     backend = find_backend(parsed.protocol)
     check_options("producer_options", producer_options, backend.producer_options, parsed)
     backend.check(parsed, client or {})
@@ -224,7 +231,3 @@ def check_options(option: str, given: object | None, expected: type | None, url:
         f"{option} of {url} cannot be {type(given).__name__}",
         remedy=f"Use {expected.__name__}, or leave them out." if expected else "Leave them out.",
     )
-
-
-def _parsed(url: str | StreamUrl) -> StreamUrl:
-    return StreamUrl.parse(url) if isinstance(url, str) else url

@@ -175,7 +175,10 @@ class SharedGroupConsumer(PollingConsumer):
 
     poll_seconds = 0.05
 
-    def __init__(self, url: StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open) -> None:
+    def __init__(
+        self, url: str | StreamUrl, *, group: str, reset: AutoStreamReset, live: bool, open_consumer: Open
+    ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         reading = GroupReading(frozenset(url.required_streams()), reset, live)
         self._key = (f"{url.protocol}://{','.join(url.nodes)}", group)

@@ -130,28 +130,30 @@ _brokers: dict[str, MemoryBroker] = {}
 _brokers_lock = threading.Lock()
 
 
-def memory_broker(url: StreamUrl) -> MemoryBroker:
+def memory_broker(url: str | StreamUrl) -> MemoryBroker:
     """The broker of this URL, created by the first call.
 
     Example:
-        >>> broker = memory_broker(StreamUrl.parse("memory://example/orders"))
+        >>> broker = memory_broker("memory://example/orders")
         >>> broker.append(Shard("orders"), b"{}").sequence
         0
     """
+    url = StreamUrl.parse(url)
     with _brokers_lock:
         return _brokers.setdefault(",".join(url.nodes), MemoryBroker())
 
 
-def forget_memory_broker(url: StreamUrl) -> None:
+def forget_memory_broker(url: str | StreamUrl) -> None:
     """Drop the broker of this URL; the next one starts empty.
 
     Example:
-        >>> url = StreamUrl.parse("memory://forgotten/orders")
+        >>> url = "memory://forgotten/orders"
         >>> _ = memory_broker(url).append(Shard("orders"), b"{}")
         >>> forget_memory_broker(url)
         >>> memory_broker(url).messages
         {}
     """
+    url = StreamUrl.parse(url)
     with _brokers_lock:
         _brokers.pop(",".join(url.nodes), None)
 
@@ -174,14 +176,15 @@ class MemoryBatchSource(BatchSource):
         url: ``memory://name/orders``.
 
     Example:
-        >>> url = StreamUrl.parse("memory://batches/orders")
+        >>> url = "memory://batches/orders"
         >>> _ = MemoryProducer(url).send(b"{}")
         >>> with MemoryBatchSource(url) as source:
         ...     source.extents()[Shard("orders")].end
         1
     """
 
-    def __init__(self, url: StreamUrl) -> None:
+    def __init__(self, url: str | StreamUrl) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._broker = memory_broker(url)
         self._streams = frozenset(url.required_streams())
@@ -276,14 +279,17 @@ class MemoryConsumer(PollingConsumer):
         live: wait at the end; without it the stream ends there.
 
     Example:
-        >>> url = StreamUrl.parse("memory://consumed/orders")
+        >>> url = "memory://consumed/orders"
         >>> _ = MemoryProducer(url).send(b"{}")
         >>> with MemoryConsumer(url, live=False) as consumer:
         ...     [message.text() for message in consumer]
         ['{}']
     """
 
-    def __init__(self, url: StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True) -> None:
+    def __init__(
+        self, url: str | StreamUrl, *, reset: AutoStreamReset = AutoStreamReset.EARLIEST, live: bool = True
+    ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         reset = choice(AutoStreamReset, reset, option="reset")
         self._broker = memory_broker(url)
@@ -415,12 +421,13 @@ class MemoryProducer(ProducerBase):
         url: ``memory://name/orders``; ``send`` uses its first stream by default.
 
     Example:
-        >>> with MemoryProducer(StreamUrl.parse("memory://produced/orders")) as producer:
+        >>> with MemoryProducer("memory://produced/orders") as producer:
         ...     [producer.send(b"{}").sequence for _ in range(2)]
         [0, 1]
     """
 
-    def __init__(self, url: StreamUrl) -> None:
+    def __init__(self, url: str | StreamUrl) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._broker = memory_broker(url)
 
@@ -439,7 +446,7 @@ class MemoryCommitter:
         group: whose.
 
     Example:
-        >>> committer = MemoryCommitter(StreamUrl.parse("memory://commits/orders"), "billing")
+        >>> committer = MemoryCommitter("memory://commits/orders", "billing")
         >>> committer.commit({Shard("orders"): 7})
         >>> committer.committed()
         {Shard(stream='orders', id=0): 7}
@@ -447,7 +454,8 @@ class MemoryCommitter:
 
     is_transactional = False
 
-    def __init__(self, url: StreamUrl, group: str) -> None:
+    def __init__(self, url: str | StreamUrl, group: str) -> None:
+        url = StreamUrl.parse(url)
         self._source, self._group = MemoryBatchSource(url), group
 
     def commit(self, positions: Positions) -> None:

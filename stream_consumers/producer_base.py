@@ -33,7 +33,8 @@ class ProducerBase(ClosesOnExit, ABC):
         orders/0 b'{}'
     """
 
-    def __init__(self, url: StreamUrl) -> None:
+    def __init__(self, url: str | StreamUrl) -> None:
+        url = StreamUrl.parse(url)
         self._url = url
         self._stream = url.required_streams()[0]
         # Re-entrant, so that a backend may flush while it sends.

@@ -29,13 +29,17 @@ class StreamUrl:
     streams: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> StreamUrl:
+    def parse(cls, text: str | StreamUrl) -> StreamUrl:
         """Parse ``text``; as in every URL, upper and lower case of the protocol are the same.
+
+        Whatever takes a URL asks here, so that text works everywhere; what was parsed before is given back.
 
         Raises:
             InvalidUrlError: no protocol, no slash before the streams, no node.
             InvalidStreamKeyError: a stream key with other characters than ``[a-zA-Z0-9._-]``.
         """
+        if isinstance(text, StreamUrl):
+            return text
         protocol, separator, rest = text.partition("://")
         if not separator or not protocol:
             raise InvalidUrlError(f"{text!r} has no protocol", remedy="Write it like file://path/to/orders.ss/orders.")

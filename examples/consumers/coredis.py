@@ -7,12 +7,12 @@ python examples/consumers/coredis.py [URL]          # redis://localhost:6379/
 import sys
 from uuid import uuid4
 
-from stream_consumers import EntryConsumer, GroupEntryConsumer, StreamUrl, create_producer
+from stream_consumers import EntryConsumer, GroupEntryConsumer, create_producer
 
 
 def main(server: str) -> None:
     one, two = (f"{name}-{uuid4().hex[:8]}" for name in ("one", "two"))
-    url = StreamUrl.parse(f"{server.rstrip('/')}/{one},{two}")
+    url = f"{server.rstrip('/')}/{one},{two}"
     with create_producer(url) as producer:
         for number in range(3):
             producer.send(b"%d" % number, stream=one)

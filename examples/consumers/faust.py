@@ -7,14 +7,13 @@ from stream_consumers import (
     LivelockOptions,
     MemoryCommitter,
     Message,
-    StreamUrl,
     TrackedConsumer,
     TrackingOptions,
     create_consumer,
     create_producer,
 )
 
-URL = StreamUrl.parse("memory://shop/orders")
+URL = "memory://shop/orders"
 OPTIONS = TrackingOptions(
     commit_interval_seconds=0.05,
     buffer_size=100,

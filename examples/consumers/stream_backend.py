@@ -15,7 +15,6 @@ from stream_consumers import (
     RedisBackend,
     RetryPolicy,
     StreamBackend,
-    StreamUrl,
     Subscription,
     SubscriptionConfig,
 )
@@ -37,7 +36,7 @@ def handle(received: ReceivedMessage) -> None:
 
 
 def main(url: str | None) -> None:
-    backend: StreamBackend = RedisBackend(StreamUrl.parse(url)) if url else MemoryBackend()
+    backend: StreamBackend = RedisBackend(url) if url else MemoryBackend()
     stream = f"orders-{uuid4().hex[:8]}"
     config = SubscriptionConfig(
         stream=stream,

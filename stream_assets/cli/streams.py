@@ -121,7 +121,7 @@ def peek(
       stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00Z --json
       stream-assets peek kafka://localhost:9092/orders --max 5
     """
-    if mode != ConsumerMode.REAL_TIME.value and StreamSource(StreamUrl.parse(url), client=client).may_be_claimed:
+    if mode != ConsumerMode.REAL_TIME.value and StreamSource(url, client=client).may_be_claimed:
         raise InvalidOptionError(
             f"a look as a member of the group would take its entries away: --mode {mode}",
             remedy="Leave --mode out, and begin with --start at a sequence that stream-assets lag shows.",

@@ -168,7 +168,8 @@ class FileBatchSource(BatchSource):
         UnsupportedVersionError: the file has a newer version of the format.
     """
 
-    def __init__(self, url: StreamUrl) -> None:
+    def __init__(self, url: str | StreamUrl) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())

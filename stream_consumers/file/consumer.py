@@ -38,7 +38,7 @@ class FileConsumer(PollingConsumer):
         InvalidOptionError: ``latest`` without ``live`` would read nothing.
 
     Example:
-        >>> with FileConsumer(StreamUrl.parse("file://orders.ss/orders"), live=False) as orders:
+        >>> with FileConsumer("file://orders.ss/orders", live=False) as orders:
         ...     [message.text() for message in orders]
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
@@ -47,12 +47,13 @@ class FileConsumer(PollingConsumer):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         live: bool = True,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        url = StreamUrl.parse(url)
         reset = choice(AutoStreamReset, reset, option="reset")
         if reset is AutoStreamReset.LATEST and not live:
             raise InvalidOptionError(

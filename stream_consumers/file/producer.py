@@ -45,12 +45,13 @@ class FileProducer(ProducerBase):
         SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
 
     Example:
-        >>> with FileProducer(StreamUrl.parse("file://orders.ss/orders")) as producer:
+        >>> with FileProducer("file://orders.ss/orders") as producer:
         ...     producer.send(b"the fourth one").sequence
         4
     """
 
-    def __init__(self, url: StreamUrl, options: FileProducerOptions | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, options: FileProducerOptions | None = None) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._options = options or FileProducerOptions()
         self._path = Path(url.path)

@@ -215,12 +215,13 @@ class KafkaBatchSource(BatchSource):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         client: ClientConfig | None = None,
         *,
         mode: ConsumerMode = ConsumerMode.RESUMABLE,
         membership: Membership | None = None,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._streams = url.required_streams()
         self._mode = choice(ConsumerMode, mode, option="mode")

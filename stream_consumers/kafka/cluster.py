@@ -180,7 +180,8 @@ class KafkaCluster:
         InvalidOptionError: a setting that this project decides.
     """
 
-    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
         self.url = url
         self.client = resolve(client or {})
         self.settings = client_settings(url, self.client)

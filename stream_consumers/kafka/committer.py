@@ -14,7 +14,7 @@ class KafkaCommitter:
 
     Example::
 
-        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        url = "kafka://localhost:9092/orders"
         member = KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing")
         with TrackedConsumer(member, KafkaCommitter(member)) as consumer:
             for message in consumer:

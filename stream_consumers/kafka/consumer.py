@@ -57,7 +57,7 @@ class KafkaConsumer(PollingConsumer):
 
     Example::
 
-        url = StreamUrl.parse("kafka://localhost:9092/orders")
+        url = "kafka://localhost:9092/orders"
         with KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing") as consumer:
             for message in consumer:
                 bill(message)
@@ -66,7 +66,7 @@ class KafkaConsumer(PollingConsumer):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         mode: ConsumerMode = ConsumerMode.REAL_TIME,
         group: str | None = None,
@@ -75,6 +75,7 @@ class KafkaConsumer(PollingConsumer):
         client: ClientConfig | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         self._on_dead_letter = on_dead_letter
         mode, reset = CONSUMER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")

@@ -48,7 +48,8 @@ class KafkaMembership(Membership):
         BrokerUnavailableError, AccessDeniedError: as the broker says.
     """
 
-    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
         self._group = group
         self._cluster = KafkaCluster(url, client)
         self._cluster.topics(url.required_streams())

@@ -102,19 +102,20 @@ class KafkaProducer(ProducerBase):
 
     Example::
 
-        with KafkaProducer(StreamUrl.parse("kafka://localhost:9092/orders"), {"linger.ms": 5}) as producer:
+        with KafkaProducer("kafka://localhost:9092/orders", {"linger.ms": 5}) as producer:
             receipt = producer.send(b"{}", key=b"customer-7")
             print(receipt.shard, receipt.sequence)
     """
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         client: ClientConfig | None = None,
         *,
         shards: int | None = None,
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         if shards is not None:
             check_range("shards", shards, at_least=1)

@@ -68,13 +68,14 @@ class KafkaTransactions(ClosesOnExit):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         transactional_id: str,
         consumer: KafkaConsumer,
         *,
         client: ClientConfig | None = None,
         timeout_seconds: float = ANSWER_SECONDS,
     ) -> None:
+        url = StreamUrl.parse(url)
         if not transactional_id:
             raise InvalidOptionError("transactional_id='' names nobody", remedy="Give each instance one of its own.")
         check_producer_options(client or {})

@@ -204,8 +204,9 @@ class RedisBatchSource(BatchSource):
     """
 
     def __init__(
-        self, url: StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
+        self, url: str | StreamUrl, client: ClientConfig | None = None, *, mode: ConsumerMode = ConsumerMode.RESUMABLE
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._mode = choice(ConsumerMode, mode, option="mode")
         self.server = RedisServer(url, client)

@@ -75,7 +75,8 @@ class RedisClaims(ClosesOnExit):
             :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
     """
 
-    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
         self.url = url
         self.server = RedisServer(url, client)
         self.group = RedisGroup(self.server, group)

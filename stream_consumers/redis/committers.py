@@ -27,7 +27,7 @@ class RedisCommitter:
 
     Example::
 
-        url = StreamUrl.parse("redis://localhost:6379/orders")
+        url = "redis://localhost:6379/orders"
         committer = RedisCommitter(url, "billing")
         with TrackedConsumer(create_consumer(url), committer) as consumer:
             consumer.seek_to_committed()
@@ -35,7 +35,8 @@ class RedisCommitter:
 
     is_transactional = False
 
-    def __init__(self, url: StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
         self._group = RedisGroup(RedisServer(url, client), group)
 
     def commit(self, positions: Positions) -> None:

@@ -45,7 +45,7 @@ class RedisConsumer(PollingConsumer):
 
     Example::
 
-        url = StreamUrl.parse("redis://localhost:6379/orders")
+        url = "redis://localhost:6379/orders"
         with RedisConsumer(url, live=False, on_dead_letter=log_dead_letter) as consumer:
             for message in consumer:
                 print(message.shard, message.sequence, message.text())
@@ -53,13 +53,14 @@ class RedisConsumer(PollingConsumer):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         live: bool = True,
         client: ClientConfig | None = None,
         on_dead_letter: DeadLetterObserver,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         self._live, self._on_dead_letter = live, on_dead_letter
         reset = choice(AutoStreamReset, reset, option="reset")

@@ -78,7 +78,7 @@ class EntryReader(ClosesOnExit, ABC):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         identifiers: Mapping[str, str] | None,
         buffer_size: int,
@@ -86,6 +86,7 @@ class EntryReader(ClosesOnExit, ABC):
         client: ClientConfig | None,
         on_dead_letter: DeadLetterObserver,
     ) -> None:
+        url = StreamUrl.parse(url)
         self._identifiers: dict[str, str | None] = dict.fromkeys(url.required_streams())
         unknown = sorted(set(identifiers or {}) - set(self._identifiers))
         if unknown:
@@ -284,7 +285,7 @@ class EntryConsumer(EntryReader):
 
     Example::
 
-        url = StreamUrl.parse("redis://localhost:6379/one,two")
+        url = "redis://localhost:6379/one,two"
         with EntryConsumer(url, identifiers={"one": "0-0"}, buffer_size=100) as consumer:
             for stream, entry in consumer:
                 print(stream, entry.id, dict(entry.fields))
@@ -294,7 +295,7 @@ class EntryConsumer(EntryReader):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         identifiers: Mapping[str, str] | None = None,
         buffer_size: int = 0,
@@ -380,7 +381,7 @@ class GroupEntryConsumer(EntryReader):
 
     Example::
 
-        url = StreamUrl.parse("redis://localhost:6379/one,two")
+        url = "redis://localhost:6379/one,two"
         with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
             while (found := consumer.get_entry(timeout_seconds=1.0)) is not None:
                 stream, entry = found
@@ -391,7 +392,7 @@ class GroupEntryConsumer(EntryReader):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         group: str,
         consumer: str,
@@ -559,7 +560,7 @@ def create_entry_consumer(
         with create_entry_consumer("redis://localhost:6379/one,two", group="billing", consumer="me") as consumer:
             print(consumer.get_entry(timeout_seconds=1.0))
     """
-    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
+    parsed = StreamUrl.parse(url)
     if (group is None) != (options.get("consumer") is None):
         raise InvalidOptionError("a member needs the names of group and consumer", remedy="Give both, or neither.")
     if group is None:

@@ -232,7 +232,7 @@ class RedisGroupConsumer(PollingConsumer):
 
     Example::
 
-        url = StreamUrl.parse("redis://localhost:6379/orders")
+        url = "redis://localhost:6379/orders"
         options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED)
         with RedisGroupConsumer(url, group="billing", options=options) as consumer:
             for message in consumer:
@@ -243,7 +243,7 @@ class RedisGroupConsumer(PollingConsumer):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         mode: ConsumerMode = ConsumerMode.RESUMABLE,
         group: str | None = None,
@@ -253,6 +253,7 @@ class RedisGroupConsumer(PollingConsumer):
         options: RedisGroupOptions | None = None,
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         self._options = options or RedisGroupOptions()
         mode, reset = MEMBER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")

@@ -50,12 +50,13 @@ class RedisProducer(ProducerBase):
 
     Example::
 
-        with RedisProducer(StreamUrl.parse("redis://localhost:6379/orders"), shards=4) as producer:
+        with RedisProducer("redis://localhost:6379/orders", shards=4) as producer:
             receipt = producer.send(b"{}", shard=3, headers=[("source", b"web")])
             print(receipt.shard, receipt.sequence)
     """
 
-    def __init__(self, url: StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
+        url = StreamUrl.parse(url)
         super().__init__(url)
         self._wants_numbers = shards is not None and shards > 1
         # Per stream that was sent to, whether its shards are keys with numbers.

@@ -91,7 +91,8 @@ class RedisServer:
         InvalidOptionError: an option that this project decides.
     """
 
-    def __init__(self, url: StreamUrl, client: ClientConfig | None = None) -> None:
+    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
+        url = StreamUrl.parse(url)
         url.check_credentials()
         check_redis_options(client or {})
         self.url = url

@@ -47,20 +47,21 @@ class StdioConsumer(PollingConsumer):
     Example:
         >>> import io
         >>> pipes = StdioBroker(io.BytesIO(b"[orders | 7] seven\nfor all\n"), io.BytesIO())
-        >>> with StdioConsumer(StreamUrl.parse("stdio:///orders"), broker=pipes) as orders:
+        >>> with StdioConsumer("stdio:///orders", broker=pipes) as orders:
         ...     [(str(message.shard), message.sequence, message.text()) for message in orders]
         [('orders/0', 7, 'seven'), ('broadcast/0', 0, 'for all')]
     """
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         mode: ConsumerMode = ConsumerMode.REAL_TIME,
         group: str | None = None,
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         broker: StdioBroker | None = None,
     ) -> None:
+        url = StreamUrl.parse(url)
         super().__init__()
         mode, reset = CONSUMER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
         streams = check_stdio_url(url)

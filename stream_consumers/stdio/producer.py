@@ -23,7 +23,7 @@ class StdioProducerOptions:
         >>> import io
         >>> pipes = StdioBroker(io.BytesIO(), out := io.BytesIO())
         >>> options = StdioProducerOptions(bare=True)
-        >>> with StdioProducer(StreamUrl.parse("stdio:///orders"), options, broker=pipes) as producer:
+        >>> with StdioProducer("stdio:///orders", options, broker=pipes) as producer:
         ...     _ = producer.send(b"alone")
         >>> out.getvalue()
         b'alone\n'
@@ -55,7 +55,7 @@ class StdioProducer(ProducerBase):
     Example:
         >>> import io
         >>> pipes = StdioBroker(io.BytesIO(), out := io.BytesIO())
-        >>> with StdioProducer(StreamUrl.parse("stdio:///orders"), broker=pipes) as producer:
+        >>> with StdioProducer("stdio:///orders", broker=pipes) as producer:
         ...     producer.send(b"{}", timestamp_ms=1_700_000_000_000).sequence
         0
         >>> out.getvalue()
@@ -63,8 +63,9 @@ class StdioProducer(ProducerBase):
     """
 
     def __init__(
-        self, url: StreamUrl, options: StdioProducerOptions | None = None, *, broker: StdioBroker | None = None
+        self, url: str | StreamUrl, options: StdioProducerOptions | None = None, *, broker: StdioBroker | None = None
     ) -> None:
+        url = StreamUrl.parse(url)
         check_stdio_url(url)
         super().__init__(url)
         self._options = options or StdioProducerOptions()

@@ -36,7 +36,7 @@ class Spooled:
     unclaimed: int
 
 
-def spool_url(url: StreamUrl, path: Path) -> StreamUrl:
+def spool_url(url: str | StreamUrl, path: Path) -> StreamUrl:
     """The URL of the file that a pipe is spooled into, with the same streams.
 
     Args:
@@ -50,6 +50,7 @@ def spool_url(url: StreamUrl, path: Path) -> StreamUrl:
         >>> str(spool_url(StreamUrl.parse("stdio:///orders"), Path("lake/orders.spool.ss")))
         'file://lake/orders.spool.ss/orders'
     """
+    url = StreamUrl.parse(url)
     return StreamUrl("file", (str(path),), check_stdio_url(url))
 
 
@@ -76,7 +77,7 @@ def default_spool_path(table: str) -> Path:
 
 
 def spool_stdin(
-    url: StreamUrl,
+    url: str | StreamUrl,
     path: Path,
     *,
     broker: StdioBroker | None = None,
@@ -111,6 +112,7 @@ def spool_stdin(
         >>> spool_stdin(StreamUrl.parse("stdio:///orders"), Path("spool.ss"), broker=pipes)
         Spooled(messages=1, unclaimed=0)
     """
+    url = StreamUrl.parse(url)
     first = spool_url(url, path).streams[0]
     messages = 0
     with (

@@ -42,11 +42,12 @@ class Streamer:
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         *,
         client: ClientConfig | None = None,
         producer_options: object | None = None,
     ) -> None:
+        url = StreamUrl.parse(url)
         self._url, self._client, self._producer_options = url, client, producer_options
         self._backend = find_backend(url.protocol)
         self._lock = threading.RLock()
@@ -211,7 +212,7 @@ def connect(
         ...     streamer.create_consumer("fruit").next().text()
         'apple'
     """
-    parsed = StreamUrl.parse(url) if isinstance(url, str) else url
+    parsed = StreamUrl.parse(url)
     backend = find_backend(parsed.protocol)
     check_options("producer_options", producer_options, backend.producer_options, parsed)
     backend.check(parsed, client or {})

@@ -35,7 +35,7 @@ class MemoryBackend(StreamBackend):
 
     def __init__(
         self,
-        url: StreamUrl | None = None,
+        url: str | StreamUrl | None = None,
         *,
         codec: EventCodec | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,

@@ -52,7 +52,7 @@ class RedisBackend(StreamBackend):
 
     Example::
 
-        backend = RedisBackend(StreamUrl.parse("redis://localhost:6379/"))
+        backend = RedisBackend("redis://localhost:6379/")
         config = SubscriptionConfig(stream="orders", group="billing", dead_letter_stream="orders.dead")
         with Subscription(backend, config, handle):
             backend.publish("orders", EventMessage(b"{}"))
@@ -60,12 +60,13 @@ class RedisBackend(StreamBackend):
 
     def __init__(
         self,
-        url: StreamUrl,
+        url: str | StreamUrl,
         client: ClientConfig | None = None,
         *,
         codec: EventCodec | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
+        url = StreamUrl.parse(url)
         self._server = RedisServer(url, client)
         self._envelope = Envelope(codec or JsonCodec(), max_payload_bytes)
         self._lock = threading.Lock()

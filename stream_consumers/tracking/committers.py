@@ -57,7 +57,7 @@ def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:
 
 
 def create_committer(
-    url: StreamUrl, group: str, *, consumer: Consumer | None = None, client: ClientConfig | None = None
+    url: str | StreamUrl, group: str, *, consumer: Consumer | None = None, client: ClientConfig | None = None
 ) -> PositionCommitter:
     """What keeps the positions of a group of this stream.
 
@@ -78,4 +78,5 @@ def create_committer(
         stream_consumers.errors.GroupsNotRememberedError: no broker remembers the groups of file:///tmp/a.ss/orders \
 (group=billing). Keep the positions yourself, or use ProcessCommitter for the time of this process.
     """
+    url = StreamUrl.parse(url)
     return find_backend(url.protocol).committer(url, group, consumer=consumer, client=client or {})

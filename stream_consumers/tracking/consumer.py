@@ -56,7 +56,7 @@ class TrackedConsumer(PollingConsumer):
         >>> from stream_consumers.memory import MemoryCommitter
         >>> from stream_consumers.memory import MemoryConsumer, MemoryProducer
         >>> from stream_consumers.urls import StreamUrl
-        >>> url = StreamUrl.parse("memory://tracked/orders")
+        >>> url = "memory://tracked/orders"
         >>> _ = [MemoryProducer(url).send(b"%d" % number) for number in range(3)]
         >>> committer = MemoryCommitter(url, "billing")
         >>> with TrackedConsumer(MemoryConsumer(url), committer) as consumer:
