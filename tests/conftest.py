@@ -26,6 +26,8 @@ load_profile()
 STARTED_ONCE = ("server", "own_kafka", "ingested", "cluster")
 
 
+# Before pytest-xdist looks at the marks, or it sees none of these.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tell the processes of ``pytest -n`` which tests belong together."""
     for item in items:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# RESTORE and VACUUM look at files in as many tasks as the last one says.
-SMALL = {"spark.sql.shuffle.partitions": "2", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2"}
+# For some rows, what Spark does before the work costs more than the work: generating and compiling Java for each query,
+# planning it again while it runs, and tasks without a row. RESTORE and VACUUM look at files in as many tasks as the
+# discovery of partitions may have.
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
 # Without the optimising compiler a JVM is a quarter faster for some seconds, and a third slower after minutes.
 SHORT_LIVED = {**SMALL, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}

@@ -95,6 +95,7 @@ def group(spark: SparkSession, kafka: str, folder: Path) -> Group:
     return Group(spark, KafkaFeed(kafka), folder)
 
 
+@pytest.mark.slow
 def test_a_rewind_is_one_commit_on_the_line_of_each_shard(group: Group) -> None:
     before = DeltaTable(group.what.table).version()
     assert group.rewind(30) == SHARDS
@@ -121,6 +122,7 @@ def test_a_rewind_of_one_shard_leaves_the_others_alone(group: Group) -> None:
     assert rows_of(group.what.table) == made(group.feed, range(MESSAGES), by_new=range(31, MESSAGES, SHARDS))
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_member_that_was_planned_before_a_rewind_never_lands(group: Group) -> None:
     group.feed.send(30)
     back = Once(Step.WRITING, lambda: group.rewind(30))
@@ -207,6 +209,7 @@ def test_where_entries_are_claimed_the_commands_say_so(claiming: Group) -> None:
     assert facts(claiming) == before
 
 
+@pytest.mark.slow
 @pytest.mark.dagster
 def test_where_entries_are_claimed_runs_say_so_and_there_is_no_replay_job(
     claiming: Group, instance: dg.DagsterInstance
