@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from urllib.parse import quote, unquote_to_bytes
 
 from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
 
@@ -20,6 +21,10 @@ MAX_SHARD_DIGITS = 20
 MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that a datetime, and a TIMESTAMP of Spark, can say: the years 1 to 9999."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
+_MEANINGFUL = frozenset(" %/,*?#'\"`\\^<>")
+_ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
+# How a key ends that is a shard; see :func:`stream_consumers.redis.ids.is_shard_id`.
+_NUMBERED = re.compile(rf"(.):(0|[1-9][0-9]{{0,{MAX_SHARD_DIGITS - 1}}})\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -43,17 +48,68 @@ def check_stream_key(key: str) -> str:
     return key
 
 
-def subscription_key(key: str) -> str:
-    """As :func:`check_stream_key`; ``*`` is :data:`WILDCARD`, all streams.
+def encode_key(key: bytes) -> str:
+    r"""The stream key of a server's key that may be any bytes (Redis): it as it is, but for some characters.
 
-    Raises:
-        InvalidStreamKeyError: naming the key and its length.
+    Percent-encoded are those that a URL, a list of streams or a shard give a meaning (``% / , * ? #``), quotes,
+    ``\ ^ < >``, white space, what cannot be printed, bytes that are not UTF-8, and the colon before a number at the
+    end, since ``user:42`` is shard 42 of ``user`` (SeaStreamer's rule). So the text may stand in a URL and in SQL.
 
     Example:
-        >>> subscription_key("*"), subscription_key("orders")
-        ('SEA_STREAMER_WILDCARD', 'orders')
+        >>> encode_key(b"user:events"), encode_key(b"user:42"), encode_key(b"tenants/7, new"), encode_key(b"\xff")
+        ('user:events', 'user%3A42', 'tenants%2F7%2C%20new', '%FF')
     """
-    return WILDCARD if key == "*" else check_stream_key(key)
+    text = "".join(map(_encoded, key.decode("utf-8", "surrogateescape")))
+    if text == WILDCARD:
+        return f"%{ord(text[0]):02X}{text[1:]}"
+    return _NUMBERED.sub(r"\1%3A\2", text)
+
+
+def decode_key(stream: str) -> bytes:
+    """The key that a stream key of :func:`encode_key` stands for.
+
+    Example:
+        >>> decode_key("user:events"), decode_key("user%3A42")
+        (b'user:events', b'user:42')
+    """
+    return unquote_to_bytes(stream)
+
+
+def check_encoded_key(text: str) -> str:
+    """Return the stream key that ``text`` writes, as :func:`encode_key` would.
+
+    Raises:
+        InvalidStreamKeyError: a character has to be percent-encoded; or the text may be read in two ways.
+
+    Example:
+        >>> check_encoded_key("user%3aevents")
+        'user:events'
+    """
+    plain = _ESCAPED.sub("", text)
+    wrong = next((char for char in plain if not _stays(char)), None)
+    if wrong is not None:
+        written = quote(wrong, safe="", errors="replace")
+        raise InvalidStreamKeyError(
+            f"{text[:60]!r} is not a stream key: {wrong!r} has a meaning here, or cannot be shown",
+            remedy=f"Write it as {written}."
+            + (" Keys are no patterns; '*' alone stands for all streams." if wrong == "*" else ""),
+        )
+    numbered = _NUMBERED.search(text)
+    if numbered:
+        stream, number = text[: numbered.end(1)], numbered[2]
+        raise InvalidStreamKeyError(
+            f"{text[:60]!r} may be shard {number} of the stream {stream!r}, or a key of its own",
+            remedy=f"Write {stream} for that stream with all its shards, or {stream}%3A{number} for the key.",
+        )
+    return encode_key(decode_key(text)) if "%" in text else text
+
+
+def _stays(char: str) -> bool:
+    return char not in _MEANINGFUL and char.isprintable()
+
+
+def _encoded(char: str) -> str:
+    return char if _stays(char) else quote(char, safe="", errors="surrogateescape")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -61,7 +117,7 @@ class Shard:
     """One ordered part of a stream: a Kafka partition, a Redis key ``orders:3``, a shard id in a file.
 
     Args:
-        stream: the stream key.
+        stream: the stream key; of Redis, as :func:`encode_key` writes it.
         id: its number, from 0.
 
     Example:
@@ -85,7 +141,7 @@ class Shard:
         stream, slash, number = text.rpartition("/")
         if not slash or not number.isascii() or not number.isdigit() or len(number) > MAX_SHARD_DIGITS:
             raise InvalidUrlError(f"{text!r} is not a shard", remedy="Write it as stream/number, like orders/3.")
-        return cls(check_stream_key(stream), int(number))
+        return cls(check_encoded_key(stream), int(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,11 @@ class ProducerBase(ClosesOnExit, ABC):
 
         Raises:
             ProducerEndedError: the producer has ended.
+            InvalidStreamKeyError: no consumer could name the stream.
         """
         self._check_not_ended()
-        return Shard(stream or self._stream, shard), now_milliseconds() if timestamp_ms is None else timestamp_ms
+        key = self._url.stream_key(stream) if stream else self._stream
+        return Shard(key, shard), now_milliseconds() if timestamp_ms is None else timestamp_ms
 
     def _check_not_ended(self) -> None:
         if self._ended:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from stream_consumers.errors import InvalidUrlError, UnsupportedError
-from stream_consumers.messages import WILDCARD, subscription_key
+from stream_consumers.messages import WILDCARD, check_encoded_key, check_stream_key
+
+# Their keys may be any bytes.
+_ANY_KEYS = frozenset({"redis", "rediss"})
 
 
 @dataclass(frozen=True, slots=True)
 class StreamUrl:
     """A parsed stream URL; the text after the last ``/`` lists the streams (SeaStreamer's rule).
 
+    A stream of Redis may have any key, see :func:`stream_consumers.messages.encode_key`; elsewhere a stream key has the
+    characters ``[a-zA-Z0-9._-]``.
+
     Args:
         protocol: the scheme of a backend: ``file``, ``kafka``, ``redis``, ``rediss``, ``stdio``, ``memory``, or one
             that another package registers.
         nodes: the servers or the path, without the protocol; ``.`` where none was given.
-        streams: the stream keys; ``*`` (SeaStreamer's ``SEA_STREAMER_WILDCARD``) stands for all streams.
+        streams: the stream keys, percent-encoded where they have to be; ``*`` (SeaStreamer's
+            ``SEA_STREAMER_WILDCARD``) stands for all streams.
 
     Example:
         >>> url = StreamUrl.parse("kafka://a:1,b:2/x,y")
@@ -36,7 +44,7 @@ class StreamUrl:
 
         Raises:
             InvalidUrlError: no protocol, no slash before the streams, no node.
-            InvalidStreamKeyError: a stream key with other characters than ``[a-zA-Z0-9._-]``.
+            InvalidStreamKeyError: a stream key with characters that it cannot have.
         """
         if isinstance(text, StreamUrl):
             return text
@@ -50,8 +58,31 @@ class StreamUrl:
                 remedy=f"End it with a slash and the stream keys, like {text}/orders.",
             )
         nodes = tuple(node for node in location.split(",") if node) or (".",)
-        streams = tuple(subscription_key(key) for key in listing.split(",") if key)
-        return cls(protocol.lower(), nodes, streams)
+        return cls(protocol.lower(), nodes, ()).with_streams(key for key in listing.split(",") if key)
+
+    def with_streams(self, keys: Iterable[str]) -> StreamUrl:
+        """This URL with other streams.
+
+        Raises:
+            InvalidStreamKeyError: a stream key with characters that it cannot have.
+
+        Example:
+            >>> str(StreamUrl.parse("redis://localhost/").with_streams(["user:events", "*"]))
+            'redis://localhost/user:events,SEA_STREAMER_WILDCARD'
+        """
+        return replace(self, streams=tuple(WILDCARD if key == "*" else self.stream_key(key) for key in keys))
+
+    def stream_key(self, text: str) -> str:
+        """The stream key that ``text`` writes, on the servers of this URL.
+
+        Raises:
+            InvalidStreamKeyError: it has characters that a stream key cannot have there.
+
+        Example:
+            >>> StreamUrl.parse("redis://localhost/").stream_key("user%3Aevents")
+            'user:events'
+        """
+        return check_encoded_key(text) if self.protocol in _ANY_KEYS else check_stream_key(text)
 
     @property
     def path(self) -> str:

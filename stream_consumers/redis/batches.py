@@ -54,7 +54,7 @@ class Slice:
     """
 
     shard: Shard
-    key: str
+    key: bytes
     part: Range
     count: int
     sequences: tuple[int, ...] | None = None

@@ -20,6 +20,7 @@ from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
 from stream_consumers.redis.ids import before, to_id, to_sequence
+from stream_consumers.redis.keys import readable
 from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
 from stream_consumers.redis.server import PAGE, RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -123,8 +124,8 @@ class RedisClaims(ClosesOnExit):
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If nothing before it is missing, move it on: "
-                    f"XGROUP SETID {self.server.key(shard)} {name} {to_id(written - 1)}. Else ingest the stream "
-                    "with a new group name into another table.",
+                    f"XGROUP SETID {readable(self.server.key(shard))} {name} {to_id(written - 1)}. Else ingest the "
+                    "stream with a new group name into another table.",
                     position=group.position,
                     table=written,
                 )
@@ -157,7 +158,7 @@ class RedisClaims(ClosesOnExit):
         return positions
 
     def _lost_group(self, shard: Shard, facts: StreamFacts | None) -> SourceRecreatedError:
-        key, name = self.server.key(shard), self.group.name
+        key, name = readable(self.server.key(shard)), self.group.name
         what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
             f"{what} is gone from {self.url}, and with it its position and its pending entries",

@@ -34,6 +34,7 @@ RESERVED = {
     "ssl": "the protocol rediss:// says so",
     "decode_responses": "payloads are bytes",
 }
+_READS = ("XREAD", "XREADGROUP")
 _DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
 
 
@@ -142,6 +143,14 @@ class _Cluster(RedisCluster):
     def get_redis_connection(self, node: Any) -> Any:
         """The client of one node."""
         return _reply_as_it_is(super().get_redis_connection(node))
+
+    def determine_slot(self, *args: Any) -> Any:
+        """The slot of a command; the client would ask a node for that of a read, and lose keys that are not UTF-8."""
+        if args[0] in _READS:
+            # On a cluster, one stream is read at a time: its key stands before its id, at the end.
+            slot_of: Any = self.keyslot
+            return slot_of(args[-2])
+        return super().determine_slot(*args)
 
 
 def _reply_as_it_is(client: Any) -> Any:

@@ -158,7 +158,7 @@ class RedisConsumer(PollingConsumer):
         after = {key: before(self._next[shard]) for key, shard in keys.items()}
         reply = self._server.read(self._reading, ["XREAD", "COUNT", PAGE], after, seconds=seconds)
         for key, entries in reply:
-            shard = keys[key.decode()]
+            shard = keys[key]
             self._watch.saw(shard, entries[-1][0].decode())
             for entry_id, fields in entries:
                 item = read_entry(shard, entry_id, fields or [], self._server.message_field)
@@ -179,7 +179,7 @@ class RedisConsumer(PollingConsumer):
         # A shard that is gone is told by the watch, unless all are read that there are.
         self._known = found if self._assignment.is_for_all else self._known | found
 
-    def _keys(self) -> dict[Shard, str]:
+    def _keys(self) -> dict[Shard, bytes]:
         return {shard: self._server.key(shard) for shard in sorted(self._next)}
 
     def _selected(self) -> list[Shard]:

@@ -20,13 +20,13 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
 from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
-from stream_consumers.messages import DeadLetter, Message, Shard
+from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
 from stream_consumers.options import check_range
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
-from stream_consumers.redis.ids import is_shard_id
+from stream_consumers.redis.keys import key_of, name_of, shard_of
 from stream_consumers.redis.removal import RemovalWatch
 from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
@@ -65,7 +65,8 @@ class EntryReader(ClosesOnExit, ABC):
     """Reads entries of many streams, one buffer a stream; see the consumers that are made of it.
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
+            where the URL has to encode it.
         identifiers: per stream, where it starts; the others start where the consumer says.
         buffer_size: entries to fetch ahead, per stream.
         timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
@@ -87,7 +88,9 @@ class EntryReader(ClosesOnExit, ABC):
         on_dead_letter: DeadLetterObserver,
     ) -> None:
         url = StreamUrl.parse(url)
-        self._identifiers: dict[str, str | None] = dict.fromkeys(url.required_streams())
+        self._identifiers: dict[str, str | None] = dict.fromkeys(
+            name_of(decode_key(stream)) for stream in url.required_streams()
+        )
         unknown = sorted(set(identifiers or {}) - set(self._identifiers))
         if unknown:
             raise InvalidOptionError(
@@ -249,7 +252,7 @@ class EntryReader(ClosesOnExit, ABC):
         return None
 
     def _put(self, name: str, entries: Iterable[RawEntry], *, is_pending: bool = False) -> None:
-        shard, field = shard_of(name), self._server.message_field
+        shard, field = shard_of(key_of(name)), self._server.message_field
         for entry_id, fields in entries:
             flat = fields or []
             pairs = tuple(zip(flat[::2], flat[1::2]))
@@ -271,7 +274,8 @@ class EntryConsumer(EntryReader):
     A stream that is deleted is an error within some seconds, also if it was made again with lower ids meanwhile.
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
+            where the URL has to encode it.
         identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
         buffer_size: entries to fetch ahead, per stream.
         timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
@@ -330,16 +334,17 @@ class EntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         for name, after in identifiers.items():
-            last = self._server.last_id(name)
+            last = self._server.last_id(key_of(name))
             self._positions[name] = last if after in {None, NOW} else str(after)
             self._watch.saw(Shard(name), last)
 
     def _fetch(self, seconds: float) -> bool:
-        self._watch.look({Shard(name): name for name in self._positions})
-        pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], self._positions, seconds=seconds)
+        self._watch.look({Shard(name): key_of(name) for name in self._positions})
+        after = {key_of(name): entry_id for name, entry_id in self._positions.items()}
+        pages = self._server.read(self._reading, ["XREAD", "COUNT", self._count], after, seconds=seconds)
         for key, entries in pages:
-            self._put(key.decode(), entries)
-            self._watch.saw(Shard(key.decode()), entries[-1][0].decode())
+            self._put(name_of(key), entries)
+            self._watch.saw(Shard(name_of(key)), entries[-1][0].decode())
         return bool(pages)
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
@@ -355,7 +360,8 @@ class GroupEntryConsumer(EntryReader):
     :func:`stream_consumers.create.create_consumer` takes them over).
 
     Args:
-        url: ``redis://host:6379/one,two``; each stream is a Redis key, taken as it is.
+        url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
+            where the URL has to encode it.
         group: the group's name.
         consumer: this member's name; give a member that starts again the same.
         identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
@@ -475,7 +481,7 @@ class GroupEntryConsumer(EntryReader):
 
     def _join(self, identifiers: Mapping[str, str | None]) -> None:
         member = self._member
-        member.keys = {**member.keys, **{Shard(name): name for name in identifiers}}
+        member.keys = {**member.keys, **{Shard(name): key_of(name) for name in identifiers}}
         facts = {name: member.facts(Shard(name)) for name in identifiers}
         # A group that existed before is not created again: reading says that it is gone.
         missing = [name for name, found in facts.items() if found is None and name not in self._joined]
@@ -521,17 +527,6 @@ def check_identifier(identifier: str, special: Collection[str]) -> str:
             f"{identifier!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0, or {listed}."
         )
     return identifier
-
-
-def shard_of(key: str) -> Shard:
-    """The shard that a Redis key is.
-
-    Example:
-        >>> shard_of("orders:3"), shard_of("orders")
-        (Shard(stream='orders', id=3), Shard(stream='orders', id=0))
-    """
-    stream, _, tail = key.rpartition(":")
-    return Shard(stream, int(tail)) if stream and is_shard_id(tail) else Shard(key)
 
 
 @overload

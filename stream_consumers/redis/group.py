@@ -13,6 +13,7 @@ import redis
 from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.ids import before, behind, to_id
+from stream_consumers.redis.keys import is_numbered, readable
 from stream_consumers.redis.scripts import CREATE_GROUP, SET_POSITION
 from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisServer
 
@@ -91,7 +92,7 @@ class RedisGroup:
     ) -> None:
         self.name, self.consumer, self.server = name, consumer, server
         # Shards whose keys are known; those of the others are asked of the server.
-        self.keys: Mapping[Shard, str] = {}
+        self.keys: Mapping[Shard, bytes] = {}
         self._options = ("NOACK",) if acknowledge_on_read else ()
         self._received = 0
 
@@ -100,15 +101,15 @@ class RedisGroup:
         """A connection of its own, since reading blocks it."""
         return self.server.new_connection(REPLY_SECONDS)
 
-    def find_shards(self) -> Mapping[Shard, str]:
+    def find_shards(self) -> Mapping[Shard, bytes]:
         """Look for the shards and their keys; known ones stay, so that reading one that was deleted is an error."""
         found = {shard: self.server.key(shard) for shard in self.server.shards()}
         # Where keys with numbers appear, the key without one is not read any more, never the other way round.
-        kept = {s: key for s, key in self.keys.items() if s not in found or found[s] == s.stream}
+        kept = {s: key for s, key in self.keys.items() if s not in found or not is_numbered(found[s], s)}
         self.keys = {**found, **kept}
         return self.keys
 
-    def key(self, shard: Shard) -> str:
+    def key(self, shard: Shard) -> bytes:
         """The key of a shard."""
         return self.keys.get(shard) or self.server.key(shard)
 
@@ -135,7 +136,7 @@ class RedisGroup:
         """
         key = self.key(shard)
         script: Any = self.server.connection.register_script(CREATE_GROUP)
-        with self.server.explained(f"creating group {self.name!r} of {key}"):
+        with self.server.explained(f"creating group {self.name!r} of {readable(key)}"):
             try:
                 script(keys=[key], args=[self.name, start, int(create_stream)])
             except redis.ResponseError as error:
@@ -143,7 +144,7 @@ class RedisGroup:
                     return False
                 if "requires the key to exist" in str(error):
                     raise StreamNotFoundError(
-                        f"there is no stream {key} at {self.server.url} to create group {self.name!r} for",
+                        f"there is no stream {readable(key)} at {self.server.url} to create group {self.name!r} for",
                         remedy="Check the stream key, or set the group option create_stream.",
                     ) from error
                 raise
@@ -190,7 +191,7 @@ class RedisGroup:
             return True
         return bool(self.run(shard, SET_POSITION, arguments))
 
-    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[str] = ()) -> Any:
+    def run(self, shard: Shard, script: str, arguments: Sequence[object], *, beside: Sequence[bytes] = ()) -> Any:
         """Run a script; its arguments begin with the group's name.
 
         Args:
@@ -234,12 +235,12 @@ class RedisGroup:
         with self._explained("reading", list(keys)):
             pages = self.server.read(self._reading, command, keys, seconds=seconds)
         self._received += sum(len(entries) for _, entries in pages)
-        return {shards[key.decode()]: entries for key, entries in pages}
+        return {shards[key]: entries for key, entries in pages}
 
     def acknowledge(self, shard: Shard, ids: Sequence[bytes | str]) -> int:
         """XACK in chunks; returns how many were pending."""
         key, done = self.key(shard), 0
-        with self.server.explained(f"acknowledging in {key}"):
+        with self.server.explained(f"acknowledging in {readable(key)}"):
             for begin in range(0, len(ids), ACK_CHUNK):
                 done += int(self.server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
         # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
@@ -347,7 +348,7 @@ class RedisGroup:
             return self.server.connection.execute_command(command, key, self.name, *words)
 
     @contextmanager
-    def _explained(self, what: str, keys: list[str]) -> Iterator[None]:
+    def _explained(self, what: str, keys: list[bytes]) -> Iterator[None]:
         try:
             with self.server.explained(what):
                 yield
@@ -356,11 +357,11 @@ class RedisGroup:
                 raise self._removed(keys, str(error.__cause__)) from error
             raise
 
-    def _removed(self, keys: list[str], said: str) -> GroupRemovedError:
+    def _removed(self, keys: list[bytes], said: str) -> GroupRemovedError:
         with self.server.explained("looking for the streams"):
             there = sum(int(self.server.connection.exists(key)) for key in keys)
         return GroupRemovedError(
-            f"group {self.name!r} of {', '.join(keys)} is gone: {said}",
+            f"group {self.name!r} of {', '.join(map(readable, keys))} is gone: {said}",
             remedy="Its position and its pending entries are lost. Create it again where it should continue.",
             streams=len(keys),
             streams_there=there,

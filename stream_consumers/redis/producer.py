@@ -9,10 +9,11 @@ import redis
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import BrokerError, InvalidOptionError, StreamAssetsError
-from stream_consumers.messages import Receipt, Shard
+from stream_consumers.messages import Receipt, Shard, decode_key
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.ids import MAX_SUB, to_sequence
+from stream_consumers.redis.keys import is_numbered, numbered_key, readable
 from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
 
@@ -65,7 +66,7 @@ class RedisProducer(ProducerBase):
         self._server.shards()
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
-        self._waiting: list[tuple[str, list[Any], _Delivery]] = []
+        self._waiting: list[tuple[bytes, list[Any], _Delivery]] = []
         self._failed: StreamAssetsError | None = None
 
     def send(
@@ -121,24 +122,23 @@ class RedisProducer(ProducerBase):
         finally:
             self._server.close()
 
-    def _key(self, shard: Shard) -> str:
+    def _key(self, shard: Shard) -> bytes:
         stream = shard.stream
         if stream not in self._is_numbered:
-            plain = self._server.key(Shard(stream))
-            if plain != stream:
+            if is_numbered(self._server.key(Shard(stream)), Shard(stream)):
                 self._is_numbered[stream] = True
             else:
                 facts = self._server.facts(Shard(stream))
                 is_empty = facts is None or not facts.length
                 self._is_numbered[stream] = is_empty and (self._wants_numbers or shard.id > 0)
-        is_numbered = self._is_numbered[stream]
-        if not is_numbered and (shard.id or self._wants_numbers):
+        has_numbers = self._is_numbered[stream]
+        if not has_numbers and (shard.id or self._wants_numbers):
             raise InvalidOptionError(
-                f"{shard} would be the key {stream}:{shard.id} at {self._url}, and with such keys nobody reads the "
-                f"messages in the key {stream}",
+                f"{shard} would be the key {readable(numbered_key(shard))} at {self._url}, and with such keys nobody "
+                f"reads the messages in the key {readable(decode_key(stream))}",
                 remedy="Send to another stream, or to shard 0 only; a new one is made with shards=2 or more.",
             )
-        return f"{stream}:{shard.id}" if is_numbered else stream
+        return numbered_key(shard) if has_numbers else decode_key(stream)
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -156,9 +156,11 @@ class RedisProducer(ProducerBase):
             if isinstance(answer, bytes):
                 delivery.found = to_sequence(answer)
             else:
-                delivery.error = self._failed = _refused(f"a message to {key} of {self._url} was refused", answer)
+                delivery.error = self._failed = _refused(
+                    f"a message to {readable(key)} of {self._url} was refused", answer
+                )
 
-    def _add(self, waiting: list[tuple[str, list[Any], _Delivery]]) -> list[Any]:
+    def _add(self, waiting: list[tuple[bytes, list[Any], _Delivery]]) -> list[Any]:
         """The answer of the server to each: an id, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
         for key, arguments, _ in waiting:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from stream_consumers.errors import StreamRemovedError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.ids import id_order
+from stream_consumers.redis.keys import readable
 from stream_consumers.redis.server import Growth, RedisServer
 
 LOOK_SECONDS = 5.0
@@ -46,7 +47,7 @@ class RemovalWatch:
             self._seen.pop(shard, None)
         self._found = None
 
-    def look(self, keys: Mapping[Shard, str], *, now: bool = False) -> None:
+    def look(self, keys: Mapping[Shard, bytes], *, now: bool = False) -> None:
         """Look at streams, unless the last look was a moment ago.
 
         Args:
@@ -62,22 +63,22 @@ class RemovalWatch:
         if self._found is not None:
             raise self._found
 
-    def _in_turn(self, keys: Mapping[Shard, str]) -> Mapping[Shard, str]:
+    def _in_turn(self, keys: Mapping[Shard, bytes]) -> Mapping[Shard, bytes]:
         shards = list(keys)
         begin = self._looked % max(1, len(shards))
         chosen = (shards[begin:] + shards[:begin])[:LOOK_STREAMS]
         self._looked = begin + len(chosen)
         return {shard: keys[shard] for shard in chosen}
 
-    def _look(self, keys: Mapping[Shard, str]) -> None:
+    def _look(self, keys: Mapping[Shard, bytes]) -> None:
         for (shard, key), there in zip(keys.items(), self._server.growth(list(keys.values()))):
             seen = self._seen.get(shard)
             if there is not None and (seen is None or not there.has_lost(seen)):
                 self._seen[shard] = there
             elif seen is not None and seen.last != _NOTHING:
+                what = "was deleted and made again" if there else "was deleted"
                 self._found = StreamRemovedError(
-                    f"the stream {key} at {self._server.url} was deleted{' and made again' if there else ''} while it "
-                    "was read",
+                    f"the stream {readable(key)} at {self._server.url} {what} while it was read",
                     remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read "
                     "what there is now.",
                     last_id=seen.last,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,14 @@ import redis
 
 from stream_consumers.client_config import ClientConfig, resolve
 from stream_consumers.errors import (
-    InvalidStreamKeyError,
     InvalidUrlError,
     StreamNotFoundError,
 )
-from stream_consumers.messages import WILDCARD, Shard, check_stream_key
+from stream_consumers.messages import WILDCARD, Shard, decode_key
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.client import check_redis_options, claim_policy, explain, new_client
-from stream_consumers.redis.ids import behind, id_order, is_shard_id, to_id, to_sequence
+from stream_consumers.redis.ids import behind, id_order, to_id, to_sequence
+from stream_consumers.redis.keys import is_numbered, numbered_key, pattern_of_shards, readable, shard_of
 from stream_consumers.redis.scripts import COUNT
 from stream_consumers.urls import StreamUrl
 
@@ -31,7 +30,6 @@ PAGE = 1000
 COUNT_PAGE = 5000
 COUNT_PAGES = 400
 CLUSTER_WAIT_SECONDS = 0.01
-_log = logging.getLogger(__name__)
 RawEntry = tuple[bytes, "list[bytes] | None"]
 """An entry as Redis replies it: its id, and names and values in turn; ``None`` where it was trimmed."""
 
@@ -101,8 +99,7 @@ class RedisServer:
         self.is_cluster = str(self.client_options.get("cluster", False)).lower() == "true"
         if len(url.nodes) > 1 and not self.is_cluster:
             raise InvalidUrlError(f"{url} names several servers", remedy="Name one, or set the client option cluster.")
-        self._keys: dict[Shard, str] = {}
-        self._left_out: set[str] = set()
+        self._keys: dict[Shard, bytes] = {}
 
     @cached_property
     def connection(self) -> Any:
@@ -136,7 +133,7 @@ class RedisServer:
     def shards(self) -> list[Shard]:
         """The shards of the URL's streams: keys ``stream:0``, ``stream:1``, …, else the key ``stream`` alone.
 
-        With the wildcard, of all streams of the database; a key that is no stream key is left out, with a warning.
+        With the wildcard, of all streams of the database.
         """
         self._keys = {}
         if WILDCARD in self.url.streams:
@@ -146,43 +143,29 @@ class RedisServer:
                 self._look_up(stream)
         return sorted(self._keys)
 
-    def key(self, shard: Shard) -> str:
+    def key(self, shard: Shard) -> bytes:
         """The key of a shard."""
         if not any(known.stream == shard.stream for known in self._keys):
             self._look_up(shard.stream)
-        is_numbered = shard.id or any(known.stream == shard.stream and ":" in key for known, key in self._keys.items())
-        return self._keys.get(shard, f"{shard.stream}:{shard.id}" if is_numbered else shard.stream)
+        has_numbers = shard.id or any(s.stream == shard.stream and is_numbered(key, s) for s, key in self._keys.items())
+        return self._keys.get(shard, numbered_key(shard) if has_numbers else decode_key(shard.stream))
 
     def _look_up(self, stream: str) -> None:
         with self.explained(f"looking for the shards of {stream!r}"):
-            for key in self.connection.scan_iter(match=f"{stream}:*", count=PAGE, _type="STREAM"):
-                self._add_key(key.decode("utf-8", "replace"), of=stream)
+            for key in self.connection.scan_iter(match=pattern_of_shards(stream), count=PAGE, _type="STREAM"):
+                shard = shard_of(key)
+                if shard.stream == stream:
+                    self._keys[shard] = key
         if not any(shard.stream == stream for shard in self._keys):
-            self._keys[Shard(stream, 0)] = stream
+            self._keys[Shard(stream, 0)] = decode_key(stream)
 
     def _look_up_all(self) -> None:
-        names = set()
         with self.explained("looking for the streams"):
-            for key in self.connection.scan_iter(count=PAGE, _type="STREAM"):
-                name = key.decode("utf-8", "replace")
-                if not self._add_key(name):
-                    names.add(name)
-        numbered = {shard.stream for shard in self._keys}
-        for name in names - numbered:
-            if _is_stream_key(name):
-                self._keys[Shard(name, 0)] = name
-            elif name not in self._left_out:
-                self._left_out.add(name)
-                _log.warning("the key %r of %s is no stream key, and is not read", name, self.url)
-
-    def _add_key(self, key: str, *, of: str | None = None) -> bool:
-        """Add a key if it is a numbered one, of this stream; whether it is."""
-        stream, _, tail = key.rpartition(":")
-        is_numbered = is_shard_id(tail)
-        is_stream = stream == of if of is not None else _is_stream_key(stream)
-        if is_numbered and is_stream:
-            self._keys[Shard(stream, int(tail))] = key
-        return is_numbered and is_stream
+            found = {key: shard_of(key) for key in self.connection.scan_iter(count=PAGE, _type="STREAM")}
+        numbered = {key: shard for key, shard in found.items() if is_numbered(key, shard)}
+        streams = {shard.stream for shard in numbered.values()}
+        # With numbered keys, the plain one is none of the shards.
+        self._keys = {shard: key for key, shard in found.items() if key in numbered or shard.stream not in streams}
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""
@@ -198,12 +181,12 @@ class RedisServer:
             added=int(info["entries-added"]) if "entries-added" in info else None,
         )
 
-    def last_id(self, key: str) -> str:
+    def last_id(self, key: bytes) -> str:
         """The last id that a stream has made; ``0-0`` if there is no such key."""
         info = self._stream_info(key)
         return "0-0" if info is None else _text(info["last-generated-id"])
 
-    def growth(self, keys: Sequence[str]) -> list[Growth | None]:
+    def growth(self, keys: Sequence[bytes]) -> list[Growth | None]:
         """What these streams have come to, in one round trip; ``None`` for a key that is not there."""
         with self.explained("looking at the streams"):
             pipeline = self.connection.pipeline(transaction=False)
@@ -212,9 +195,9 @@ class RedisServer:
             answers = pipeline.execute(raise_on_error=False)
         return [self._grown(key, answer) for key, answer in zip(keys, answers)]
 
-    def _grown(self, key: str, answer: Any) -> Growth | None:
+    def _grown(self, key: bytes, answer: Any) -> Growth | None:
         try:
-            with self.explained(f"asking for {key}"):
+            with self.explained(f"asking for {readable(key)}"):
                 if isinstance(answer, redis.RedisError):
                     raise answer
         except StreamNotFoundError:
@@ -223,9 +206,9 @@ class RedisServer:
         added = int(info["entries-added"]) if "entries-added" in info else None
         return Growth(_text(info["last-generated-id"]), added)
 
-    def _stream_info(self, key: str) -> dict[str, Any] | None:
+    def _stream_info(self, key: bytes) -> dict[str, Any] | None:
         try:
-            with self.explained(f"asking for {key}"):
+            with self.explained(f"asking for {readable(key)}"):
                 raw = self.connection.execute_command("XINFO STREAM", key)
         except StreamNotFoundError:
             return None
@@ -253,7 +236,7 @@ class RedisServer:
         return length
 
     def read(
-        self, connection: Any, command: Sequence[object], after: Mapping[str, str], *, seconds: float
+        self, connection: Any, command: Sequence[object], after: Mapping[bytes, str], *, seconds: float
     ) -> list[tuple[bytes, list[RawEntry]]]:
         """XREAD or XREADGROUP of several streams; on a cluster one after the other, since their keys are apart.
 
@@ -295,13 +278,6 @@ class RedisServer:
         """Close the connection."""
         if "connection" in self.__dict__:
             self.connection.close()
-
-
-def _is_stream_key(name: str) -> bool:
-    try:
-        return bool(check_stream_key(name))
-    except InvalidStreamKeyError:
-        return False
 
 
 def _text(value: bytes | str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import Producer
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError
-from stream_consumers.messages import Receipt, check_stream_key
+from stream_consumers.messages import Receipt
 from stream_consumers.streamer.sharders import Sharder
 
 OpenWriter = Callable[[str], Producer]
@@ -19,6 +19,7 @@ class StreamerProducer(ClosesOnExit):
 
     Args:
         open_writer: opens what writes to a stream, at the first message or when there is an anchor.
+        check_key: see :meth:`stream_consumers.urls.StreamUrl.stream_key`.
         stream: the anchor: where messages go that name no stream.
         sharder: chooses the shard of a message that names none.
         is_shared: others write with the same writer, so that :meth:`close` leaves it open.
@@ -33,9 +34,16 @@ class StreamerProducer(ClosesOnExit):
     """
 
     def __init__(
-        self, open_writer: OpenWriter, *, stream: str | None, sharder: Sharder | None, is_shared: bool
+        self,
+        open_writer: OpenWriter,
+        check_key: Callable[[str], str],
+        *,
+        stream: str | None,
+        sharder: Sharder | None,
+        is_shared: bool,
     ) -> None:
-        self._open_writer, self._sharder, self._is_shared = open_writer, sharder, is_shared
+        self._open_writer, self._check_key = open_writer, check_key
+        self._sharder, self._is_shared = sharder, is_shared
         self._stream: str | None = None
         self._writer: Producer | None = None
         self._lock = threading.RLock()
@@ -66,8 +74,9 @@ class StreamerProducer(ClosesOnExit):
                 raise InvalidOptionError(
                     f"the producer is anchored to {self._stream!r} already", remedy="Name the stream when sending."
                 )
-            self._opened(check_stream_key(stream))
-            self._stream = stream
+            key = self._check_key(stream)
+            self._opened(key)
+            self._stream = key
 
     def send(
         self, payload: bytes, *, stream: str | None = None, shard: int | None = None, timestamp_ms: int | None = None
@@ -85,7 +94,7 @@ class StreamerProducer(ClosesOnExit):
             ProducerEndedError: the producer was ended, or the streamer was disconnected.
         """
         with self._lock:
-            target = stream or self._stream
+            target = self._check_key(stream) if stream else self._stream
             if target is None:
                 raise InvalidOptionError("the message has no stream", remedy="Name it, or anchor the producer.")
             writer = self._opened(target)

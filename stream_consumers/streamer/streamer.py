@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from weakref import WeakSet
 
@@ -14,7 +13,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
 from stream_consumers.create import check_options, create_consumer, create_producer
 from stream_consumers.errors import ProducerEndedError, StreamEndedError
-from stream_consumers.messages import WILDCARD, from_milliseconds, subscription_key, to_milliseconds
+from stream_consumers.messages import WILDCARD, from_milliseconds, to_milliseconds
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
@@ -131,7 +130,9 @@ class Streamer:
 
         with self._lock:
             self._check_connected()
-            producer = StreamerProducer(open_writer, stream=stream, sharder=sharder, is_shared=is_shared)
+            producer = StreamerProducer(
+                open_writer, self._url.stream_key, stream=stream, sharder=sharder, is_shared=is_shared
+            )
             self._producers = [*(known for known in self._producers if not known.is_ended), producer]
             return producer
 
@@ -182,7 +183,7 @@ class Streamer:
         if streams is None:
             return self._url
         names = (streams,) if isinstance(streams, str) else tuple(streams)
-        return replace(self._url, streams=tuple(map(subscription_key, names)))
+        return self._url.with_streams(names)
 
 
 def connect(

@@ -17,6 +17,7 @@ from stream_consumers.messages import Shard, from_milliseconds
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.entries import original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
+from stream_consumers.redis.keys import key_of
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
 from stream_consumers.subscription.backend import Published, StreamBackend
@@ -78,7 +79,7 @@ class RedisBackend(StreamBackend):
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
         known, shard = self._group(stream, group), Shard(stream)
-        wanted = self._server.last_id(stream) if start == NOW else start if "-" in start else f"{start}-0"
+        wanted = self._server.last_id(key_of(stream)) if start == NOW else start if "-" in start else f"{start}-0"
         is_new = known.create(shard, start)
         facts = known.facts(shard)
         position = GroupPosition(is_new=is_new, start=wanted, position=facts.delivered if facts else wanted)
@@ -91,7 +92,7 @@ class RedisBackend(StreamBackend):
         sealed = self._envelope.seal(message)
         with self._server.explained(f"publishing to {stream!r}"):
             added: bytes = self._server.connection.execute_command(
-                "XADD", stream, "*", self._server.message_field, sealed
+                "XADD", key_of(stream), "*", self._server.message_field, sealed
             )
         return added.decode()
 
@@ -196,7 +197,7 @@ class RedisBackend(StreamBackend):
             found = self._groups.get((stream, group, consumer))
             if found is None:
                 found = RedisGroup(self._server, group, consumer)
-                found.keys = {Shard(stream): stream}
+                found.keys = {Shard(stream): key_of(stream)}
                 self._groups[stream, group, consumer] = found
             return found
 
@@ -237,7 +238,7 @@ class RedisBackend(StreamBackend):
         sealed = [self._seal(message) for message in messages]
         for one in sealed:
             if isinstance(one, bytes):
-                pipeline.execute_command("XADD", stream, "*", self._server.message_field, one)
+                pipeline.execute_command("XADD", key_of(stream), "*", self._server.message_field, one)
         try:
             answers = pipeline.execute(raise_on_error=False)
         except redis.RedisError as error:
@@ -257,12 +258,12 @@ def _published(answer: Any, what: str) -> Published:
     return explain(answer, what=what) if isinstance(answer, redis.RedisError) else answer.decode()
 
 
-def _times(stream: str, group: str) -> str:
+def _times(stream: str, group: str) -> bytes:
     """The key of the first deliveries, in the slot of the stream.
 
     Example:
         >>> _times("orders", "billing"), _times("{shop}orders", "billing")
-        ('{orders}:first-received:billing', '{shop}orders:first-received:billing')
+        (b'{orders}:first-received:billing', b'{shop}orders:first-received:billing')
     """
     tagged = stream if _HASH_TAG.match(stream) else f"{{{stream}}}"
-    return f"{tagged}:first-received:{group}"
+    return key_of(f"{tagged}:first-received:{group}")

@@ -556,7 +556,7 @@ def test_nothing_is_left_beside_a_stream_when_all_is_acknowledged(redis_address:
 
 @pytest.mark.parametrize("name", ["orders", "orders:0", "{shop}orders", "shop{orders}", "{a}{b}"])
 def test_what_is_kept_beside_a_stream_is_in_its_slot(name: str) -> None:
-    assert key_slot(_times(name, GROUP).encode()) == key_slot(name.encode())
+    assert key_slot(_times(name, GROUP)) == key_slot(name.encode())
 
 
 def test_streams_in_memory_are_those_of_consumers_and_other_backends_of_the_url(stream: str) -> None:

@@ -1,0 +1,341 @@
+"""Streams of any key that Redis allows: written, read, shared, claimed and planned, under a name of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_consumers.batches import Range
+from stream_consumers.create import create_consumer, create_producer, open_batch_source
+from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, NotSubscribedError
+from stream_consumers.messages import Message, Shard, check_encoded_key, decode_key, encode_key
+from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, Limits, RedisGroupOptions
+from stream_consumers.redis.claim_name import ClaimName
+from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
+from stream_consumers.redis.entry_consumer import create_entry_consumer
+from stream_consumers.streamer.streamer import connect
+from stream_consumers.subscription.messages import EventMessage
+from stream_consumers.subscription.redis_backend import RedisBackend
+from stream_consumers.testing.batch_plans import read
+from stream_consumers.urls import StreamUrl
+from tests.support.command_line import run
+from tests.support.redis_server import redis_cluster, redis_server
+
+KEYS = {
+    b"user:events": "user:events",
+    b"user:42": "user%3A42",
+    b"a:b:c:007": "a:b:c:007",
+    b"{shop}:orders": "{shop}:orders",
+    b"tenants/7": "tenants%2F7",
+    b"a,b": "a%2Cb",
+    b"100%": "100%25",
+    b"%41": "%2541",
+    b"with space\n": "with%20space%0A",
+    b"*": "%2A",
+    b"SEA_STREAMER_WILDCARD": "%53EA_STREAMER_WILDCARD",
+    "événements".encode(): "événements",
+    b"\xff\x00:\xfe": "%FF%00:%FE",
+    b"it's [a] \\ pattern?*": "it%27s%20[a]%20%5C%20pattern%3F%2A",
+    b":7": ":7",
+    b"tenants/7, new": "tenants%2F7%2C%20new",
+    b"\xff": "%FF",
+    b"x" * 1000: "x" * 1000,
+}
+PATIENCE = 10.0
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("keys")) as found:
+        yield found
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Any]:
+    host, _, port = address.partition(":")
+    with redis.Redis(host, int(port)) as found:
+        found.flushdb()
+        yield found
+
+
+@pytest.fixture(params=list(KEYS), ids=lambda key: KEYS[key][:40])
+def key(request: pytest.FixtureRequest) -> bytes:
+    found: bytes = request.param
+    return found
+
+
+def payloads(messages: list[Message]) -> list[bytes | None]:
+    return [message.payload for message in messages]
+
+
+# names
+
+
+def test_each_key_has_one_name_and_comes_back(key: bytes) -> None:
+    assert encode_key(key) == KEYS[key]
+    assert decode_key(KEYS[key]) == key
+    url = StreamUrl.parse(f"redis://localhost/{KEYS[key]},other")
+    assert url.streams == (KEYS[key], "other")
+    assert StreamUrl.parse(str(url)) == url
+    assert Shard.parse(str(Shard(KEYS[key], 3))) == Shard(KEYS[key], 3)
+
+
+@given(st.binary(max_size=20) | st.text("ab:0123456789%/,*é ", max_size=9).map(str.encode))
+def test_any_bytes_come_back(key: bytes) -> None:
+    stream = encode_key(key)
+    assert decode_key(stream) == key
+    assert check_encoded_key(stream) == stream
+    assert not set(stream) & set("/,'\"\\ \n")
+    assert stream not in ("*", "SEA_STREAMER_WILDCARD")
+
+
+@given(st.text(max_size=9) | st.text("ab:01%42F/", max_size=9))
+def test_any_text_is_the_name_of_one_key_or_refused(text: str) -> None:
+    try:
+        stream = check_encoded_key(text)
+    except InvalidStreamKeyError:
+        return
+    assert stream == "SEA_STREAMER_WILDCARD" or stream == encode_key(decode_key(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("user:42", "Write user for that stream with all its shards, or user%3A42 for the key"),
+        ("a b", "Write it as %20"),
+        ("user:*", "Write it as %2A. Keys are no patterns"),
+        ("100%", "Write it as %25"),
+        ("50%off", "Write it as %25"),
+        ("orders\n", "Write it as %0A"),
+        ("orders?group=g", "Write it as %3F"),
+    ],
+)
+def test_what_may_be_read_in_two_ways_is_refused(text: str, remedy: str) -> None:
+    with pytest.raises(InvalidStreamKeyError) as refused:
+        StreamUrl.parse(f"redis://localhost/{text}")
+    assert remedy in str(refused.value)
+
+
+def test_an_encoded_character_that_needs_it_not_is_the_same_key() -> None:
+    assert StreamUrl.parse("rediss://h/user%3aevents,%61").streams == ("user:events", "a")
+
+
+@pytest.mark.parametrize("protocol", ["kafka", "file", "stdio", "memory"])
+def test_elsewhere_stream_keys_are_seastreamers(protocol: str) -> None:
+    for text in ("user:events", "user%3Aevents", "a%2Fb"):
+        with pytest.raises(InvalidStreamKeyError):
+            StreamUrl.parse(f"{protocol}://h/{text}")
+
+
+# reading and writing
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_producer_writes_the_key_and_a_consumer_reads_it(address: str, client: Any, key: bytes, shards: int) -> None:
+    url = f"redis://{address}/{KEYS[key]}"
+    with create_producer(url, shards=shards) as producer:
+        for number in range(6):
+            producer.send(b"%d" % number, shard=number % shards)
+    keys = [key] if shards == 1 else [b"%s:%d" % (key, number) for number in range(shards)]
+    assert set(client.keys()) == set(keys)
+    with create_consumer(url, live=False) as consumer:
+        found = list(consumer)
+    assert sorted(payloads(found)) == [b"%d" % number for number in range(6)]
+    assert {message.shard for message in found} == {Shard(KEYS[key], number) for number in range(shards)}
+
+
+def test_the_wildcard_reads_every_key(address: str, client: Any) -> None:
+    for key in KEYS:
+        client.xadd(key, {"msg": key})
+    with create_consumer(f"redis://{address}/*", live=False) as consumer:
+        found = {message.payload: message.shard for message in consumer}
+    # user:42 is shard 42 of user, as where that stream is named.
+    expected = {key: Shard(stream) for key, stream in KEYS.items()} | {b"user:42": Shard("user", 42)}
+    assert found == expected
+
+
+def test_a_name_that_looks_like_a_pattern_is_none(address: str, client: Any) -> None:
+    for key in (b"a*:0", b"a*:1", b"ab:0", b"[ab]:0", b"a:0"):
+        client.xadd(key, {"msg": key})
+    for stream, expected in (("a%2A", [b"a*:0", b"a*:1"]), ("[ab]", [b"[ab]:0"]), ("a", [b"a:0"])):
+        with create_consumer(f"redis://{address}/{stream}", live=False) as consumer:
+            assert payloads(list(consumer)) == expected
+
+
+def test_several_streams_in_one_url(address: str, client: Any) -> None:
+    for key in KEYS:
+        client.xadd(key, {"msg": key})
+    with create_consumer(f"redis://{address}/{','.join(KEYS.values())}", live=False) as consumer:
+        assert {message.payload: message.shard.stream for message in consumer} == KEYS
+
+
+def test_latest_seek_and_assign(address: str, client: Any, key: bytes) -> None:
+    client.xadd(key, {"msg": "0"})
+    with create_consumer(f"redis://{address}/{KEYS[key]}", reset=AutoStreamReset.LATEST) as consumer:
+        assert consumer.next(0) is None
+        client.xadd(key, {"msg": "1"})
+        message = consumer.next(PATIENCE)
+        assert message is not None
+        consumer.assign(Shard(KEYS[key]))
+        consumer.rewind(message.sequence)
+        assert consumer.next(PATIENCE) == message
+        with pytest.raises(NotSubscribedError):
+            consumer.assign(Shard("other"))
+
+
+# groups
+
+
+@pytest.mark.parametrize("mode", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
+def test_a_group_reads_acknowledges_and_goes_on(address: str, client: Any, key: bytes, mode: ConsumerMode) -> None:
+    for number in range(3):
+        client.xadd(key, {"msg": str(number)})
+    options = RedisGroupOptions(auto_commit=AutoCommit.DISABLED, consumer="me")
+    url = f"redis://{address}/{KEYS[key]}"
+
+    def take(count: int) -> list[bytes | None]:
+        with create_consumer(url, mode=mode, group="g", group_options=options) as member:
+            found = [message for _ in range(count) if (message := member.next(PATIENCE))]
+            for message in found[:2]:
+                member.ack(message)
+            member.commit()
+        return payloads(found)
+
+    assert take(3) == [b"0", b"1", b"2"]
+    assert client.xpending(key, "g")["pending"] == 1
+    assert take(1) == [b"2"]
+    assert client.xpending(key, "g")["pending"] == 0
+
+
+def test_entry_consumers_call_a_stream_by_its_key(address: str, client: Any, key: bytes) -> None:
+    client.xadd(key, {"msg": "0"})
+    name = key.decode("utf-8", "surrogateescape")
+    with create_entry_consumer(f"redis://{address}/{KEYS[key]}", identifiers={name: "0-0"}) as consumer:
+        found = consumer.get_entry(PATIENCE)
+        assert found is not None
+        assert found[0] == name
+        assert consumer.positions == {name: found[1].id}
+    with create_entry_consumer(f"redis://{address}/{KEYS[key]}", group="g", consumer="me") as member:
+        found = member.get_entry(PATIENCE)
+        assert found is not None
+        assert (found[0], member.acknowledge(*found)) == (name, 1)
+    with create_entry_consumer(f"redis://{address}/other", timeout=0) as consumer:
+        consumer.add_stream(name, "0-0")
+        assert [where for where, _ in consumer] == [name]
+
+
+def test_a_stream_backend_takes_the_key(address: str, client: Any, key: bytes) -> None:
+    name = key.decode("utf-8", "surrogateescape")
+    backend = RedisBackend(StreamUrl.parse(f"redis://{address}/"))
+    try:
+        backend.create_group(name, "g", "0-0")
+        backend.publish(name, EventMessage(b"{}"))
+        (entry,) = backend.read_new(name, "g", "me", 1, 1.0)
+        backend.touch(name, "g", "me", [entry.id])
+        assert backend.ack_many(name, "g", [entry.id]) == 1
+    finally:
+        backend.close()
+    assert client.xlen(key) == 1
+
+
+def test_a_streamer_and_its_producers(address: str, client: Any) -> None:
+    with connect(f"redis://{address}/") as streamer:
+        with streamer.create_producer("user:events") as producer:
+            producer.send(b"0")
+        with streamer.create_producer() as anybody:
+            anybody.send(b"1", stream="tenants%2F7")
+            with pytest.raises(InvalidStreamKeyError, match="Write it as %2F"):
+                anybody.send(b"2", stream="tenants/8")
+            with pytest.raises(InvalidStreamKeyError, match="shard 42"):
+                anybody.send(b"2", stream="user:42")
+        found = list(streamer.create_consumer(["user:events", "tenants%2F7"], live=False))
+    assert {message.shard.stream for message in found} == {"user:events", "tenants%2F7"}
+    assert set(client.keys()) == {b"user:events", b"tenants/7"}
+
+
+def test_a_producer_never_makes_both_kinds_of_keys(address: str, client: Any) -> None:
+    client.xadd("user:events", {"msg": "0"})
+    with (
+        create_producer(f"redis://{address}/user:events") as producer,
+        pytest.raises(InvalidOptionError, match="would be the key user:events:1"),
+    ):
+        producer.send(b"1", shard=1)
+
+
+# batches and claims
+
+
+def test_batches(address: str, client: Any, key: bytes) -> None:
+    for shard in range(2):
+        for number in range(5):
+            client.xadd(b"%s:%d" % (key, shard), {"msg": str(number)})
+    with open_batch_source(f"redis://{address}/{KEYS[key]}") as source:
+        extents = source.extents()
+        assert set(extents) == {Shard(KEYS[key], 0), Shard(KEYS[key], 1)}
+        gaps = {shard: Range(extent.start, extent.end) for shard, extent in extents.items()}
+        assert set(source.count(gaps).values()) == {5}
+        plan = source.plan(gaps, limits=Limits(), parallelism=2)
+        assert plan is not None
+        assert len(read(plan)) == 10
+        assert {stream for stream, _, _ in read(plan)} == {KEYS[key]}
+        ends = {shard: extent.end for shard, extent in extents.items()}
+        source.commit("g", ends)
+        assert source.committed("g") == ends
+        assert list(source.identities()) == [KEYS[key]]
+
+
+def test_claims(address: str, client: Any, key: bytes) -> None:
+    for number in range(5):
+        client.xadd(key, {"msg": str(number)})
+    with RedisClaims(StreamUrl.parse(f"redis://{address}/{KEYS[key]}"), "g") as claims:
+        claims.prepare(AutoStreamReset.EARLIEST)
+        held = ClaimedEntries(ClaimName("m", 1, "0" * 32), 10, 10_000)
+        (shard,) = claims.shards
+        claims.claim_new(held, shard, 10)
+        assert shard == Shard(KEYS[key])
+        assert len(read(claims.plan(held, parallelism=1))) == 5
+
+
+def test_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        host, _, port = nodes[0].partition(":")
+        client = redis.RedisCluster(host=host, port=int(port))
+        options: Any = {"cluster": True}
+        for key in KEYS:
+            client.xadd(key, {"msg": key})
+        url = f"redis://{nodes[0]}/{','.join(KEYS.values())}"
+        with create_consumer(url, client=options, live=False) as consumer:
+            assert {message.payload: message.shard.stream for message in consumer} == KEYS
+        with create_consumer(url, mode=ConsumerMode.RESUMABLE, group="g", client=options, live=False) as member:
+            assert {message.payload for message in member} == set(KEYS)
+        with create_producer(f"redis://{nodes[0]}/user:events", client=options) as producer:
+            producer.send(b"1")
+        assert client.xlen("user:events") == 2
+        client.close()
+
+
+# the command line
+
+
+@pytest.mark.parametrize("key", [b"user:events", b"user:42", b"tenants/7, new", b"\xff"], ids=encode_key, indirect=True)
+def test_produce_peek_lag_and_relay(address: str, client: Any, key: bytes) -> None:
+    url = f"redis://{address}/{KEYS[key]}"
+    made = run("produce", url, "--count", "4", "--shards", "2", "--json")
+    assert made.exit_code == 0, made.output
+    assert [row["shard"] for row in json.loads(made.stdout)["rows"]] == [f"{KEYS[key]}/0", f"{KEYS[key]}/1"]
+    peeked = run("peek", url)
+    assert peeked.exit_code == 0, peeked.output
+    assert len(peeked.stdout.splitlines()) == 4
+    lag = run("lag", url, "--group", "g", "--json")
+    assert lag.exit_code == 0, lag.output
+    assert [row["shard"] for row in json.loads(lag.stdout)["rows"]] == [f"{KEYS[key]}/0", f"{KEYS[key]}/1"]
+    relayed = run("relay", "--shards", "2", url, f"redis://{address}/copy:of:it")
+    assert relayed.exit_code == 0, relayed.output
+    with create_consumer(f"redis://{address}/copy:of:it", live=False) as consumer:
+        assert len(list(consumer)) == 4
