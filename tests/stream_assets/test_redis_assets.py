@@ -11,8 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG
+from stream_consumers.messages import encode_key
+from stream_consumers.options import ConsumerMode
+from tests.support.command_line import run
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
-from tests.support.redis_tables import Stream
+from tests.support.redis_tables import QUICK, Stream
 from tests.support.settings import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
@@ -52,6 +55,43 @@ def test_members_claim_entries_under_names_of_their_own(
     made.table = folder / "t"
     made.assert_each_once()
     assert "no lag" in skip_message(tick(stream, instance))
+
+
+def test_a_stream_of_any_key_from_the_sensor_to_the_replay(
+    spark: SparkSession, redis_address: str, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    made = Stream(redis_address, folder)
+    # A colon as people type it, and what a URL and SQL give a meaning.
+    key = f"tenants/7:it's {made.name}"
+    made.name = encode_key(key.encode())
+    made.keys, made.url = [f"{key}:0", f"{key}:1"], f"redis://{redis_address}/{made.name}"
+    assert made.name.startswith("tenants%2F7:it%27s%20orders-")
+    stream = declare(folder, "old", source=made.url, group=made.group)
+    (upstream,) = stream.upstream.values()
+    assert upstream.path == ["redis", made.name]
+    made.add(20)
+    assert [request.tags["stream_assets/lag"] for request in tick(stream, instance).run_requests or []] == ["20"]
+    assert execute(stream, instance).success
+    made.assert_each_once()
+    assert "no lag" in skip_message(tick(stream, instance))
+
+    again = declare(folder, "new", source=made.url, group=made.group)
+    assert execute(again, instance, config={"start": {"rewind": {f"{made.name}/1": 0}}}).success
+    made.assert_each_once()
+    rows = spark.read.format("delta").load(str(made.table)).groupBy("_stream", "_shard", "made_by").count().collect()
+    assert {tuple(row) for row in rows} == {(made.name, 0, "old", 10), (made.name, 1, "new", 10)}
+
+    place = ("--source", made.url, "--table", str(made.table), "--group", made.group)
+    verified = run("verify", *place)
+    assert verified.exit_code == 0, verified.output
+    moved = run("rewind", *place, "--to", f"{made.name}/0=0,{made.name}/1=0", "--dry-run")
+    assert moved.exit_code == 0, moved.output
+    switched = run("switch", *place, "--to", "load_balanced")
+    assert switched.exit_code == 0, switched.output
+    made.add(10, first=20)
+    made.mode, made.options = ConsumerMode.LOAD_BALANCED, dict(QUICK)
+    made.drain(spark)
+    made.assert_each_once()
 
 
 def test_the_example_loads() -> None:

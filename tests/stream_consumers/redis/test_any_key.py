@@ -225,7 +225,7 @@ def test_entry_consumers_call_a_stream_by_its_key(address: str, client: Any, key
         found = member.get_entry(PATIENCE)
         assert found is not None
         assert (found[0], member.acknowledge(*found)) == (name, 1)
-    with create_entry_consumer(f"redis://{address}/other", timeout=0) as consumer:
+    with create_entry_consumer(f"redis://{address}/other", timeout_seconds=0) as consumer:
         consumer.add_stream(name, "0-0")
         assert [where for where, _ in consumer] == [name]
 
