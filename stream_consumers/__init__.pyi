@@ -31,6 +31,7 @@ from stream_consumers.consumer import (
     Consumer as Consumer,
     DeadLetterObserver as DeadLetterObserver,
     Edge as Edge,
+    GroupConsumer as GroupConsumer,
     Producer as Producer,
     log_dead_letter as log_dead_letter,
 )

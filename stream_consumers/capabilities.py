@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard
+from stream_consumers.messages import Message, Shard
 
 Positions = Mapping[Shard, int]
 
@@ -120,4 +120,26 @@ class MeasurableConsumer(Protocol):
         Raises:
             StreamAssetsError: as the broker says.
         """
+        ...
+
+
+@runtime_checkable
+class AcknowledgingConsumer(Protocol):
+    """A consumer that is told which messages are done."""
+
+    def ack(self, message: Message) -> object:
+        """A message is done."""
+        ...
+
+    def commit(self) -> object:
+        """Keep what was acknowledged."""
+        ...
+
+
+@runtime_checkable
+class EmptyingConsumer(Protocol):
+    """A consumer that knows which messages are unfinished."""
+
+    def wait_empty(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until everything that was handed out is finished; whether that came true in time."""
         ...

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from stream_consumers.backend import Backend, ConsumerOptions, find_backend
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.consumer import Consumer, DeadLetterObserver, GroupConsumer, Producer, log_dead_letter
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.urls import StreamUrl
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from stream_consumers.redis.claims import RedisClaims
+
+
+ModeWithGroup = Literal[ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED, "resumable", "load_balanced"]
 
 
 @dataclass(frozen=True, init=False)
@@ -122,10 +127,38 @@ def open_batch_source(url: str | StreamUrl, *, client: ClientConfig | None = Non
     return StreamSource(url, client=client).open()
 
 
+class ReadingArguments(TypedDict, total=False):
+    """The arguments of :func:`create_consumer` but where to read and the mode."""
+
+    group: str | None
+    reset: AutoStreamReset
+    live: bool
+    group_options: object | None
+    on_dead_letter: DeadLetterObserver
+
+
+class ConsumerArguments(ReadingArguments, total=False):
+    """The arguments of :func:`create_consumer` but the URL and the mode."""
+
+    client: ClientConfig | None
+
+
+@overload
+def create_consumer(
+    url: str | StreamUrl, *, mode: ModeWithGroup, **arguments: Unpack[ConsumerArguments]
+) -> GroupConsumer: ...
+
+
+@overload
+def create_consumer(
+    url: str | StreamUrl, *, mode: ConsumerMode | str = ..., **arguments: Unpack[ConsumerArguments]
+) -> Consumer: ...
+
+
 def create_consumer(
     url: str | StreamUrl,
     *,
-    mode: ConsumerMode = ConsumerMode.REAL_TIME,
+    mode: ConsumerMode | str = ConsumerMode.REAL_TIME,
     group: str | None = None,
     reset: AutoStreamReset = AutoStreamReset.EARLIEST,
     live: bool = True,
@@ -133,7 +166,7 @@ def create_consumer(
     group_options: object | None = None,
     on_dead_letter: DeadLetterObserver = log_dead_letter,
 ) -> Consumer:
-    """A consumer of the streams of a URL.
+    """A consumer of the streams of a URL; with a group, a :class:`stream_consumers.consumer.GroupConsumer`.
 
     Args:
         url: where to read.
@@ -158,18 +191,18 @@ def create_consumer(
         ['{"id": 0}', '{"id": 1}', '{"id": 2}']
     """
     parsed = StreamUrl.parse(url)
-    mode, reset = choice(ConsumerMode, mode, option="mode"), choice(AutoStreamReset, reset, option="reset")
+    chosen, reset = choice(ConsumerMode, mode, option="mode"), choice(AutoStreamReset, reset, option="reset")
     backend = find_backend(parsed.protocol)
     check_options("group_options", group_options, backend.group_options, parsed)
-    if group_options is not None and mode is ConsumerMode.REAL_TIME:
+    if group_options is not None and chosen is ConsumerMode.REAL_TIME:
         raise InvalidOptionError(
             "mode real_time has no group, but group_options are given",
             remedy="Leave them out, or use a mode with a group.",
         )
-    name = backend.consumer_modes.group(mode, group)
+    name = backend.consumer_modes.group(chosen, group)
     backend.check(parsed, client or {})
     options = ConsumerOptions(
-        mode=mode,
+        mode=chosen,
         group=name,
         reset=reset,
         live=live,

@@ -206,6 +206,13 @@ class SharedGroupConsumer(PollingConsumer):
         """The group's name."""
         return self._key[1]
 
+    def ack(self, message: Message) -> None:
+        """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+
+    def commit(self) -> int:
+        """Do nothing, see :meth:`ack`."""
+        return 0
+
     def _poll(self, seconds: float) -> Message | None:
         if self._is_detached and self._alone is not None:
             return self._alone.next(seconds)

@@ -19,6 +19,7 @@ from stream_consumers.errors import (
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
+    NotSubscribedError,
 )
 from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
 from stream_consumers.kafka.errors import explain
@@ -39,7 +40,7 @@ CONSUMER_MODES = Modes(
 class KafkaConsumer(PollingConsumer):
     """A consumer of Kafka topics; see :class:`stream_consumers.consumer.Consumer`.
 
-    Nothing is committed unless :meth:`commit` is called.
+    Nothing is committed unless :meth:`commit` is called. Its group keeps a position in each shard.
 
     Args:
         url: ``kafka://host:9092/orders``; with ``*`` and mode ``real_time`` all topics, also those that come later.
@@ -61,7 +62,8 @@ class KafkaConsumer(PollingConsumer):
         with KafkaConsumer(url, mode=ConsumerMode.LOAD_BALANCED, group="billing") as consumer:
             for message in consumer:
                 bill(message)
-                consumer.commit({message.shard: message.sequence + 1})
+                consumer.ack(message)
+                consumer.commit()
     """
 
     def __init__(
@@ -94,6 +96,9 @@ class KafkaConsumer(PollingConsumer):
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
         self._newly_reached: dict[Shard, int] = {}
+        # The positions behind what was acknowledged since the last commit.
+        self._done: dict[Shard, int] = {}
+        self._done_lock = threading.Lock()
         # Where reading was begun; what the client tells is how far it came from there.
         self._begun: dict[Shard, int] = {}
         self._unreached: set[Shard] = set()
@@ -111,6 +116,11 @@ class KafkaConsumer(PollingConsumer):
 
     def __repr__(self) -> str:
         return f"KafkaConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={self._group!r})"
+
+    @property
+    def group(self) -> str | None:
+        """The group's name; ``None`` with mode ``real_time``."""
+        return self._group
 
     def _poll(self, seconds: float) -> Message | None:
         while isinstance(item := self._take(seconds), DeadLetter):
@@ -172,28 +182,63 @@ class KafkaConsumer(PollingConsumer):
         with self._lock.moving():
             self._assignment.unassign(shard, self._known)
 
-    def commit(self, positions: Positions) -> None:
-        """Tell the group how far these shards are.
+    def ack(self, message: Message) -> None:
+        """Say that a message is done, and with it those before it in its shard; the next :meth:`commit` tells it.
+
+        A message of a shard that the group has given to another member meanwhile is left to that one.
+
+        Raises:
+            InvalidOptionError: mode ``real_time`` has no group.
+            NotSubscribedError: it is of another stream.
+        """
+        self._check_group()
+        shard = message.shard
+        if not self._assignment.subscribes(shard.stream):
+            raise NotSubscribedError(
+                f"{shard} is not read by this consumer", remedy=f"Read are: {', '.join(self._streams)}."
+            )
+        with self._done_lock:
+            if shard in self._assigned:
+                self._done[shard] = max(self._done.get(shard, 0), message.sequence + 1)
+
+    def commit(self, positions: Positions | None = None) -> int:
+        """Tell the group how far these shards are; returns how many they are.
 
         Args:
-            positions: the next sequence to read, per shard (one behind the last message that is done).
+            positions: the next sequence to read, per shard (one behind the last message that is done); by default
+                behind what was acknowledged since the last commit.
 
         Raises:
             InvalidOptionError: mode ``real_time`` has no group.
             GroupActiveError: somebody else has the shards, or the group has members that are not this one.
         """
+        group = self._check_group()
+        with self._done_lock:
+            chosen = dict(self._done) if positions is None else positions
+        if chosen:
+            self._commit(group, chosen)
+        with self._done_lock:
+            for shard, position in chosen.items():
+                if self._done.get(shard, position + 1) <= position:
+                    del self._done[shard]
+        return len(chosen)
+
+    def _check_group(self) -> str:
         if self._group is None:
             raise InvalidOptionError("mode real_time has no group to commit for", remedy="Use mode resumable.")
+        return self._group
+
+    def _commit(self, group: str, positions: Positions) -> None:
         if self._mode is ConsumerMode.RESUMABLE:
-            self._cluster.commit(self._group, positions)
+            self._cluster.commit(group, positions)
             return
         with self._committing:
             lost = frozenset(positions) - self._assigned
             # The broker would take it, over what the new owner has committed.
-            refusal = None if lost else self._cluster.commit_as_member(self._consumer, self._group, positions)
+            refusal = None if lost else self._cluster.commit_as_member(self._consumer, group, positions)
         if lost or refusal is not None:
             raise GroupActiveError(
-                f"group {self._group!r} has given {min(lost or positions)} to another member",
+                f"group {group!r} has given {min(lost or positions)} to another member",
                 remedy="Its new owner reads it again from what is committed.",
                 **({} if refusal is None else {"error": refusal.name()}),
             )
@@ -214,10 +259,9 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: mode ``real_time`` has no group.
             BrokerUnavailableError, AccessDeniedError: as the broker says.
         """
-        if self._group is None:
-            raise InvalidOptionError("mode real_time has no group that commits", remedy="Use mode resumable.")
+        group = self._check_group()
         is_member = self._mode is ConsumerMode.LOAD_BALANCED
-        return self._cluster.committed(self._group, self._assigned if is_member else self._known)
+        return self._cluster.committed(group, self._assigned if is_member else self._known)
 
     def group_metadata(self) -> Any:
         """Who this member is, for a transaction that takes the group's positions along."""
@@ -397,6 +441,9 @@ class KafkaConsumer(PollingConsumer):
                 self._assigned -= shards
             self._unreached -= shards
             self._forget_ends(shards)
+            with self._done_lock:
+                # What was acknowledged and not committed is read again by the new owner.
+                self._done = {shard: position for shard, position in self._done.items() if shard not in shards}
 
     def _forget_ends(self, shards: frozenset[Shard]) -> None:
         for shard in shards:

@@ -79,6 +79,18 @@ class StdioConsumer(PollingConsumer):
         return f"StdioConsumer({str(self._url)!r}, mode={self._mode.value!r}, group={group!r})"
 
     @property
+    def group(self) -> str | None:
+        """The group's name; ``None`` with mode ``real_time``."""
+        return self._queue.group
+
+    def ack(self, message: Message) -> None:
+        """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+
+    def commit(self) -> int:
+        """Do nothing, see :meth:`ack`."""
+        return 0
+
+    @property
     def unclaimed(self) -> int:
         """The number of lines so far that were for none of the pipe's consumers."""
         return self._broker.unclaimed

@@ -6,12 +6,19 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from typing import TYPE_CHECKING, overload
 from weakref import WeakSet
 
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
-from stream_consumers.create import check_options, create_consumer, create_producer
+from stream_consumers.consumer import Consumer, DeadLetterObserver, GroupConsumer, Producer, log_dead_letter
+from stream_consumers.create import (
+    ModeWithGroup,
+    ReadingArguments,
+    check_options,
+    create_consumer,
+    create_producer,
+)
 from stream_consumers.errors import ProducerEndedError, StreamEndedError
 from stream_consumers.messages import WILDCARD, from_milliseconds, to_milliseconds
 from stream_consumers.options import (
@@ -21,6 +28,9 @@ from stream_consumers.options import (
 from stream_consumers.streamer.producer import StreamerProducer
 from stream_consumers.streamer.sharders import Sharder
 from stream_consumers.urls import StreamUrl
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Streamer:
@@ -64,11 +74,29 @@ class Streamer:
         """Where it is connected to."""
         return self._url
 
+    @overload
     def create_consumer(
         self,
         streams: str | Sequence[str] | None = None,
         *,
-        mode: ConsumerMode = ConsumerMode.REAL_TIME,
+        mode: ModeWithGroup,
+        **arguments: Unpack[ReadingArguments],
+    ) -> GroupConsumer: ...
+
+    @overload
+    def create_consumer(
+        self,
+        streams: str | Sequence[str] | None = None,
+        *,
+        mode: ConsumerMode | str = ...,
+        **arguments: Unpack[ReadingArguments],
+    ) -> Consumer: ...
+
+    def create_consumer(
+        self,
+        streams: str | Sequence[str] | None = None,
+        *,
+        mode: ConsumerMode | str = ConsumerMode.REAL_TIME,
         group: str | None = None,
         reset: AutoStreamReset = AutoStreamReset.EARLIEST,
         live: bool = True,
