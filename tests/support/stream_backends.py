@@ -88,7 +88,7 @@ class BehindRedis:
 
     def age(self, stream: str, group: str, entry_id: str, seconds: float) -> None:
         idle, owner = round(seconds * 1000), self.pending(stream, group)[entry_id]
-        self.client.execute_command("XCLAIM", stream, group, owner, 0, entry_id, "IDLE", idle, "JUSTID")
+        self.client.xclaim(stream, group, owner, 0, [entry_id], idle=idle, justid=True)
 
 
 KINDS = ("memory", "redis")

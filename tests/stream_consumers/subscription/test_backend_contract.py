@@ -381,6 +381,17 @@ def test_own_abandoned_entries_are_recovered(backend: StreamBackend, stream: str
     assert payloads(backend.reclaim_idle(stream, GROUP, ME, 0, 10)) == [b"0", b"1"]
 
 
+def test_entries_are_taken_over_when_they_were_idle_for_so_long_and_not_before(other: Any, stream: str) -> None:
+    backend: StreamBackend = other.backend
+    ids = filled(backend, stream, 3)
+    assert len(backend.read_new(stream, GROUP, PEER, 3, 0)) == 3
+    for entry_id, seconds in zip(ids, (45.0, 61.0, 75.0)):
+        other.age(stream, GROUP, entry_id, seconds)
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 60.0, 10)] == ids[1:]
+    assert other.pending(stream, GROUP) == dict(zip(ids, (PEER, ME, ME)))
+    assert [entry.id for entry in backend.reclaim_idle(stream, GROUP, ME, 30.0, 10)] == ids[:1]
+
+
 def test_entries_that_are_not_idle_stay_with_their_owner(other: Any, stream: str) -> None:
     filled(other.backend, stream, 2)
     other.backend.read_new(stream, GROUP, PEER, 2, 0)

@@ -527,6 +527,26 @@ def test_new_messages_come_while_a_long_backlog_is_taken_over(bench: Bench) -> N
     assert bench.calls.index((b"new", 1)) < 5
 
 
+def test_by_default_entries_are_taken_over_that_were_idle_for_60_seconds(bench: Bench) -> None:
+    early, late = bench.leave_behind(b"busy", b"idle")
+    bench.other.age(bench.stream, GROUP, early, 45.0)
+    bench.other.age(bench.stream, GROUP, late, 61.0)
+    default = SubscriptionConfig(stream="any", group=GROUP, dead_letter_stream="dead").claim_idle_seconds
+    asked: list[float] = []
+
+    def reclaim_idle(stream: str, group: str, consumer: str, min_idle_seconds: float, count: int) -> Any:
+        asked.append(min_idle_seconds)
+        return bench.backend.reclaim_idle(stream, group, consumer, min_idle_seconds, count)
+
+    with bench.subscribe(backend=Wrapped(bench.backend, reclaim_idle=reclaim_idle), claim_idle_seconds=default):
+        bench.wait_for_calls(1)
+        searches = len(asked)
+        until(lambda: len(asked) > searches + 2, seconds=PATIENCE, what="three searches")
+    assert bench.calls == [(b"idle", 2)]
+    assert set(asked) == {60.0}
+    assert bench.pending == {early: "gone"}
+
+
 def test_a_handler_that_takes_longer_than_the_claim_idle_time_keeps_its_message(bench: Bench) -> None:
     release = threading.Event()
     with (

@@ -679,6 +679,16 @@ def test_on_task_error_commits_what_is_finished_and_not_the_message(url: StreamU
         assert consumer.commit() is CommitResult.NOTHING_TO_DO
 
 
+def test_by_default_it_commits_after_2_8_seconds_and_not_before(url: StreamUrl, broker: Broker) -> None:
+    send(url, ONE)
+    began = time.monotonic()
+    with tracked(url, broker, TrackingOptions()) as consumer:
+        finish_one(consumer)
+        until(lambda: broker.calls, seconds=28, what="a commit in the background")
+        assert time.monotonic() - began > 2.7
+        assert broker.positions == {ONE: 1}
+
+
 def test_a_callback_that_raises_loses_neither_the_commit_nor_the_first_error(
     url: StreamUrl, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
