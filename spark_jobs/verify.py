@@ -1,21 +1,43 @@
 """Proves what a table holds: compares the sequences in the stream with those in the table and its dead letters.
 
-No JVM: the stream is read as executors would read it, the table with delta-rs.
+What should be there the ledger tells, batch by batch. Without a transform each message is a row or a dead letter. With
+one it is what the batch wrote, none or any number of rows a message: the commit names the files that it added, and
+those never change, whatever became of the rows. Where they are gone (rewritten, and removed by VACUUM) the number of
+rows that the commit counted is left.
+
+Range by range, as the stream is read, so that neither of the two is ever in memory as a whole. No JVM: the stream is
+read as executors would read it, the table with delta-rs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
+import pyarrow as pa
 
 from spark_jobs.batches.ingestion import Ingestion, check_source, lag
 from spark_jobs.claims.status import ClaimState
-from spark_jobs.ledger.entries import ShardState
+from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.ledger.entries import ClaimedRange, ShardState
 from spark_jobs.ledger.intervals import Intervals
-from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, sequences
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_rows import (
+    PLACE,
+    Sequences,
+    by_shard,
+    count_rows,
+    extents_of,
+    in_ranges,
+    names_in_files,
+    scan,
+    sequences_of,
+    written_sequences,
+)
 from spark_jobs.writing.dead_letters import DeadLetterTable
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError
@@ -37,11 +59,14 @@ class ShardVerdict:
         messages: messages in the stream.
         rows: rows in the table.
         dead: dead letters that count.
-        filtered: messages that the transform dropped, as the ledger counted them.
+        filtered: messages that the transform dropped: the batch that read them wrote no row of them.
         skipped: messages that the group went over because somebody moved it forwards.
-        missing: sequences in neither of the two, and not filtered.
-        duplicated: sequences that are there more than once.
-        unknown: sequences that are there but not in the stream, from the stream's first one on.
+        missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered.
+        duplicated: sequences with more rows than their batch wrote, or in both of the two.
+        unknown: sequences that are there but not in the stream, from the stream's first one on; or that the transform
+            dropped.
+        untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
+            dropped them.
         lag: messages behind the covered range.
         examples: some sequences of what is wrong.
     """
@@ -58,11 +83,12 @@ class ShardVerdict:
     duplicated: int
     unknown: int
     lag: int
+    untold: int = 0
     examples: Mapping[str, list[int]] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
-        """Whether each message is there exactly once."""
+        """Whether everything is there exactly as it was written."""
         return not (self.missing or self.duplicated or self.unknown)
 
 
@@ -72,6 +98,7 @@ def verify(
     *,
     claims: ClaimState | None = None,
     progress: Callable[[int], None] = lambda count: None,
+    limits: Limits | None = None,
 ) -> list[ShardVerdict]:
     """Compare each covered shard of ``source`` with the table.
 
@@ -81,6 +108,7 @@ def verify(
         claims: where members claim entries one by one, what the group is done with; what another client in the group
             has acknowledged counts as missing.
         progress: told how many messages of the stream were read.
+        limits: how much is compared at a time.
 
     Raises:
         StreamNotFoundError: there is no table, or the group has written nothing into it.
@@ -97,39 +125,42 @@ def verify(
         )
     check_source(source, ingestion.group, state, extents)
     covered = {s: _covered(known) for s, known in state.shards.items() if s in extents}
+    # Where members claim entries, what they have not been given yet, or are writing at the moment, is left out.
+    delivered: Mapping[Shard, Intervals] = {}
+    unsettled: Mapping[Shard, Sequences] = {}
     if claims is not None:
-        covered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
-    stream = _read_source(source, covered, progress)
-    if claims is not None:
-        stream = {s: np.setdiff1d(found, claims.unsettled.get(s, _NONE)) for s, found in stream.items()}
-    rows = sequences(ledger.log, version=state.version)
-    if claims is not None:
-        rows = _settled(rows, covered, claims)
-    dead_letter_table = ingestion.dead_letters()
-    dead_letters: Mapping[Shard, Sequences] = {}
-    unplaced: Mapping[Shard, int] = {}
-    if dead_letter_table.log().snapshot() is not None:
-        dead_letters, unplaced = _dead_letters(dead_letter_table, ledger)
-        if claims is not None:
-            dead_letters = _settled(dead_letters, covered, claims)
-    shards = {s for s in (*extents, *rows, *dead_letters, *unplaced) if s.stream in streams}
+        covered = delivered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
+        unsettled = claims.unsettled
+    batches = _Batches(ledger, state)
+    dead_letters = _DeadLetters(ingestion.dead_letters(), ledger)
+    tallies = {shard: _Tally() for shard in extents}
+    for ranges, messages in _parts(
+        source,
+        ledger=ledger,
+        dead_letters=dead_letters,
+        state=state,
+        covered=covered,
+        streams=streams,
+        limits=limits or Limits(),
+        progress=progress,
+    ):
+        rows = sequences_of(scan(ledger.log, PLACE, where=in_ranges(ranges), version=state.version))
+        dead = dead_letters.within(ranges)
+        for shard, part in ranges.items():
+            found = _Found(
+                _settled(_within(messages.get(shard, _NONE), covered.get(shard, Intervals())), unsettled.get(shard)),
+                *(
+                    _settled(_within(own.get(shard, _NONE), delivered.get(shard)), unsettled.get(shard))
+                    for own in (rows, dead)
+                ),
+            )
+            start = extents[shard].start if shard in extents else 0
+            tallies.setdefault(shard, _Tally()).add(shard, part, found, batches, start=start)
+    batches.count_rows(tallies)
     behind = lag(source, state, extents) if claims is None else claims.lag
-    filtered, skipped, absent = _explained(stream, rows, dead_letters, ledger)
-    return [
-        _judge(
-            shard,
-            stream.get(shard, _NONE),
-            rows.get(shard, _NONE),
-            dead_letters.get(shard, _NONE),
-            unplaced=unplaced.get(shard, 0),
-            absent=absent.get(shard, _NONE),
-            filtered=filtered.get(shard, 0),
-            skipped=skipped.get(shard, 0),
-            start=extents[shard].start if shard in extents else 0,
-            lag=behind.get(shard, 0),
-        )
-        for shard in sorted(shards)
-    ]
+    for shard, count in dead_letters.unplaced.items():
+        tallies.setdefault(shard, _Tally()).dead += count
+    return [tallies[shard].verdict(shard, behind.get(shard, 0)) for shard in sorted(tallies) if shard.stream in streams]
 
 
 def _covered(known: ShardState) -> Intervals:
@@ -138,121 +169,260 @@ def _covered(known: ShardState) -> Intervals:
     return known.covered & Intervals.of((origin, 2**63 - 1))
 
 
-def _read_source(
-    source: BatchSource, covered: Mapping[Shard, Intervals], progress: Callable[[int], None]
-) -> Mapping[Shard, Sequences]:
-    found: dict[Shard, list[Sequences]] = {}
+def _parts(
+    source: BatchSource,
+    *,
+    ledger: Ledger,
+    dead_letters: _DeadLetters,
+    state: LedgerState,
+    covered: Mapping[Shard, Intervals],
+    streams: Container[str],
+    limits: Limits,
+    progress: Callable[[int], None],
+) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Sequences]]]:
+    """Ranges that are disjoint and leave no row of these streams out, and the messages of the stream in them."""
     gaps = {s: Range(part.ranges[0].start, part.ranges[-1].end) for s, part in covered.items() if part}
-    while (plan := source.plan(gaps, limits=Limits(), parallelism=1)) is not None:
+    outside: dict[Shard, Intervals] = {}
+    rows = extents_of(scan(ledger.log, PLACE, version=state.version))
+    for found in (rows, dead_letters.extents()):
+        for shard, part in found.items():
+            outside[shard] = outside.get(shard, Intervals()) | Intervals.of(part)
+    for shard, parts in sorted(outside.items()):
+        if shard.stream in streams:
+            for part in parts - Intervals.of(*([gaps[shard]] if shard in gaps else [])):
+                yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, part, limits.max_records))
+    while (plan := source.plan(gaps, limits=limits, parallelism=1)) is not None:
+        read: dict[Shard, list[Sequences]] = {}
         for split in plan.splits:
             for batch in split.read():
                 for shard, own in by_shard(batch.to_pandas(), "stream", "shard", "sequence"):
-                    found.setdefault(shard, []).append(own)
+                    read.setdefault(shard, []).append(own)
                 progress(len(batch))
-        gaps = {
-            shard: Range(plan.ranges[shard].end if shard in plan.ranges else gap.start, gap.end)
-            for shard, gap in gaps.items()
-        }
-    return {shard: _within(np.concatenate(parts), covered[shard]) for shard, parts in found.items()}
+        ranges = {shard: Range(gaps[shard].start, part.end) for shard, part in plan.ranges.items()}
+        yield ranges, {shard: np.concatenate(own) for shard, own in read.items()}
+        gaps |= {shard: Range(part.end, gaps[shard].end) for shard, part in ranges.items()}
+    for shard, gap in gaps.items():
+        # The stream holds nothing there, but the table may.
+        yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, gap, limits.max_records))
 
 
-def _settled(
-    found: Mapping[Shard, Sequences], covered: Mapping[Shard, Intervals], claims: ClaimState
-) -> Mapping[Shard, Sequences]:
+def _pieces(ledger: Ledger, shard: Shard, part: Range, most: int) -> Iterator[Range]:
+    """The range, halved until no part has more rows than may be compared at a time."""
+    if part.start >= part.end:
+        return
+    if part.end - part.start <= most or count_rows(ledger.log, {shard: part})[shard] <= most:
+        yield part
+        return
+    middle = (part.start + part.end) // 2
+    yield from _pieces(ledger, shard, Range(part.start, middle), most)
+    yield from _pieces(ledger, shard, Range(middle, part.end), most)
+
+
+def _settled(found: Sequences, unsettled: Sequences | None) -> Sequences:
     """Without what members are writing at the moment."""
-    delivered = {s: _within(part, covered[s]) if s in covered else part for s, part in found.items()}
-    return {s: part[~np.isin(part, claims.unsettled.get(s, _NONE))] for s, part in delivered.items()}
+    return found if unsettled is None else found[~np.isin(found, unsettled)]
 
 
-def _within(found: Sequences, covered: Intervals) -> Sequences:
+def _within(found: Sequences, covered: Intervals | None) -> Sequences:
+    if covered is None:
+        return found
     masks = [(found >= part.start) & (found < part.end) for part in covered]
     return found[np.logical_or.reduce(masks)] if masks else _NONE
 
 
-def _dead_letters(table: DeadLetterTable, ledger: Ledger) -> tuple[Mapping[Shard, Sequences], Mapping[Shard, int]]:
-    """The dead letters that count: sequences per shard, and how many have no sequence."""
-    frame = table.counted_places(ledger).to_pandas()
-    lost = frame[frame["_sequence"].isna()].groupby(["_stream", "_shard"]).size()
-    unplaced = {Shard(str(stream), int(number)): int(count) for (stream, number), count in lost.items()}
-    return dict(by_shard(frame, *PLACE)), unplaced
+class _DeadLetters:
+    """The dead letters that count."""
+
+    def __init__(self, table: DeadLetterTable, ledger: Ledger) -> None:
+        self._log = table.log()
+        self._is_there = self._log.snapshot() is not None
+        self._condition = table.counted_condition(ledger) if self._is_there else ""
+        # Without a sequence: their framing was lost, or they stand for what was gone.
+        self.unplaced: Counter[Shard] = Counter()
+        for batch in self._scan("_sequence IS NULL"):
+            for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
+                self.unplaced[Shard(str(stream), int(number))] += 1
+
+    def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
+        yield from scan(self._log, PLACE, where=f"{self._condition} AND ({where})") if self._is_there else ()
+
+    def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
+        return sequences_of(self._scan(in_ranges(ranges)))
+
+    def extents(self) -> Mapping[Shard, Range]:
+        return extents_of(self._scan("_sequence IS NOT NULL"))
 
 
-def _explained(
-    stream: Mapping[Shard, Sequences],
-    rows: Mapping[Shard, Sequences],
-    dead_letters: Mapping[Shard, Sequences],
-    ledger: Ledger,
-) -> tuple[Mapping[Shard, int], Mapping[Shard, int], Mapping[Shard, Sequences]]:
-    """Tell what a transform dropped, and what was skipped, from what was lost.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is in one range of a shard."""
 
-    The ledger knows how many messages each batch decoded and how many rows it wrote. So many of the sequences that are
-    absent in its ranges were filtered; more than that is missing. The newest batch that wrote a range judges it.
+    messages: Sequences
+    rows: Sequences
+    dead: Sequences
 
-    Returns:
-        Per shard how many were filtered and how many skipped, and the sequences that are absent otherwise.
-    """
-    absent = {
-        shard: np.setdiff1d(found, np.concatenate([rows.get(shard, _NONE), dead_letters.get(shard, _NONE)]))
-        for shard, found in stream.items()
-    }
-    filtered: dict[Shard, int] = {}
-    skipped: dict[Shard, int] = {}
-    judged: dict[Shard, Intervals] = {}
-    if not any(map(len, absent.values())):
-        return filtered, skipped, absent
-    for commit in ledger.surviving():
-        entry = commit.entry
-        if entry is None or commit.output_rows is None:
-            continue
-        for shard, part in entry.skipped.items():
-            gone = _within(absent.get(shard, _NONE), Intervals.of(part) - judged.get(shard, Intervals()))
-            skipped[shard] = skipped.get(shard, 0) + len(gone)
-            absent[shard] = np.setdiff1d(absent.get(shard, _NONE), gone)
-        left = entry.rows - commit.output_rows
-        for shard, (start, end, *_) in {**entry.ranges, **entry.claims}.items():
-            own = Intervals.of((start, end)) - judged.get(shard, Intervals())
-            if shard in entry.ranges and entry.kind != "fence":
-                # What members claimed lies in between what others did.
-                judged[shard] = judged.get(shard, Intervals()) | Intervals.of((start, end))
-            count = min(max(0, left), len(_within(absent.get(shard, _NONE), own)))
-            left -= count
-            filtered[shard] = min(filtered.get(shard, 0) + count, len(absent.get(shard, _NONE)))
-    return filtered, skipped, absent
+    def within(self, part: Range) -> _Found:
+        inside = Intervals.of(part)
+        return _Found(_within(self.messages, inside), _within(self.rows, inside), _within(self.dead, inside))
 
 
-def _judge(
-    shard: Shard,
-    stream: Sequences,
-    rows: Sequences,
-    dead_letters: Sequences,
-    *,
-    unplaced: int,
-    absent: Sequences,
-    filtered: int,
-    skipped: int,
-    start: int,
-    lag: int,
-) -> ShardVerdict:
-    unique, counts = np.unique(np.concatenate([rows, dead_letters]), return_counts=True)
-    missing = len(absent) - filtered
-    wrong = {
-        "missing": absent if missing else _NONE,
-        "duplicated": unique[counts > 1],
-        # What the stream has dropped since it was written cannot be compared.
-        "unknown": np.setdiff1d(unique[unique >= start], stream),
-    }
-    return ShardVerdict(
-        shard,
-        first=int(stream.min()) if len(stream) else None,
-        last=int(stream.max()) if len(stream) else None,
-        messages=len(stream),
-        rows=len(rows),
-        dead=len(dead_letters) + unplaced,
-        filtered=filtered,
-        skipped=skipped,
-        missing=missing,
-        duplicated=len(wrong["duplicated"]),
-        unknown=len(wrong["unknown"]),
-        lag=lag,
-        examples={name: [int(s) for s in found[:EXAMPLES]] for name, found in wrong.items() if len(found)},
-    )
+class _Batches:
+    """Which batch tells what should be in a range: the newest that wrote it and survived."""
+
+    def __init__(self, ledger: Ledger, state: LedgerState) -> None:
+        self._log = ledger.log
+        self._names = names_in_files(ledger.log)
+        self._has_transform = bool(state.newest and state.newest.transform)
+        self._claimed: list[Commit] = []
+        self._counted: dict[int, tuple[Commit, Counter[Shard]]] = {}
+        self._whole: dict[int, bool] = {}
+        self._ranges: dict[Shard, list[tuple[Range, Commit]]] = {}
+        judged: dict[Shard, Intervals] = {}
+        for commit in ledger.surviving():
+            entry = commit.entry
+            if entry is None or entry.kind == "fence" or (entry.kind == "replay" and entry.mode == "append"):
+                continue
+            if entry.claims:
+                self._claimed.append(commit)
+            self._whole[commit.version] = True
+            for shard, part in entry.ranges.items():
+                own = Intervals.of(part) - judged.get(shard, Intervals())
+                self._whole[commit.version] &= own == Intervals.of(part)
+                judged[shard] = judged.get(shard, Intervals()) | own
+                self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
+        for pieces in self._ranges.values():
+            pieces.sort(key=lambda piece: piece[0].start)
+
+    def of(self, shard: Shard, part: Range) -> Iterator[tuple[Range, Commit | None]]:
+        """The parts of a range, each with the batch that tells what should be there; ``None`` if none does."""
+        at = part.start
+        pieces = self._ranges.get(shard, [])
+        first = bisect_right(pieces, part.start, key=lambda piece: piece[0].end)
+        for piece, commit in islice(pieces, first, None):
+            if piece.start >= part.end:
+                break
+            if at < piece.start:
+                yield Range(at, piece.start), None
+            own = piece.clamp(part)
+            yield Range(*own), commit
+            at = own[1]
+        if at < part.end:
+            yield Range(at, part.end), None
+
+    def expected(
+        self, shard: Shard, part: Range, commit: Commit | None, found: _Found, *, start: int
+    ) -> tuple[Sequences, bool]:
+        """The sequence of each row that should be there, and whether that is certain."""
+        claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), part)]
+        commits = [commit] if commit is not None else claimed
+        if not (all(map(_has_transform, commits)) if commits else self._has_transform):
+            # Of what the stream has dropped nobody knows more than that each message was one row.
+            messages = np.union1d(found.messages, found.rows[found.rows < start])
+            return np.setdiff1d(messages, found.dead), True
+        written = [written_sequences(self._log, each, {shard: part}, names=self._names) for each in commits]
+        if commits and all(each is not None for each in written):
+            return np.concatenate([_NONE, *(each.get(shard, _NONE) for each in written if each is not None)]), True
+        if commit is not None and commit.output_rows is not None and self._whole[commit.version]:
+            self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
+            return found.rows, True
+        return found.rows, False
+
+    def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
+        """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
+        for commit, rows in self._counted.values():
+            surplus = rows.total() - (commit.output_rows or 0)
+            tally = tallies[min(rows)]
+            tally.missing += max(0, -surplus)
+            tally.duplicated += max(0, surplus)
+
+
+def _has_transform(commit: Commit) -> bool:
+    """Whether the rows of a batch may be other than one a message."""
+    entry = commit.entry
+    return entry is not None and (bool(entry.transform) or commit.output_rows != entry.rows)
+
+
+def _overlaps(claimed: ClaimedRange | None, part: Range) -> bool:
+    return claimed is not None and claimed.start < part.end and part.start < claimed.end
+
+
+class _Tally:
+    """What was found for a shard so far."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.last: int | None = None
+        self.messages = self.rows = self.dead = self.filtered = self.skipped = self.untold = 0
+        self.missing = self.duplicated = self.unknown = 0
+        self.examples: dict[str, list[int]] = {}
+
+    def add(self, shard: Shard, part: Range, found: _Found, batches: _Batches, *, start: int) -> None:
+        """Compare one range.
+
+        Args:
+            shard: the shard.
+            part: the range.
+            found: what is in it.
+            batches: tell what should be.
+            start: what the stream has dropped lies before it, and cannot be compared with it.
+        """
+        if len(found.messages):
+            self.first = int(found.messages.min()) if self.first is None else min(self.first, int(found.messages.min()))
+            self.last = max(self.last or 0, int(found.messages.max()))
+        self.messages += len(found.messages)
+        self.rows += len(found.rows)
+        self.dead += len(found.dead)
+        for piece, commit in batches.of(shard, part):
+            self._compare(shard, piece, commit, found.within(piece), batches, start=start)
+
+    def _compare(
+        self, shard: Shard, part: Range, commit: Commit | None, found: _Found, batches: _Batches, *, start: int
+    ) -> None:
+        if commit is not None and commit.entry is not None and shard in commit.entry.skipped:
+            is_there = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
+            self.skipped += int((~is_there).sum())
+            found = replace(found, messages=found.messages[is_there])
+        expected, is_certain = batches.expected(shard, part, commit, found, start=start)
+        places = np.unique(np.concatenate([found.rows, found.dead, expected]))
+        rows, dead, wanted = (_count(places, own) for own in (found.rows, found.dead, expected))
+        is_message = np.isin(places, found.messages)
+        absent = len(np.setdiff1d(found.messages, places))
+        if is_certain:
+            self.filtered += absent
+        else:
+            self.untold += absent
+        there = rows + dead > 0
+        self._tell("missing", places[rows < wanted])
+        self._tell("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
+        is_unwanted = is_message & (rows > 0) & (wanted + dead == 0)
+        self._tell("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
+
+    def _tell(self, what: str, places: Sequences) -> None:
+        if len(places):
+            setattr(self, what, getattr(self, what) + len(places))
+            known = self.examples.setdefault(what, [])
+            known += [int(place) for place in places[: EXAMPLES - len(known)]]
+
+    def verdict(self, shard: Shard, lag: int) -> ShardVerdict:
+        """What was found in all."""
+        return ShardVerdict(
+            shard,
+            first=self.first,
+            last=self.last,
+            messages=self.messages,
+            rows=self.rows,
+            dead=self.dead,
+            filtered=self.filtered,
+            skipped=self.skipped,
+            missing=self.missing,
+            duplicated=self.duplicated,
+            unknown=self.unknown,
+            lag=lag,
+            untold=self.untold,
+            examples=self.examples,
+        )
+
+
+def _count(places: Sequences, found: Sequences) -> Sequences:
+    """How often each of these sorted places was found."""
+    return np.searchsorted(np.sort(found), places, side="right") - np.searchsorted(np.sort(found), places, side="left")

@@ -56,7 +56,9 @@ def _check_dead_letters(stream: StreamAsset) -> dg.AssetCheckResult:
     entries = [c.entry for c in ledger.surviving() if c.entry]
     # After a replace the ledger's own counts are of dead letters that count no more, too.
     is_replaced = any(entry.mode == "replace" for entry in entries)
-    counted = stream.ingestion.dead_letters().counted_places(ledger).num_rows if is_replaced else None
+    counted = (
+        sum(part.num_rows for part in stream.ingestion.dead_letters().counted_places(ledger)) if is_replaced else None
+    )
     dead = sum(entry.dead for entry in entries) if counted is None else counted
     lost = [
         f"{shard} {part.start} to {part.end}"

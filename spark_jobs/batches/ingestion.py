@@ -18,6 +18,7 @@ from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choose_fields
+from stream_consumers.urls import StreamUrl
 
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
@@ -194,6 +195,31 @@ def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
         if state.sharing not in (SWITCHING, LEAVING_CLAIMS)
         else f"A switch was begun and not finished: run stream-assets switch --to {wanted}.",
     )
+
+
+def without_positions(state: LedgerState, streams: Iterable[str]) -> frozenset[str]:
+    """Those of the streams in which the group has no position."""
+    return frozenset(streams) - {shard.stream for shard in state.shards}
+
+
+def check_other_group(ingestion: Ingestion, streams: frozenset[str], *, url: StreamUrl) -> None:
+    """One group a stream and table: a replace would take the rows of the other one away.
+
+    Args:
+        ingestion: group and table.
+        streams: those that the group begins with.
+        url: of the source, for the message.
+
+    Raises:
+        InvalidOptionError: another group writes one of them into the table.
+        LedgerTruncatedError: the log was cleaned, and rows of them are there: whose they are is unknown.
+    """
+    other = ingestion.ledger().other_group(streams)
+    if other is not None:
+        raise InvalidOptionError(
+            f"group {other!r} already writes {url} into {ingestion.table}",
+            remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
+        )
 
 
 def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:

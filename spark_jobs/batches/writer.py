@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +12,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step
+from spark_jobs.batches.ingestion import (
+    Batch,
+    Ingestion,
+    Observer,
+    Step,
+    check_other_group,
+    without_positions,
+)
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.session import check_session, first_line
-from spark_jobs.writing.dead_letters import lost_ranges
-from spark_jobs.writing.sink import DeltaSink, check_columns, in_ranges, last_line, write_verified
+from spark_jobs.writing.dead_letters import Settlement, lost_ranges
+from spark_jobs.writing.sink import DeltaSink, check_columns, last_line, write_verified
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
@@ -75,20 +83,22 @@ class BatchWriter:
         self.ledger = ingestion.ledger()
         self._dead_letters = ingestion.dead_letters()
         self._sink = DeltaSink(ingestion.table, _TABLE_PROPERTIES, ingestion.merge_schema)
-        self._checked = False
-        self._settled = -1
+        self._settlement: Settlement | None = None
+        self._unwritten: frozenset[str] = frozenset()
         self._races = 0
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
         identities = {**(state.newest.identities if state.newest else {}), **identities}
-        made = {"settled": self._settled, "transform": self._ingestion.transform_name}
+        made: dict[str, Any] = {"transform": self._ingestion.transform_name}
+        if self._settlement is not None:
+            made |= {"settled": self._settlement.version, "uncounted": self._settlement.uncounted}
         return self.ledger.entry(kind, state, identities=identities, **made, **fields)
 
     def initialize(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
         """The first commit of a group: empty, with the resolved origin (I9)."""
         self.ledger.check_first(origin)
-        self._check_other_groups(identities)
+        self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
         empty = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder)))
         self.check_columns(state)
@@ -102,23 +112,44 @@ class BatchWriter:
             self._raced()
         self._observer(Step.INITIALIZED, None)
 
-    def _check_other_groups(self, identities: Mapping[str, str]) -> None:
-        """One group a stream and table: a replace would take the rows of the other one away."""
-        other = self.ledger.other_group(frozenset(identities))
-        if other is not None:
-            raise InvalidOptionError(
-                f"group {other!r} already writes {self._url} into {self._ingestion.table}",
-                remedy=f"Use group {other!r}, or another table: a row is known by stream, shard and sequence only.",
-            )
+    def check_unwritten(self, state: LedgerState, streams: Iterable[str]) -> None:
+        """Refuse to begin with a stream whose rows the table has already, whoever wrote them.
+
+        A copy of a table (CREATE TABLE … AS SELECT, a clone, INSERT INTO) has the rows; the positions stayed in the log
+        of the table that it was made from, and to begin anew would write each message a second time.
+
+        Args:
+            state: the ledger; streams in which it has positions are fine.
+            streams: that are to be written.
+
+        Raises:
+            InvalidOptionError: another group writes them, or the rows are there and no positions are.
+            LedgerTruncatedError: the log was cleaned, so that whose rows they are is unknown.
+        """
+        begun = without_positions(state, streams) - self._unwritten
+        if not begun:
+            return
+        check_other_group(self._ingestion, begun, url=self._url)
+        snapshot = self.ledger.log.snapshot()
+        if snapshot is not None and snapshot.may_hold(begun):
+            table = self._spark.read.format("delta").load(self._ingestion.table)
+            if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
+                raise InvalidOptionError(
+                    f"{self._ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not tell how "
+                    f"far group {self._ingestion.group!r} has read: a copy of a table has the rows, but no positions",
+                    remedy=f"To continue behind these rows, run: stream-assets adopt --source {self._url} "
+                    f"--table {self._ingestion.table} --group {self._ingestion.group}. If they are of something else, "
+                    "ingest into another table.",
+                )
+        self._unwritten |= begun
 
     def delete_orphaned(self, state: LedgerState, *, again: bool = False) -> None:
         """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
         A RESTORE may have removed batches that dead letters were counted with.
         """
-        if again or not self._checked or state.settled < 0:
-            self._checked = True
-            self._settled = self._dead_letters.delete_orphaned(self._spark, self.ledger, after=state.settled)
+        if again or self._settlement is None or state.is_restored:
+            self._settlement = self._dead_letters.settle(self._spark, self.ledger, state)
 
     def write(
         self,
@@ -257,7 +288,7 @@ class BatchWriter:
         Raises:
             SchemaMismatchError, TransformError: they do not.
         """
-        if self._checked:
+        if self._settlement is not None:
             return
         rows = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder))).schema
         table = self._spark.read.format("delta").load(self._ingestion.table).schema.fields if state.version >= 0 else []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -144,6 +145,14 @@ class DeltaLog:
         snapshot = self.snapshot()
         return range(snapshot.version if snapshot else -1, after, -1)
 
+    def readable(self) -> Iterator[Commit]:
+        """The commits from the newest one back to where the log was cleaned."""
+        for version in self.newest_versions():
+            commit = self.commit(version)
+            if commit is None:
+                return
+            yield commit
+
     def find(self, is_match: Callable[[Commit], bool], *, after: int) -> Commit | None:
         """The newest commit behind version ``after`` that matches; ``None`` if there is none.
 
@@ -261,6 +270,24 @@ class DeltaLog:
             raise self._not_certain(restore, "no version is as old and has the files that the RESTORE left behind")
         return tuple(reversed(found))
 
+    def added_files(self, version: int) -> list[str]:
+        """The data files that a commit wrote: paths from the folder of the table, or URIs.
+
+        Files that only got another deletion vector are not among them.
+
+        Raises:
+            LedgerUnreadableError: the commit cannot be read.
+        """
+        return sorted(unquote(path) for path, vector in self._file_changes(version).added if not vector)
+
+    def files(self) -> pyarrow.fs.FileSystem:
+        """The file system whose root is the folder of the table."""
+        if "://" not in self.path:
+            return pyarrow.fs.SubTreeFileSystem(str(Path(self.path).absolute()), pyarrow.fs.LocalFileSystem())
+        if self._files is None:
+            self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self.storage_options))
+        return self._files
+
     def _file_changes(self, version: int) -> _FileChanges:
         try:
             return _file_changes(self._read(f"_delta_log/{version:020d}.json"))
@@ -279,9 +306,7 @@ class DeltaLog:
     def _read(self, name: str) -> str:
         if "://" not in self.path:
             return (Path(self.path) / name).read_bytes().decode()
-        if self._files is None:
-            self._files = pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.path, self.storage_options))
-        with self._files.open_input_file(name) as file:
+        with self.files().open_input_file(name) as file:
             return bytes(file.read()).decode()
 
 

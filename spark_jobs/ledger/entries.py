@@ -51,6 +51,8 @@ class ShardState:
 
 
 State = Mapping[Shard, ShardState]
+# Dead letters of these batches that do not count: those in these ranges, or where there are none, all of them.
+Uncounted = Mapping[str, Mapping[Shard, Intervals]]
 
 
 class ClaimedRange(NamedTuple):
@@ -83,7 +85,9 @@ class LedgerEntry:
         dead: dead letters.
         identities: for each stream, the fingerprint that detects a recreated stream.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
-        settled: up to this version of the dead-letter table, orphaned dead letters have been deleted.
+        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
+        uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
+            replaced their range. Said here because the commits that tell it are cleaned from the log one day.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
             Empty before the first commit.
@@ -121,6 +125,7 @@ class LedgerEntry:
     goal: Mapping[Shard, Range] = field(default_factory=dict)
     skipped: Mapping[Shard, Range] = field(default_factory=dict)
     transform: str = ""
+    uncounted: Uncounted = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -130,6 +135,10 @@ class LedgerEntry:
             if name in _PER_SHARD:
                 value = {str(shard): _PER_SHARD[name].write(part) for shard, part in value.items()}
             document[key] = value
+        document["uncounted"] = {
+            bid: {str(shard): parts.to_json() for shard, parts in ranges.items()}
+            for bid, ranges in self.uncounted.items()
+        }
         return json.dumps(document, separators=(",", ":"), default=dict)
 
     @classmethod
@@ -142,6 +151,10 @@ class LedgerEntry:
             values = {n: document[key] for n, key in _KEYS.items() if key in document or n not in _ADDED_LATER}
             for name in _PER_SHARD.keys() & values.keys():
                 values[name] = {Shard.parse(s): _PER_SHARD[name].read(part) for s, part in values[name].items()}
+            values["uncounted"] = {
+                bid: {Shard.parse(shard): Intervals.from_json(parts) for shard, parts in ranges.items()}
+                for bid, ranges in values.get("uncounted", {}).items()
+            }
             # Older tables call the first commit of a group a claim.
             kind = "init" if values["kind"] == "claim" else values["kind"]
             return cls(**{**values, "kind": kind}) if kind in KINDS else None
@@ -171,4 +184,4 @@ _PER_SHARD: Mapping[str, _Codec] = {
 # Field names and their JSON keys.
 _KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
 # Tables written before there were replays do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform")
+_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
-from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
+from spark_jobs.ledger.entries import LedgerEntry, ShardState, State, Uncounted
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -85,8 +85,8 @@ class LedgerState:
         shards: what is known of each shard.
         newest: the newest entry of the group.
         last_number: the last transaction number of the member.
-        settled: up to this version of the dead-letter table, orphaned dead letters have been deleted; a RESTORE makes
-            it -1.
+        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
+        uncounted: dead letters that do not count; see :class:`spark_jobs.ledger.entries.LedgerEntry`.
         sharing: how the group shares its shards; empty before its first commit.
         is_restored: whether there was a RESTORE since the newest commit of the group was planned.
     """
@@ -98,6 +98,7 @@ class LedgerState:
     settled: int = -1
     sharing: str = ""
     is_restored: bool = False
+    uncounted: Uncounted = field(default_factory=dict)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -142,6 +143,7 @@ class Ledger:
             "base": state.version,
             "state": state.shards,
             "settled": state.settled,
+            "uncounted": state.uncounted,
             "sharing": state.sharing,
         }
         return LedgerEntry(kind, **{**known, **planned, **fields})
@@ -169,11 +171,12 @@ class Ledger:
             self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version)
         is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
-        settled, sharing = -1 if is_restored else newest.settled, self._sharing(newest, snapshot.version)
+        sharing = self._sharing(newest, snapshot.version)
         state, error = self._fold_to(snapshot.version)
         if error is not None:
             raise error
-        return LedgerState(snapshot.version, state, newest, number, settled, sharing, is_restored)
+        settled, uncounted = self._dead_letters(newest, is_restored=is_restored)
+        return LedgerState(snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted)
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
@@ -296,6 +299,21 @@ class Ledger:
                 remedy=f"Somebody else writes as group {self.group!r}: give one of the two another group name.",
             )
         return commit if ours else replace(commit, entry=None)
+
+    def _dead_letters(self, newest: LedgerEntry, *, is_restored: bool) -> tuple[int, Uncounted]:
+        """Which dead letters count, as the newest entry says whose rows, and all that it knew of, survived."""
+        if not is_restored:
+            return newest.settled, newest.uncounted
+        for commit in self.surviving():
+            if commit.entry is None:
+                continue
+            try:
+                late = self._any(commit.entry.base + 1, commit.version, lambda c: c.restored is not None)
+            except LedgerTruncatedError:
+                break
+            if not late:
+                return commit.entry.settled, commit.entry.uncounted
+        return -1, {}
 
     def _newest(self, version: int) -> LedgerEntry | None:
         """The newest entry of the group up to ``version``; ``None`` if it has none."""

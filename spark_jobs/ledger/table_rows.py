@@ -1,62 +1,121 @@
-"""The rows of a Delta table, read without Spark."""
+"""The rows of a Delta table, read without Spark: with deletion vectors, column mapping, and the files of a clone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from stream_consumers.batches import Range
-from stream_consumers.errors import TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
 Sequences = npt.NDArray[np.int64]
 
 
-def open_dataset(
-    path: str, *, version: int | None = None, storage_options: Mapping[str, str] | None = None
-) -> pyarrow.dataset.Dataset:
-    """One version of a table, the newest by default.
-
-    Local files are opened by Arrow itself. delta-rs would have them opened by Python: Arrow's threads then need the
-    interpreter to close them, and where it is gone by then, the process ends with "terminate called".
+def scan(
+    log: DeltaLog, columns: Sequence[str] | None = None, *, where: str = "", version: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one version of a table, some at a time.
 
     Args:
-        path: a local path or a URI that delta-rs understands.
-        version: of the table.
-        storage_options: credentials and settings for object stores.
-    """
-    table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}))
-    root = str(Path(path).absolute())
-    # Names that the log escapes, and files of other folders, are for delta-rs to find.
-    is_plain = "://" not in path and all(uri.startswith(f"{root}/") and "%" not in uri for uri in table.file_uris())
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(root, LocalFileSystem()) if is_plain else None)
-
-
-def sequences(log: DeltaLog, *, version: int) -> Mapping[Shard, Sequences]:
-    """All sequences of a version of a table per shard, duplicates included.
+        log: of the table.
+        columns: those that are wanted; all by default.
+        where: a SQL condition; files that it leaves out are not opened.
+        version: of the table, the newest by default.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    parts: dict[Shard, list[Sequences]] = {}
     with _readable(log):
-        dataset = open_dataset(log.path, version=version, storage_options=log.storage_options)
-        for batch in dataset.to_batches(columns=list(PLACE)):
-            for shard, found in by_shard(batch.to_pandas(), *PLACE):
-                parts.setdefault(shard, []).append(found)
+        table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
+        for batch in table.scan(list(columns) if columns else None, where or None):
+            yield pa.record_batch(batch)
+
+
+def count_where(log: DeltaLog, where: str) -> int:
+    """How many rows fulfil a SQL condition.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    return sum(batch.num_rows for batch in scan(log, PLACE, where=where))
+
+
+def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]:
+    """The sequences of these rows per shard, each as often as it is there; rows without a place are left out."""
+    parts: dict[Shard, list[Sequences]] = {}
+    for batch in batches:
+        for shard, found in by_shard(batch.to_pandas(), *PLACE):
+            parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
+
+
+def names_in_files(log: DeltaLog) -> list[str]:
+    """What the columns of :data:`PLACE` are called in the data files: column mapping gives them other names.
+
+    Raises:
+        TableUnreadableError: the table lacks one of them.
+    """
+    with _readable(log):
+        schema = json.loads(DeltaTable(log.path, storage_options=log.storage_options).schema().to_json())
+        fields = {column["name"]: column.get("metadata", {}) for column in schema["fields"]}
+        return [str(fields[name].get("delta.columnMapping.physicalName", name)) for name in PLACE]
+
+
+def written_sequences(
+    log: DeltaLog, commit: Commit, ranges: Mapping[Shard, Range], *, names: Sequence[str]
+) -> Mapping[Shard, Sequences] | None:
+    """The sequences of the rows that a commit wrote within these ranges, as the files that it added have them.
+
+    A data file never changes: whatever became of the rows since, this is what was written.
+
+    Args:
+        log: of the table.
+        commit: a batch.
+        ranges: where.
+        names: see :func:`names_in_files`.
+
+    Returns:
+        Per shard; ``None`` if a file is gone (VACUUM removes those that were rewritten), so that it is unknown.
+    """
+    stream, number, sequence = map(pc.field, names)
+    is_inside = [
+        (stream == shard.stream) & (number == shard.id) & (sequence >= part.start) & (sequence < part.end)
+        for shard, part in ranges.items()
+    ]
+    try:
+        paths = log.added_files(commit.version)
+        if not paths:
+            return {}
+        files = pyarrow.dataset.dataset(paths, filesystem=log.files(), format="parquet")
+        found = files.to_table(columns=list(names), filter=reduce(or_, is_inside)).to_pandas()
+    except (OSError, ValueError, LedgerUnreadableError):
+        return None
+    return dict(by_shard(found, *names))
+
+
+def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:
+    """From the first to behind the last sequence of each shard."""
+    found: dict[Shard, Range] = {}
+    for batch in batches:
+        for shard, own in by_shard(batch.to_pandas(), *PLACE):
+            known = found.get(shard, Range(int(own.min()), int(own.max()) + 1))
+            found[shard] = Range(min(known.start, int(own.min())), max(known.end, int(own.max()) + 1))
+    return found
 
 
 def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:
@@ -67,9 +126,8 @@ def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:
     """
     last: dict[Shard, int] = {}
     for log in logs:
-        snapshot = log.snapshot()
-        for shard, own in sequences(log, version=snapshot.version).items() if snapshot else ():
-            last[shard] = max(int(own.max()), last.get(shard, -1))
+        for shard, part in extents_of(scan(log, PLACE) if log.snapshot() else ()).items():
+            last[shard] = max(part.end - 1, last.get(shard, -1))
     return last
 
 
@@ -79,16 +137,20 @@ def count_rows(log: DeltaLog, ranges: Mapping[Shard, Range]) -> Mapping[Shard, i
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    with _readable(log):
-        table = open_dataset(log.path, storage_options=log.storage_options)
-        return {shard: table.count_rows(filter=is_within(shard, part)) for shard, part in ranges.items()}
+    return {shard: count_where(log, in_ranges({shard: part})) for shard, part in ranges.items()}
 
 
-def is_within(shard: Shard, part: Range) -> pc.Expression:
-    """The rows of one range; rows without a sequence lie in none."""
-    stream, number, sequence = map(pc.field, PLACE)
-    is_inside: pc.Expression = (stream == shard.stream) & (number == shard.id)
-    return is_inside & (sequence >= part.start) & (sequence < part.end) & sequence.is_valid()
+def in_ranges(ranges: Mapping[Shard, Range]) -> str:
+    """The rows of these ranges, as a SQL condition on the stream columns.
+
+    Example:
+        >>> in_ranges({Shard("orders", 3): Range(5, 9)})
+        "(_stream = 'orders' AND _shard = 3 AND _sequence >= 5 AND _sequence < 9)"
+    """
+    return " OR ".join(
+        f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND _sequence >= {start} AND _sequence < {end})"
+        for shard, (start, end) in sorted(ranges.items())
+    )
 
 
 def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:
@@ -102,7 +164,7 @@ def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> It
 def _readable(log: DeltaLog) -> Iterator[None]:
     try:
         yield
-    except (DeltaError, OSError, KeyError, ValueError) as error:
+    except (DeltaError, OSError, KeyError, ValueError, RuntimeError) as error:
         raise TableUnreadableError(
             f"the rows of {log.path} cannot be read without Spark ({error})",
             remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",

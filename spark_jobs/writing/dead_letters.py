@@ -7,20 +7,20 @@ written (a crash, a race) leaves rows that count for nothing, until housekeeping
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
-from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import is_within, open_dataset
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_rows import PLACE, count_where, in_ranges, scan
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
-from spark_jobs.writing.sink import explain, in_ranges, is_conflict, write_verified
+from spark_jobs.writing.sink import explain, is_conflict, write_verified
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
@@ -34,8 +34,8 @@ class OrphanedBatch:
         app: the app id of the member that planned it.
         number: its number in the main ledger.
         version: of the dead-letter table.
-        is_passed: the main ledger has another batch of this number, so this one never comes. A batch that a RESTORE
-            removed is not passed: another RESTORE may bring it back.
+        is_passed: the main ledger has another batch of this number, so this one never comes.
+        is_removed: a RESTORE removed it; another RESTORE may bring it back.
     """
 
     bid: str
@@ -43,6 +43,20 @@ class OrphanedBatch:
     number: int
     version: int
     is_passed: bool = False
+    is_removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Which dead letters count.
+
+    Args:
+        version: up to this version of their table, all that is there counts but ``uncounted``.
+        uncounted: what does not.
+    """
+
+    version: int
+    uncounted: Uncounted = field(default_factory=dict)
 
 
 def dead_letter_path(table: str) -> str:
@@ -120,79 +134,104 @@ class DeadLetterTable:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        dead_letters = spark.read.format("delta").load(self.path).where(f.col("_group") == ledger.group)
-        orphaned = [batch.bid for batch in self.orphaned(ledger)]
-        if orphaned:
-            dead_letters = dead_letters.where(~f.col("_batch").isin(orphaned))
-        for replaced in replacements(ledger):
-            is_older = ~f.col("_batch").isin(sorted(replaced.since))
-            dead_letters = dead_letters.where(~f.coalesce(is_older & f.expr(in_ranges(replaced.ranges)), f.lit(False)))
-        return dead_letters
+        return spark.read.format("delta").load(self.path).where(self.counted_condition(ledger))
 
-    def counted_places(self, ledger: Ledger) -> pa.Table:
-        """Stream, shard and sequence of the dead letters that count, without Spark; no rows if there is no table."""
-        columns = ["_stream", "_shard", "_sequence", "_batch"]
-        if self.log().snapshot() is None:
-            return pa.table({name: [] for name in columns})
-        orphaned = pa.array([batch.bid for batch in self.orphaned(ledger)], pa.string())
-        is_counted = (pc.field("_group") == ledger.group) & ~pc.field("_batch").isin(orphaned)
-        for replaced in replacements(ledger):
-            for shard, part in replaced.ranges.items():
-                is_older = ~pc.field("_batch").isin(pa.array(sorted(replaced.since), pa.string()))
-                is_counted &= ~(is_within(shard, part) & is_older)
-        rows = open_dataset(self.path, storage_options=self.storage_options)
-        return rows.to_table(columns=columns, filter=is_counted)
+    def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
+        """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
+        if self.log().snapshot() is not None:
+            yield from scan(self.log(), PLACE, where=self.counted_condition(ledger))
 
-    def delete_orphaned(self, spark: SparkSession, ledger: Ledger, *, after: int = -1) -> int:
-        """Delete the orphaned dead letters: those of batches that never made it into the main table (D5).
+    def counted_condition(self, ledger: Ledger) -> str:
+        """Those of the group that count, as a SQL condition on the table."""
+        conditions = [f"NOT ({_condition(bid, ranges)})" for bid, ranges in self.uncounted(ledger).items()]
+        return " AND ".join([f"_group = '{ledger.group}'", *conditions])
 
-        Only batches whose number the main ledger has passed are judged.
+    def uncounted(self, ledger: Ledger) -> Uncounted:
+        """The dead letters that are there and do not count: orphaned, or in a range that was replaced since."""
+        state = ledger.read()
+        return _united(state.uncounted, self._replaced(ledger), _whole(self.orphaned(ledger, state)))
+
+    def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:
+        """Delete the dead letters that will never count (D5), and tell which of the others do not count.
+
+        Never will those of a batch whose number the main ledger has given to another one; and where the log reaches
+        back to no RESTORE, those of a batch that was removed, or replaced, by a commit that was cleaned since.
 
         Args:
             spark: does the deleting.
             ledger: of the main table.
-            after: up to this version of the dead-letter table everything was settled before.
-
-        Returns:
-            The version up to which everything is settled now.
+            state: the main ledger.
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return -1
-        orphaned = self.orphaned(ledger, after=after)
-        passed = [batch.bid for batch in orphaned if batch.is_passed]
-        if passed:
-            listed = ", ".join(f"'{bid}'" for bid in passed)
-            try:
-                spark.sql(f"DELETE FROM delta.`{self.path}` WHERE _batch IN ({listed})")  # noqa: S608 - our own ids
-            except Exception as error:
-                if not is_conflict(error):
-                    raise explain(error, table=self.path) from error
-                # Another run is deleting the same; what is left of them counts for nothing and is deleted next time.
-                return after
-            if any(batch.is_passed for batch in self.orphaned(ledger, after=after)):
-                # Delta silently ignores a DELETE if the session names a transaction version that is recorded already.
-                return after
-        return min((batch.version - 1 for batch in orphaned if not batch.is_passed), default=snapshot.version)
+            return Settlement(-1)
+        orphaned = self.orphaned(ledger, state)
+        told = _united(self._replaced(ledger), _whole(batch for batch in orphaned if batch.is_removed))
+        uncounted = _united(state.uncounted, told)
+        # No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
+        is_final = not any(commit.restored is not None for commit in ledger.log.readable())
+        stale = {bid: ranges for bid, ranges in state.uncounted.items() if is_final and bid not in told}
+        never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
+        if never and not self._delete(spark, never):
+            return Settlement(state.settled, uncounted)
+        left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
+        in_flight = (batch.version - 1 for batch in orphaned if not batch.is_passed and not batch.is_removed)
+        return Settlement(min(in_flight, default=snapshot.version), left)
 
-    def orphaned(self, ledger: Ledger, *, after: int | None = None) -> list[OrphanedBatch]:
-        """The batches whose dead letters do not count, because the main ledger does not hold them."""
-        if after is None:
-            after = ledger.read().settled
-        written, deleted = self._written(ledger, after)
+    def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
+        """Whether they are gone."""
+        condition = " OR ".join(_condition(bid, ranges) for bid, ranges in never.items())
+        try:
+            spark.sql(f"DELETE FROM delta.`{self.path}` WHERE {condition}")  # noqa: S608 - our own ids
+        except Exception as error:
+            if not is_conflict(error):
+                raise explain(error, table=self.path) from error
+            # Another run is deleting the same; what is left of them counts for nothing and is deleted next time.
+            return False
+        # Delta silently ignores a DELETE if the session names a transaction version that is recorded already.
+        return count_where(self.log(), condition) == 0
+
+    def _replaced(self, ledger: Ledger) -> Uncounted:
+        """The dead letters in ranges that a newer batch has replaced, as far as the log of the main table tells."""
+        found: list[Uncounted] = []
+        for replaced in replacements(ledger):
+            newer = ", ".join(f"'{bid}'" for bid in sorted(replaced.since))
+            for shard, part in replaced.ranges.items():
+                where = f"_group = '{ledger.group}' AND {in_ranges({shard: part})} AND _batch NOT IN ({newer})"
+                bids = {
+                    bid for batch in scan(self.log(), ["_batch"], where=where) for bid in batch["_batch"].to_pylist()
+                }
+                found += [{str(bid): {shard: Intervals.of(part)}} for bid in bids]
+        return _united(*found)
+
+    def orphaned(self, ledger: Ledger, state: LedgerState | None = None) -> list[OrphanedBatch]:
+        """The batches whose dead letters do not count, because the main ledger is known not to hold them.
+
+        A commit that was cleaned from the log of the main table is not missing: its batch counts, unless an entry says
+        otherwise (``uncounted``).
+
+        Args:
+            ledger: of the main table.
+            state: what it says; everything behind its ``settled`` is judged.
+        """
+        state = state or ledger.read()
+        written, deleted = self._written(ledger, state.settled)
         if not written:
             return []
         needed = {app: min(s.number for s in written if s.app == app) for app in {s.app for s in written}}
         numbers = _numbers(ledger.newest_first(), needed)
         held = _numbers(ledger.surviving(), needed)
-        return [
-            replace(
-                batch,
-                is_passed=batch.number in numbers.get(batch.app, {}) and batch.bid not in numbers[batch.app].values(),
-            )
-            for batch in written
-            if batch.bid not in held.get(batch.app, {}).values() and batch.bid not in deleted
-        ]
+        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in needed}
+        found = []
+        for batch in written:
+            if batch.bid in deleted or batch.bid in held.get(batch.app, {}).values():
+                continue
+            other = numbers.get(batch.app, {}).get(batch.number)
+            if other is None and batch.number <= last[batch.app]:
+                continue
+            is_removed = other == batch.bid
+            found.append(replace(batch, is_passed=other is not None and not is_removed, is_removed=is_removed))
+        return found
 
     def _written(self, ledger: Ledger, after: int) -> tuple[list[OrphanedBatch], str]:
         """The batches of the group with dead letters behind version ``after``, and what was deleted since."""
@@ -259,6 +298,30 @@ def replacements(ledger: Ledger) -> list[Replaced]:
             if commit.entry.mode == "replace":
                 found.append(Replaced(commit.entry.ranges, frozenset(since)))
     return found
+
+
+def _whole(batches: Iterable[OrphanedBatch]) -> Uncounted:
+    return {batch.bid: {} for batch in batches}
+
+
+def _united(*parts: Uncounted) -> Uncounted:
+    """What does not count according to any of them; no range stands for all of a batch."""
+    found: dict[str, Mapping[Shard, Intervals]] = {}
+    for part in parts:
+        for bid, ranges in part.items():
+            known = found.get(bid)
+            if known is None or not ranges:
+                found[bid] = ranges
+            elif known:
+                shards = known.keys() | ranges.keys()
+                found[bid] = {s: known.get(s, Intervals()) | ranges.get(s, Intervals()) for s in shards}
+    return found
+
+
+def _condition(bid: str, ranges: Mapping[Shard, Intervals]) -> str:
+    """The rows that do not count, as a SQL condition."""
+    parts = [in_ranges({shard: part}) for shard, intervals in sorted(ranges.items()) for part in intervals]
+    return f"(_batch = '{bid}'" + (f" AND _sequence IS NOT NULL AND ({' OR '.join(parts)}))" if parts else ")")
 
 
 def _numbers(commits: Iterator[Commit], needed: Mapping[str, int]) -> dict[str, dict[int, str]]:

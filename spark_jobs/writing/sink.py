@@ -14,11 +14,10 @@ from pyspark.sql import DataFrame
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.session import first_line
-from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
-from stream_consumers.messages import Shard
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
@@ -112,19 +111,6 @@ def write_verified(write: Callable[[], None], find: Callable[[], T | None], *, t
     if found is None and failure is not None and not is_conflict(failure):
         raise explain(failure, table=table) from failure
     return found
-
-
-def in_ranges(ranges: Mapping[Shard, Range]) -> str:
-    """The rows of these ranges, as a SQL condition on the stream columns.
-
-    Example:
-        >>> in_ranges({Shard("orders", 3): Range(5, 9)})
-        "(_stream = 'orders' AND _shard = 3 AND _sequence >= 5 AND _sequence < 9)"
-    """
-    return " OR ".join(
-        f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND _sequence >= {start} AND _sequence < {end})"
-        for shard, (start, end) in sorted(ranges.items())
-    )
 
 
 def is_conflict(error: BaseException) -> bool:

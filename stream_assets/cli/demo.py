@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import dagster as dg
-import pyarrow.dataset as ds
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -23,7 +23,7 @@ from sqlalchemy.exc import OperationalError
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.jars import delta_jars
-from spark_jobs.ledger.table_rows import open_dataset
+from spark_jobs.ledger.table_rows import scan
 from spark_jobs.verify import ShardVerdict, verify
 from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
@@ -234,12 +234,13 @@ def _verify(place: Home) -> list[ShardVerdict]:
 
 
 def _show(place: Home) -> None:
-    beginning = open_dataset(place.table).to_table(filter=ds.field("_sequence") <= FIRST_ROWS)
-    rows = beginning.sort_by("id").slice(0, FIRST_ROWS).to_pylist()
+    log = place.ingestion().ledger().log
+    beginning = [row for batch in scan(log, where=f"_sequence <= {FIRST_ROWS}") for row in batch.to_pylist()]
+    rows = sorted(beginning, key=lambda row: row["id"])[:FIRST_ROWS]
     listed = [{**row, "_timestamp": f"{row['_timestamp']:%H:%M:%S.%f}"} for row in rows]
     print_rows(listed, title=f"first rows of {place.table}", console=console)
-    letters = open_dataset(place.ingestion().dead_letters().path).to_table()
-    for letter in letters.slice(0, 2).to_pylist():
+    letters = (row for batch in scan(place.ingestion().dead_letters().log()) for row in batch.to_pylist())
+    for letter in islice(letters, 2):
         console.print(
             f"dead letter {letter['_stream']}/{letter['_shard']} {letter['_sequence']}: "
             f"{letter['payload']!r}: {letter['error']}",

@@ -223,7 +223,7 @@ def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
 @place_options()
 @json_option
 def verify(place: Place, as_json: bool) -> None:
-    """Compare the sequences in the stream with those in the table; exit code 1 unless each is there once.
+    """Compare the stream with the table, row by row as each batch wrote it; exit code 1 unless all is there.
 
     \b
     Example:
@@ -248,6 +248,7 @@ def verify(place: Place, as_json: bool) -> None:
         "rows",
         "dead",
         "filtered",
+        "untold",
         "skipped",
         "missing",
         "duplicated",

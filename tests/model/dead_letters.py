@@ -122,6 +122,106 @@ def model(
     return search(Model(init, step, bad, done))
 
 
+def counting(
+    *,
+    absent: str = "counts",
+    record: bool = True,
+    trust_late: bool = False,
+    restores: int = 2,
+    cleans: int = 2,
+    size: int = 2,
+) -> Result:
+    """Which dead letters count, once the commits that tell it are cleaned from the log.
+
+    Every message is a dead letter here, and a batch is one message. A run settles before it writes, and again after a
+    RESTORE: it knows what does not count, and each of its entries says so.
+
+    Args:
+        absent: a batch whose commit was cleaned ``counts``, or is ``orphaned``.
+        record: entries say what does not count.
+        trust_late: what an entry says counts, too, if it was planned before a RESTORE and landed behind it.
+        restores: how many there may be, each to a version that is readable.
+        cleans: how often the log may be cleaned, up to the newest entry.
+        size: how many messages there are.
+    """
+    # The log: ('b', message, what does not count, base) or ('R', version). The run: ('i',) idle, ('s', known) settled,
+    # ('w', message, known, base) about to write. A batch is known by its place in the log.
+    init = ((), 0, ("i",), restores, cleans)
+
+    def chain(log: State, version: int) -> list[int]:
+        """The places of the batches whose rows a version has, the newest first."""
+        found = []
+        at = version - 1
+        while at >= 0:
+            if log[at][0] == "R":
+                at = log[at][1] - 1
+                continue
+            found.append(at)
+            at -= 1
+        return found
+
+    def is_late(log: State, cleaned: int, at: int) -> bool:
+        base = log[at][3]
+        return base < cleaned or any(log[i][0] == "R" for i in range(base, at))
+
+    def said(log: State, cleaned: int) -> frozenset[int]:
+        """What the newest surviving entry says."""
+        for at in chain(log, len(log)):
+            if at >= cleaned and (trust_late or not is_late(log, cleaned, at)):
+                return log[at][2]
+        return frozenset()
+
+    def uncounted(log: State, cleaned: int) -> frozenset[int]:
+        held = set(chain(log, len(log)))
+        batches = [at for at, c in enumerate(log) if c[0] == "b"]
+        shown = frozenset(at for at in batches if at >= cleaned and at not in held)
+        if absent == "orphaned":
+            return shown | frozenset(at for at in batches if at < cleaned)
+        return shown | said(log, cleaned)
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, cleaned, run, rs, cl = st
+        held = {log[at][1] for at in chain(log, len(log))}
+        missing = sorted(set(range(size)) - held)
+        if run[0] == "i":
+            yield "run settles", (log, cleaned, ("s", uncounted(log, cleaned) if record else frozenset()), rs, cl)
+        elif run[0] == "s":
+            if missing:
+                yield f"run plans {missing[0]}", (log, cleaned, ("w", missing[0], run[1], len(log)), rs, cl)
+            yield "run ends", (log, cleaned, ("i",), rs, cl)
+        else:
+            _, message, known, base = run
+            is_restored = any(c[0] == "R" for c in log[base:])
+            written = (*log, ("b", message, known, base))
+            yield f"run writes {message}", (written, cleaned, ("i",) if is_restored else ("s", known), rs, cl)
+            if is_restored:
+                yield f"run drops {message}", (log, cleaned, ("i",), rs, cl)
+        if rs:
+            after = ("i",) if run[0] == "s" else run
+            for version in range(cleaned + 1 if cleaned else 0, len(log)):
+                yield f"!RESTORE to version {version}", ((*log, ("R", version)), cleaned, after, rs - 1, cl)
+        newest = max((at for at, c in enumerate(log) if c[0] == "b"), default=0)
+        # Cleaned further, the positions cannot be read either, and nothing goes on by itself.
+        if cl and newest > cleaned and run[0] != "w" and all(c[0] == "b" for c in log[log[newest][3] :]):
+            yield f"!the log is cleaned before {newest}", (log, newest, run, rs, cl - 1)
+
+    def bad(st: State) -> str | None:
+        log, cleaned = st[:2]
+        held = chain(log, len(log))
+        none = uncounted(log, cleaned)
+        for message in range(size):
+            there = [at for at, c in enumerate(log) if c[0] == "b" and c[1] == message]
+            count = sum(at not in none for at in there)
+            if count != sum(log[at][1] == message for at in held):
+                return f"dead letter {message} counts {count} times"
+        return None
+
+    def done(st: State) -> bool:
+        return {st[0][at][1] for at in chain(st[0], len(st[0]))} == set(range(size)) and st[2][0] != "w"
+
+    return search(Model(init, step, bad, done))
+
+
 VARIANTS = (
     Variant("e1", "same numbers, dead-letter write not verified", "BAD", lambda: model(verify=False), is_small=True),
     Variant("e2", "same numbers, verified by batch id, loser re-plans", "STUCK", model, is_small=True),
@@ -142,4 +242,23 @@ VARIANTS = (
     ),
     Variant("e7", "same with takeovers", "PASS", lambda: model(numbers="own", view="join", procs="AB", takes=2)),
     Variant("e8", "adopt + join, takeovers", "PASS", lambda: model(adopt=True, view="join", procs="AB", takes=2)),
+    Variant(
+        "clean1",
+        "a batch whose commit was cleaned is orphaned",
+        "BAD",
+        lambda: counting(absent="orphaned"),
+        is_small=True,
+    ),
+    Variant(
+        "clean2",
+        "it counts, and nobody writes down what does not",
+        "BAD",
+        lambda: counting(record=False),
+        is_small=True,
+    ),
+    Variant(
+        "clean3", "entries say what does not, also late ones", "BAD", lambda: counting(trust_late=True), is_small=True
+    ),
+    Variant("clean4", "entries say what does not", "PASS", lambda: counting(restores=1), is_small=True),
+    Variant("clean5", "same, two RESTOREs and three messages", "PASS", lambda: counting(size=3), is_small=True),
 )

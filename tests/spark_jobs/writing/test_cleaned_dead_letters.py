@@ -1,0 +1,194 @@
+"""Dead letters count as long as their batch is in the table, also when the commit that tells it was cleaned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.dead_letters import DeadLetterTable, Settlement
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+from tests.support.written_log import WrittenLog
+
+SHARD = Shard("orders", 0)
+WIDTH = 10
+
+
+class DeltaRsSession:
+    """Deletes as Spark would."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def sql(self, text: str) -> None:
+        DeltaTable(self.path).delete(text.split(" WHERE ", 1)[1])
+
+
+class Tables:
+    """A table whose batches are written by hand, ten messages each, and the table of their dead letters."""
+
+    def __init__(self, folder: Path) -> None:
+        self.main = WrittenLog(folder / "t")
+        self.letters = DeadLetterTable(str(folder / "t_dead_letters"))
+        self.number = 0
+        self.settlement = Settlement(-1)
+
+    def batch(self, index: int, *, dead: int = 0, bid: str = "", lands: bool = True, **details: Any) -> None:
+        """The batch of ``[10 * index, 10 * index + 10)``, its last messages dead letters."""
+        self.number += lands
+        number = self.number if lands else self.number + 1
+        bid = bid or f"b{number}"
+        if dead:
+            places = [WIDTH * (index + 1) - 1 - i for i in range(dead)]
+            rows = {
+                "_stream": ["orders"] * dead,
+                "_shard": pa.array([0] * dead, pa.int64()),
+                "_sequence": pa.array(places, pa.int64()),
+                "_batch": [bid] * dead,
+                "_group": ["g"] * dead,
+            }
+            own = self._own_number() + 1
+            metadata = {"v": 1, "bid": bid, "app": "g/main", "n": own, "number": number}
+            write_deltalake(
+                self.letters.path,
+                pa.table(rows),
+                mode="append",
+                commit_properties=CommitProperties(
+                    custom_metadata={"userMetadata": json.dumps(metadata)},
+                    app_transactions=[Transaction("g/main", own)],
+                ),
+            )
+        if lands:
+            fields = {
+                "ranges": {SHARD: Range(WIDTH * index, WIDTH * (index + 1))},
+                "state": {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, WIDTH * index)), origin=0)},
+                "settled": self.settlement.version,
+                "uncounted": self.settlement.uncounted,
+            }
+            base = self.main.next - 1
+            entry = LedgerEntry("batch", "g", "g/main", number, "main", bid, base, **{**fields, **details})
+            self.main.ours(entry)
+
+    def _own_number(self) -> int:
+        snapshot = self.letters.log().snapshot()
+        return snapshot.last_number("g/main") if snapshot else 0
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.main.log(), group="g", member="main")
+
+    def settle(self) -> None:
+        """What a run does first, and again at its end."""
+        session: Any = DeltaRsSession(self.letters.path)
+        self.settlement = self.letters.settle(session, self.ledger(), self.ledger().read())
+
+    def clean_before(self, version: int) -> None:
+        DeltaTable(str(self.main.path)).create_checkpoint()
+        self.main.clean_before(version)
+
+    def counted(self) -> list[int]:
+        batches = self.letters.counted_places(self.ledger())
+        return sorted(sequence for batch in batches for sequence in batch["_sequence"].to_pylist())
+
+    def there(self) -> list[int]:
+        return sorted(DeltaTable(self.letters.path).to_pyarrow_table().column("_sequence").to_pylist())
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(tmp_path)
+
+
+def test_a_batch_whose_commit_was_cleaned_still_counts(tables: Tables) -> None:
+    for index in range(8):
+        tables.batch(index, dead=index in (1, 3))
+    tables.clean_before(5)
+    assert tables.counted() == [19, 39]
+
+
+def test_and_after_a_restore(tables: Tables) -> None:
+    tables.batch(0, dead=1)
+    tables.settle()
+    for index in range(1, 8):
+        tables.batch(index, dead=index in (3, 7))
+    tables.clean_before(5)
+    tables.main.restore(version=6, back_to=6)
+    assert tables.counted() == [9, 39]
+    tables.settle()
+    assert tables.there() == [9, 39, 79]
+
+
+def test_what_a_restore_removed_does_not_count_again_when_its_commits_are_cleaned(tables: Tables) -> None:
+    for index in range(4):
+        tables.batch(index, dead=1)
+    tables.main.restore(version=1, back_to=1)
+    tables.settle()
+    for index in range(2, 8):
+        tables.batch(index, dead=1, state={SHARD: ShardState(Intervals.of((MIN_SEQUENCE, WIDTH * index)), origin=0)})
+    wanted = [9, 19, 29, 39, 49, 59, 69, 79]
+    assert tables.counted() == wanted
+    tables.clean_before(7)
+    assert tables.counted() == wanted
+    # Nobody can restore the table to what was removed any more: its dead letters are deleted.
+    tables.settle()
+    assert tables.there() == wanted
+    assert tables.settlement.uncounted == {}
+
+
+def test_a_restore_brings_back_what_another_one_removed(tables: Tables) -> None:
+    for index in range(4):
+        tables.batch(index, dead=1)
+    tables.main.restore(version=1, back_to=1)
+    tables.settle()
+    tables.batch(2, dead=1)
+    assert tables.counted() == [9, 19, 29]
+    tables.settle()
+    tables.main.restore(version=3, back_to=3)
+    assert tables.counted() == [9, 19, 29, 39]
+
+
+def test_a_batch_that_never_landed_does_not_count(tables: Tables) -> None:
+    tables.batch(0)
+    tables.batch(1, dead=1, bid="dropped", lands=False)
+    assert tables.counted() == []
+    tables.batch(1, dead=1)
+    assert tables.counted() == [19]
+    tables.settle()
+    assert tables.there() == [19]
+
+
+def test_what_was_replaced_does_not_count_again_when_the_commit_that_replaced_it_is_cleaned(tables: Tables) -> None:
+    for index in range(3):
+        tables.batch(index, dead=1)
+    replay(tables, 1)
+    assert tables.counted() == [9, 19, 29]
+    tables.settle()
+    for index in range(3, 8):
+        tables.batch(index)
+    tables.clean_before(5)
+    assert tables.counted() == [9, 19, 29]
+    tables.settle()
+    assert tables.there() == [9, 19, 29]
+    assert tables.counted() == [9, 19, 29]
+
+
+def replay(tables: Tables, index: int) -> None:
+    """Replace a batch by one that has a dead letter in the same place."""
+    covered = Intervals.of((MIN_SEQUENCE, WIDTH * 3))
+    tables.batch(index, dead=1, mode="replace", state={SHARD: ShardState(covered, origin=0)})
+
+
+def test_an_entry_without_the_field_is_read(tables: Tables) -> None:
+    tables.batch(0, dead=1)
+    file = tables.main.file(0)
+    file.write_text(file.read_text().replace(r",\"uncounted\":{}", ""))
+    assert "uncounted" not in file.read_text()
+    assert tables.ledger().read().uncounted == {}
+    assert tables.counted() == [9]
