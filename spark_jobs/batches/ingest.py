@@ -148,6 +148,7 @@ class IngestJob(SourceJob):
             covered |= {shard: s.covered for shard, s in state.shards.items() if s.covered}
             found = {shard: covered[shard].first_gap(end) for shard, end in ends.items()}
             gaps = {shard: gap for shard, gap in found.items() if gap}
+            self._writer.check_unwritten(state, {shard.stream for shard in gaps})
             lost = check_loss(self._source, self._ingestion, gaps)
             plan = self._plan_ranges(gaps)
             mode, origin = "append", new

@@ -98,12 +98,17 @@ def _mirrored(source: BatchSource, ingestion: Ingestion) -> LedgerState | None:
         last = f"{ledger.app} {ledger.last_number(ledger.member)}"
         if any(metadata.get(shard) != last for shard in shards):
             return None
-    if any(positions.get(shard, -1) <= last for shard, last in _last(ingestion, source).items()):
+    if any(positions.get(shard, -1) <= last for shard, last in last_in_table(ingestion, source).items()):
         return None
     return _state(ingestion, source, positions)
 
 
-def _last(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
+def last_in_table(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
+    """The last sequence of each shard of the source that has a row or a dead letter in the table.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
     streams, logs = source.identities(), (ingestion.ledger().log, ingestion.dead_letters().log())
     return {shard: sequence for shard, sequence in last_sequences(*logs).items() if shard.stream in streams}
 
@@ -111,7 +116,7 @@ def _last(ingestion: Ingestion, source: BatchSource) -> Mapping[Shard, int]:
 def surviving_state(ingestion: Ingestion, source: BatchSource) -> LedgerState:
     """What the rows and the dead letters tell: each shard is covered up to its last sequence in the table."""
     starts = {shard: extent.start for shard, extent in source.extents().items()}
-    return _state(ingestion, source, starts | {s: last + 1 for s, last in _last(ingestion, source).items()})
+    return _state(ingestion, source, starts | {s: last + 1 for s, last in last_in_table(ingestion, source).items()})
 
 
 def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int]) -> LedgerState:

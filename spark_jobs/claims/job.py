@@ -179,6 +179,7 @@ class ClaimJob(BatchJob):
         """Once: the group is where it should be, and names that were left behind are removed."""
         if self._origin is not None:
             return
+        self._writer.check_unwritten(state, self._claims.identities())
         known = {shard: known.claimed for shard, known in state.shards.items()}
         self._origin = self._claims.prepare(self._ingestion.start, known=known)
         for shard, names in self._claims.empty_names().items():

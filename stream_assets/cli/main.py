@@ -10,7 +10,7 @@ from stream_assets.cli.ingest_commands import ingest, lag, switch, verify
 from stream_assets.cli.options import ReportingGroup
 from stream_assets.cli.output import print_rows
 from stream_assets.cli.relay import relay
-from stream_assets.cli.replay import replay, rewind, seek
+from stream_assets.cli.replay import adopt, replay, rewind, seek
 from stream_assets.cli.streams import peek, produce
 
 
@@ -57,7 +57,7 @@ def doctor() -> None:
         sys.exit(1)
 
 
-for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch):
+for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch, adopt):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands ``replay``, ``rewind`` and ``seek``."""
+"""The commands ``replay``, ``rewind``, ``seek`` and ``adopt``."""
 
 from __future__ import annotations
 
@@ -205,3 +205,30 @@ def seek(to: str, place: Place, spark: SparkChoice, **options: Any) -> None:
         Bound.parse(to)  # Raises as well, unless it is a place that rewind takes.
         raise InvalidOptionError(f"{to} is no time", remedy=f"Use: stream-assets rewind --to {to}.") from error
     _move(bound, place, spark, **options)
+
+
+@click.command()
+@click.option("--mode", type=click.Choice(["resumable", "load_balanced"]), default="resumable", show_default=True)
+@place_options()
+@click.option("--dry-run", is_flag=True, help="Print where the group would continue, and change nothing.")
+@spark_options
+@json_option
+def adopt(mode: str, place: Place, dry_run: bool, spark: SparkChoice, as_json: bool) -> None:
+    """Let a group continue behind the rows of a table that its ledger does not tell of: a copy of a table.
+
+    \b
+    Example:
+      stream-assets adopt --source kafka://localhost:9092/orders --table lake/orders_copy --group lakehouse --dry-run
+    """
+    from spark_jobs.batches import adoption
+
+    stream = place.stream(choice(ConsumerMode, mode, option="--mode"))
+    ingestion = place.ingestion(sharing=stream.mode, claims=stream.is_claimed)
+    with place.stream().open() as opened, progress_bar() as progress:
+        positions = adoption.plan_adoption(opened, ingestion)
+        if not dry_run:
+            progress.add_task("adopting the rows", total=None)
+            positions = adoption.adopt(spark.session(), opened, ingestion)
+    rows = [{"shard": str(shard), "continues at": sequence} for shard, sequence in positions.items()]
+    title = f"group {place.group} {'would continue' if dry_run else 'continues'} behind the rows of {place.table}"
+    print_rows(rows, as_json=as_json, title=title)

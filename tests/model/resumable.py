@@ -22,6 +22,8 @@ def model(
     crashes: int = 2,
     mono: bool = False,
     runs: int = 2,
+    copied: int = 0,
+    copy: str = "",
 ) -> Result:
     """Explore it.
 
@@ -33,6 +35,8 @@ def model(
         crashes: how many there may be.
         mono: the broker is asked before it is told, so that its position never goes back.
         runs: of the member.
+        copied: the table is a copy: it has the rows of so many messages, and no ledger.
+        copy: what becomes of it: ``ingest`` as if it were new, ``refuse``, or ``adopt`` the rows.
     """
     # A run: ('i', k) idle, ('r', k, x) half a plan, ('p', k, N, s, e) planned, ('v', …) to verify, ('c', k, e) to
     # commit; k numbers its batches and stands for the batch id. The log: (N, (run, k), s, e).
@@ -52,7 +56,10 @@ def model(
                 return log, broker, put(procs, i, q), cr
 
             k = p[1]
-            if p[0] == "i":
+            if p[0] == "i" and copied and not log and copy != "ingest":
+                if copy == "adopt":
+                    yield f"run{i} adopts [0,{copied})", to(("p", k, 1, copied, copied))
+            elif p[0] == "i":
                 if pos(log) < MESSAGES:
                     if not split_read:
                         for e in range(pos(log) + 1, MESSAGES + 1):
@@ -103,7 +110,7 @@ def model(
 
     def bad(st: State) -> str | None:
         log, broker, _, _ = st
-        at = 0
+        at = copied
         for _n, _, s, e in log:
             if s != at:
                 return "message written twice" if s < at else "message lost"
@@ -144,4 +151,16 @@ VARIANTS = (
         is_small=True,
     ),
     Variant("a5", "non-atomic 'never backwards' guard at the broker", "PASS", lambda: model(mono=True)),
+    Variant(
+        "copy1", "a copy is ingested as if it were new", "BAD", lambda: model(copied=1, copy="ingest"), is_small=True
+    ),
+    Variant("copy2", "a copy is refused", "STUCK", lambda: model(copied=1, copy="refuse"), is_small=True),
+    Variant(
+        "copy3",
+        "its rows are adopted, under a number that is asked for when the write begins",
+        "BAD",
+        lambda: model(copied=1, copy="adopt", number_at_write=True),
+        is_small=True,
+    ),
+    Variant("copy4", "its rows are adopted", "PASS", lambda: model(copied=1, copy="adopt", crashes=1), is_small=True),
 )
