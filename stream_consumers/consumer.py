@@ -200,15 +200,26 @@ class Producer(Protocol):
 
         Raises:
             ProducerEndedError: the producer was ended.
+            InvalidOptionError, InvalidStreamKeyError: there cannot be such a message.
+            StreamAssetsError: what was sent before does not arrive. Whatever is raised, this message was not taken.
         """
         ...
 
     def flush(self) -> None:
-        """Wait until everything sent is with the backend."""
+        """Wait until everything sent is with the backend.
+
+        Raises:
+            StreamAssetsError: so many messages are not known to have arrived (``undelivered``). They stay queued, in
+                the order of each shard: flush again. Where the error says that they were given up, send them again.
+        """
         ...
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and end.
+
+        Raises:
+            StreamAssetsError: as :meth:`flush`; what is counted in it is dropped, as the producer has ended.
+        """
         ...
 
     def __enter__(self) -> Producer: ...

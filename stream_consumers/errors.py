@@ -69,7 +69,7 @@ class InvalidStreamKeyError(InvalidUrlError):
 
 
 class InvalidOptionError(StreamAssetsError, Terminal):
-    """An option that is unknown, out of range, or at odds with another one."""
+    """An option or an argument that is unknown, of the wrong type, out of range, or at odds with another one."""
 
 
 class UnsupportedError(StreamAssetsError, Terminal):

@@ -131,14 +131,41 @@ def check_range(
         stream_consumers.errors.InvalidOptionError: commit_interval_seconds=-1 is out of range. It must be a finite \
 number >= 0.
     """
-    number = math.nan if value is None else value
+    # A truth value or text would be compared, or fail in the comparison, with words that nobody expects here.
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     is_enough = number >= at_least if more_than is None else number > more_than
     if not (math.isfinite(number) and is_enough and number <= at_most):
         lowest = f">= {at_least:g}" if more_than is None else f"> {more_than:g}"
         highest = f" and <= {at_most:g}" if math.isfinite(at_most) else ""
         raise InvalidOptionError(
-            f"{name}={value} is out of range", remedy=f"It must be a finite number {lowest}{highest}."
+            f"{name}={value!r} is out of range", remedy=f"It must be a finite number {lowest}{highest}."
         )
+
+
+def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """Return ``value`` if it is a whole number of this range.
+
+    Args:
+        name: of the argument.
+        value: what it is set to.
+        at_least: the smallest number that is allowed.
+        at_most: the largest number that is allowed.
+
+    Raises:
+        InvalidOptionError: naming the argument, the value and the range.
+
+    Example:
+        >>> check_count("max_messages", 0)
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: max_messages=0 is out of range. It must be a whole number >= 1.
+    """
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, int) or not is_whole or value < at_least or (at_most is not None and value > at_most):
+        highest = "" if at_most is None else f" and <= {at_most}"
+        raise InvalidOptionError(
+            f"{name}={value!r} is out of range", remedy=f"It must be a whole number >= {at_least}{highest}."
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)

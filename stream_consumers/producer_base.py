@@ -1,21 +1,44 @@
-"""The part of a producer that is the same on every backend: defaults of a message, and ending once."""
+"""The part of a producer that is the same on every backend: what can be sent at all, defaults, and ending once."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Literal, overload
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import ProducerEndedError
-from stream_consumers.messages import Receipt, Shard, now_milliseconds
+from stream_consumers.errors import (
+    InvalidOptionError,
+    InvalidStreamKeyError,
+    ProducerEndedError,
+    StreamAssetsError,
+)
+from stream_consumers.messages import (
+    INTERNAL_KEY,
+    MAX_TIMESTAMP_MS,
+    MIN_TIMESTAMP_MS,
+    WILDCARD,
+    Receipt,
+    Shard,
+    now_milliseconds,
+)
+from stream_consumers.options import check_count
 from stream_consumers.urls import StreamUrl
+
+MAX_SHARD = 2**64 - 1
 
 
 class ProducerBase(ClosesOnExit, ABC):
-    """A producer that fills in the defaults of a message and ends once; leaving its ``with`` block closes it.
+    """A producer that checks a message, fills in its defaults, and ends once; leaving its ``with`` block closes it.
 
     A backend implements :meth:`_send` and :meth:`flush`, and :meth:`_end` if there is something to release. One whose
-    ``send`` has more parameters overrides it, and passes them on to its :meth:`_send`.
+    ``send`` has more parameters overrides it, and passes them on to its :meth:`_send`. What every backend keeps:
+
+    * A message that cannot be sent is refused by ``send``, before it is queued. Whenever ``send`` raises, its message
+      was not taken, and those before it are where they were.
+    * What the backend has not acknowledged stays queued, in the order of each shard, until a :meth:`flush` succeeds;
+      where that cannot be (the client has given a message up, the producer ends), :func:`undelivered` names it.
 
     Args:
         url: the stream URL; its first stream is the default of ``send``.
@@ -45,7 +68,7 @@ class ProducerBase(ClosesOnExit, ABC):
         self, payload: bytes, *, stream: str | None = None, shard: int = 0, timestamp_ms: int | None = None
     ) -> Receipt:
         """See :meth:`stream_consumers.consumer.Producer.send`."""
-        return self._send(*self._defaults(stream, shard, timestamp_ms), payload)
+        return self._send(*self._defaults(stream, shard, timestamp_ms), check_payload(payload))
 
     @abstractmethod
     def flush(self) -> None:
@@ -72,16 +95,146 @@ class ProducerBase(ClosesOnExit, ABC):
         self.flush()
 
     def _defaults(self, stream: str | None, shard: int, timestamp_ms: int | None) -> tuple[Shard, int]:
-        """The shard and the timestamp of a message, filled in where they were not given.
+        """The shard and the timestamp of a message, checked, and filled in where they were not given.
 
         Raises:
             ProducerEndedError: the producer has ended.
-            InvalidStreamKeyError: no consumer could name the stream.
+            InvalidStreamKeyError, InvalidOptionError: there cannot be such a message.
         """
         self._check_not_ended()
-        key = self._url.stream_key(stream) if stream else self._stream
-        return Shard(key, shard), now_milliseconds() if timestamp_ms is None else timestamp_ms
+        check_count("shard", shard, at_least=0, at_most=MAX_SHARD)
+        target = check_target(self._url, self._stream if stream is None else stream)
+        return Shard(target, shard), check_timestamp(timestamp_ms)
 
     def _check_not_ended(self) -> None:
         if self._ended:
             raise ProducerEndedError(f"the producer of {self._url} has ended", remedy="Create a new one.")
+
+
+@overload
+def check_payload(payload: object, *, option: str = "payload") -> bytes: ...
+
+
+@overload
+def check_payload(payload: object, *, option: str = "payload", may_be_none: Literal[True]) -> bytes | None: ...
+
+
+def check_payload(payload: object, *, option: str = "payload", may_be_none: bool = False) -> bytes | None:
+    """The bytes of a message, as they are now: a buffer may change after it was sent.
+
+    Args:
+        payload: what was given.
+        option: what to call it in the error: a key and the value of a header are bytes, too.
+        may_be_none: whether ``None`` is something else than empty bytes (a tombstone).
+
+    Raises:
+        InvalidOptionError: it is something else than bytes.
+
+    Example:
+        >>> check_payload(bytearray(b"{}"))
+        b'{}'
+        >>> check_payload("{}")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: payload is a str, and a message holds bytes. Encode it first, like \
+text.encode(); nothing was sent.
+    """
+    if isinstance(payload, bytes) or (may_be_none and payload is None):
+        return payload
+    if isinstance(payload, (bytearray, memoryview)):
+        return bytes(payload)
+    raise InvalidOptionError(
+        f"{option} is a {type(payload).__name__}, and a message holds bytes",
+        remedy="Encode it first, like text.encode(); nothing was sent.",
+    )
+
+
+@overload
+def check_headers(headers: Iterable[object]) -> list[tuple[str, bytes]]: ...
+
+
+@overload
+def check_headers(headers: Iterable[object], *, may_be_none: Literal[True]) -> list[tuple[str, bytes | None]]: ...
+
+
+def check_headers(headers: Iterable[object], *, may_be_none: bool = False) -> Any:
+    """The headers of a message, as names and bytes; a value that is text becomes UTF-8.
+
+    Args:
+        headers: pairs of a name and a value.
+        may_be_none: whether there are headers without a value.
+
+    Raises:
+        InvalidOptionError: naming the first one that is none.
+
+    Example:
+        >>> check_headers({"source": "web"}.items())
+        [('source', b'web')]
+    """
+    found = []
+    for header in headers:
+        if not (isinstance(header, (tuple, list)) and len(header) == 2 and isinstance(header[0], str)):
+            raise InvalidOptionError(
+                f"{header!r} is no header", remedy="Give pairs of a name, which is text, and a value of bytes."
+            )
+        name, value = header
+        if not (may_be_none and value is None):
+            value = check_payload(value.encode() if isinstance(value, str) else value, option=f"the header {name!r}")
+        found.append((name, value))
+    return found
+
+
+def check_target(url: StreamUrl, stream: object) -> str:
+    """The key of a stream to send to, if a consumer can name it.
+
+    Args:
+        url: of the servers.
+        stream: as in a URL; see :meth:`stream_consumers.urls.StreamUrl.stream_key`.
+
+    Raises:
+        InvalidStreamKeyError: it is no stream key, or one that SeaStreamer keeps for itself.
+
+    Example:
+        >>> check_target(StreamUrl.parse("memory://shop/clicks"), "orders")
+        'orders'
+    """
+    if not isinstance(stream, str) or stream in {"", "*", WILDCARD, INTERNAL_KEY}:
+        raise InvalidStreamKeyError(
+            f"{stream!r} is no stream that a consumer can name", remedy="Give the stream a key like 'orders'."
+        )
+    return url.stream_key(stream)
+
+
+def check_timestamp(timestamp_ms: object) -> int:
+    """The timestamp of a message: now, unless one was given.
+
+    Raises:
+        InvalidOptionError: it is no whole number of milliseconds, in the years 1 to 9999.
+
+    Example:
+        >>> check_timestamp(1_700_000_000_000)
+        1700000000000
+    """
+    if timestamp_ms is None:
+        return now_milliseconds()
+    return check_count("timestamp_ms", timestamp_ms, at_least=MIN_TIMESTAMP_MS, at_most=MAX_TIMESTAMP_MS)
+
+
+def undelivered(error: StreamAssetsError, shards: Iterable[Shard], *, remedy: str) -> StreamAssetsError:
+    """The same error, with how many messages are not known to have arrived, and to which shards they go.
+
+    Args:
+        error: why.
+        shards: of each message.
+        remedy: what to do about it.
+
+    Example:
+        >>> from stream_consumers.errors import BrokerUnavailableError
+        >>> error = BrokerUnavailableError("no answer", remedy="Try again.")
+        >>> print(undelivered(error, [Shard("orders"), Shard("orders"), Shard("orders", 1)], remedy="Flush again."))
+        no answer (undelivered=3, to=2 to orders/0, 1 to orders/1). Flush again.
+    """
+    counts: dict[Shard, int] = {}
+    for shard in shards:
+        counts[shard] = counts.get(shard, 0) + 1
+    listed = ", ".join(f"{count} to {shard}" for shard, count in sorted(counts.items()))
+    return type(error)(error.what, remedy=remedy, **{**error.facts, "undelivered": sum(counts.values()), "to": listed})

@@ -6,9 +6,11 @@ import fcntl
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from stream_consumers.errors import (
+    BrokerError,
     FormatError,
     ProducerBusyError,
     SizeLimitError,
@@ -20,10 +22,12 @@ from stream_consumers.file.scanner import Frame, FrameScanner
 from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardState
 from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions
-from stream_consumers.producer_base import ProducerBase
+from stream_consumers.producer_base import ProducerBase, undelivered
 from stream_consumers.urls import StreamUrl
 
 COALESCE_BYTES = 1024 * 1024
+_QUEUED = "Make room, or correct what is wrong, then flush again: the messages stay queued, in order."
+_DROPPED = "The producer has ended: look at how far the file goes, and send the rest again with another one."
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +36,7 @@ class FileProducer(ProducerBase):
 
     Sequences start at 1 for each shard and grow by one. Appending continues the sequences, removes an end-of-stream
     message, and cuts off an unfinished last message, whose bytes are kept beside the file. A file has one producer at a
-    time: it is locked.
+    time: it is locked. While the file cannot be written (a full disk), what was sent stays queued, in order.
 
     Args:
         url: ``file://path/to/orders.ss/orders``; ``send`` uses its first stream by default.
@@ -43,6 +47,7 @@ class FileProducer(ProducerBase):
         ProducerBusyError: another producer has it open.
         FormatError: the file is not a stream file.
         SizeLimitError: from ``send``, if the file would pass its limit; nothing of the message is written.
+        BrokerError: from ``flush``, ``close``, and ``send`` of a megabyte later: the file cannot be written.
 
     Example:
         >>> with FileProducer("file://orders.ss/orders") as producer:
@@ -55,6 +60,7 @@ class FileProducer(ProducerBase):
         super().__init__(url)
         self._options = options or FileProducerOptions()
         self._path = Path(url.path)
+        self._waiting: list[Shard] = []
         self._file = self._open()
         try:
             self._claim()
@@ -67,6 +73,8 @@ class FileProducer(ProducerBase):
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         with self._lock:
             self._check_not_ended()
+            if self._writer.pending_bytes >= COALESCE_BYTES:
+                self._write()
             sequence = self._writer.shards.get(shard, NEW_SHARD).sequence + 1
             mark = self._writer.mark(shard)
             self._writer.write(shard, sequence, timestamp_ms, payload)
@@ -80,12 +88,19 @@ class FileProducer(ProducerBase):
                     message=length,
                     limit=self._options.file_size_limit,
                 )
+            self._waiting.append(shard)
             if self._writer.pending_bytes >= COALESCE_BYTES:
-                self._write()
+                # What fails now is raised by the next send or flush: this message was taken.
+                with suppress(BrokerError):
+                    self._write()
         return Receipt(shard, sequence, timestamp_ms)
 
     def flush(self) -> None:
-        """Write everything that was sent, so that readers see it."""
+        """Write everything that was sent, so that readers see it.
+
+        Raises:
+            BrokerError: the file cannot be written; the messages stay queued.
+        """
         with self._lock:
             self._write()
 
@@ -97,6 +112,10 @@ class FileProducer(ProducerBase):
                     self._writer.write(Shard(INTERNAL_KEY), 0, now_milliseconds(), EOS_PAYLOAD)
                 self._write()
                 os.fsync(self._file)
+            except OSError as error:
+                raise BrokerError(f"{self._path} is not safely on the disk: {error}", remedy=_DROPPED) from error
+            except BrokerError as error:
+                raise undelivered(error, self._waiting, remedy=_DROPPED) from error
             finally:
                 os.close(self._file)
 
@@ -190,7 +209,14 @@ class FileProducer(ProducerBase):
     def _write(self) -> None:
         if self._writer.pending_bytes:
             offset = self._writer.offset - self._writer.pending_bytes
-            _write_all(self._file, self._writer.take(), offset)
+            try:
+                _write_all(self._file, self._writer.pending, offset)
+            except OSError as error:
+                # What was written of it is written again, in its place.
+                failed = BrokerError(f"{self._path} cannot be written: {error}", remedy=_QUEUED)
+                raise undelivered(failed, self._waiting, remedy=_QUEUED) from error
+            self._writer.take()
+            self._waiting.clear()
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:

@@ -109,9 +109,14 @@ class FrameWriter:
 
     def take(self) -> bytes:
         """The bytes written since the last call."""
-        data = bytes(self._pending)
+        data = self.pending
         self._pending.clear()
         return data
+
+    @property
+    def pending(self) -> bytes:
+        """What :meth:`take` would return."""
+        return bytes(self._pending)
 
     @property
     def pending_bytes(self) -> int:

@@ -23,18 +23,21 @@ from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic,
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import check_range
-from stream_consumers.producer_base import ProducerBase
+from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
 from stream_consumers.urls import StreamUrl
 
 FLUSH_SECONDS = 30.0
 POLL_SECONDS = 0.1
+DROP_SECONDS = 5.0
 # How often a send notes what was delivered: doing so every time would cost as much as sending.
 NOTE_SECONDS = 0.01
 _DEFAULTS: dict[str, Scalar] = {"enable.idempotence": True}
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _REFUSED = {KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
 MessageHeaders = Sequence[tuple[str, "bytes | None"]]
 _UNDELIVERED = "Send what has no receipt with a sequence again."
+_ENDED = "The producer has ended: send what has no receipt with a sequence again, with another one."
 
 
 def produce(
@@ -62,20 +65,20 @@ def produce(
         told: of what became of the message.
 
     Raises:
-        InvalidOptionError: a timestamp that the client would take for "now".
+        InvalidOptionError: a timestamp that the client would take for "now"; a payload, key or header of a wrong type.
         KafkaException: the client refuses the message.
     """
     if timestamp_ms < 1:
         raise InvalidOptionError(
             f"Kafka's client cannot send timestamp_ms={timestamp_ms}: it means now", remedy="Use 1 or more."
         )
-    pairs: list[tuple[str, str | bytes | None]] | None = [*headers] if headers else None
+    value = check_payload(payload, may_be_none=True)
+    key = check_payload(key, option="key", may_be_none=True)
+    pairs: list[tuple[str, str | bytes | None]] | None = [*check_headers(headers, may_be_none=True)] or None
     full_since = 0.0
     while True:
         try:
-            client.produce(
-                shard.stream, payload, key, shard.id, on_delivery=told, timestamp=timestamp_ms, headers=pairs
-            )
+            client.produce(shard.stream, value, key, shard.id, on_delivery=told, timestamp=timestamp_ms, headers=pairs)
             return
         except BufferError:
             full_since = full_since or time.monotonic()
@@ -87,7 +90,8 @@ class KafkaProducer(ProducerBase):
 
     A message is on its way when :meth:`send` returns. What could not be delivered is raised by the next send, by
     :meth:`flush` or by :meth:`close`, whichever comes first, and by the ``sequence`` of its own receipt. Retries of the
-    client neither repeat nor reorder messages (``enable.idempotence``).
+    client neither repeat nor reorder messages (``enable.idempotence``); it gives up after ``message.timeout.ms``, five
+    minutes by default, and until then a message stays queued.
 
     Args:
         url: ``kafka://host:9092/orders``; ``send`` uses its first stream by default.
@@ -125,6 +129,7 @@ class KafkaProducer(ProducerBase):
         self._shards: set[Shard] = set()
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
+        self._dropped: list[Shard] = []
         self._cluster = KafkaCluster(url, client)
         for stream in url.required_streams():
             self._look_up(stream)
@@ -173,7 +178,8 @@ class KafkaProducer(ProducerBase):
         Raises:
             BrokerUnavailableError: nothing was delivered for ``flush_seconds``; the message says how many are left.
                 They stay in the queue: flush again.
-            StreamAssetsError: messages were not delivered.
+            StreamAssetsError: the client has given messages up; the message says how many to which shard. They are not
+                queued any more: those behind them may have arrived, so that they cannot be sent in their place.
         """
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
@@ -183,10 +189,22 @@ class KafkaProducer(ProducerBase):
     def _end(self) -> None:
         try:
             self.flush()
+        except StreamAssetsError as error:
+            self._drop()
+            if self._dropped:
+                raise undelivered(error, self._dropped, remedy=_ENDED) from error
+            raise
         finally:
-            # The client's own close would wait for ever for a broker that is away; what is left is dropped.
+            # The client's own close would wait for ever for a broker that is away.
             self._client.purge()
             self._client.close()
+
+    def _drop(self) -> None:
+        """Empty the queue; each message that is dropped is told to its receipt."""
+        self._client.purge()
+        until = time.monotonic() + DROP_SECONDS
+        while len(self._client) and time.monotonic() < until:
+            self.poll()
 
     def poll(self) -> None:
         """Note what was delivered in the meantime; waits a little if there is nothing."""
@@ -195,7 +213,9 @@ class KafkaProducer(ProducerBase):
     def note(self, error: KafkaError | None, shard: Shard) -> None:
         """A message was delivered, or failed."""
         self._delivered_at = time.monotonic()
-        if error is not None and not (self._ended and error.code() == KafkaError._PURGE_QUEUE):
+        if error is not None and error.code() in _PURGED:
+            self._dropped.append(shard)
+        elif error is not None:
             self._failed.append((error, shard))
 
     def check_progress(self, since: float, left: int, remedy: str) -> None:
@@ -244,7 +264,7 @@ class KafkaProducer(ProducerBase):
             return
         failed, self._failed = self._failed, []
         error, shard = failed[0]
-        raise self.explain(error, f"a message to {shard}", failed=len(failed))
+        raise undelivered(self.explain(error, f"a message to {shard}"), (to for _, to in failed), remedy=_UNDELIVERED)
 
     def _send(
         self,

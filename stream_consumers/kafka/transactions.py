@@ -25,7 +25,9 @@ from stream_consumers.kafka.cluster import KafkaCluster, check_producer_options,
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.errors import RETRY_SECONDS, explain, until_found
 from stream_consumers.kafka.producer import MessageHeaders, produce
-from stream_consumers.messages import Shard, now_milliseconds
+from stream_consumers.messages import Shard
+from stream_consumers.options import check_count
+from stream_consumers.producer_base import check_target, check_timestamp
 from stream_consumers.urls import StreamUrl
 
 ANSWER_SECONDS = 30.0
@@ -134,9 +136,9 @@ class KafkaTransactions(ClosesOnExit):
         """
         with self._lock:
             self._check_open()
-            moment = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
-            target = Shard(stream or self._stream, shard)
-            moment = now_milliseconds() if timestamp_ms is None else timestamp_ms
+            check_count("shard", shard, at_least=0)
+            target = Shard(self._stream if stream is None else check_target(self._cluster.url, stream), shard)
+            moment = check_timestamp(timestamp_ms)
             try:
                 produce(
                     self._producer,

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import redis
 
 from stream_consumers.client_config import ClientConfig
-from stream_consumers.errors import BrokerError, InvalidOptionError, StreamAssetsError
+from stream_consumers.errors import (
+    BrokerError,
+    FormatError,
+    InvalidOptionError,
+    SizeLimitError,
+    StreamAssetsError,
+    Transient,
+)
 from stream_consumers.messages import Receipt, Shard, decode_key
-from stream_consumers.producer_base import ProducerBase
+from stream_consumers.options import check_count
+from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
 from stream_consumers.redis.client import explain
-from stream_consumers.redis.ids import MAX_SUB, to_sequence
+from stream_consumers.redis.ids import MAX_MS, MAX_SUB, to_sequence
 from stream_consumers.redis.keys import is_numbered, numbered_key, readable
 from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
 
+# How much may wait to be sent: then it is sent, and what is more is refused as long as that fails.
 PIPELINE = 512
-# Ids only grow: a message older than the last one gets the last one's millisecond, or the next one if that is full.
+PIPELINE_BYTES = 8 * 1024 * 1024
+# A bulk string of Redis holds no more, unless its server was told to take more.
+MAX_PAYLOAD_BYTES = 512 * 1024 * 1024
+_LOOK = "Check the address and the server."
+_QUEUED = "The messages stay queued, in order: flush again. Those that were on their way may be there twice then."
+_DROPPED = "The producer has ended: send what has no receipt with a sequence again, with another one."
+# Adds messages to a stream until the first that is refused, so that the others stay behind it. ARGV: the largest number
+# of an id, then for each message its millisecond, how many words it has, and the words. Ids only grow: a message older
+# than the last one gets the last one's millisecond, or the next one if that is full.
 _ADD = """
-local function add(ms) return redis.pcall('XADD', KEYS[1], ms .. '-*', unpack(ARGV, 3)) end
-local function last_id()
-  local info = redis.pcall('XINFO', 'STREAM', KEYS[1])
-  for index = 1, #info, 2 do if info[index] == 'last-generated-id' then return info[index + 1] end end
-  return '0-0'
+local last, found, at = '0-0', {}, 2
+local info = redis.pcall('XINFO', 'STREAM', KEYS[1])
+for index = 1, #info, 2 do if info[index] == 'last-generated-id' then last = info[index + 1] end end
+while at <= #ARGV do
+  local wanted, words = ARGV[at], tonumber(ARGV[at + 1])
+  local ms, sub = string.match(last, '(%d+)-(%d+)')
+  if tonumber(ms) < tonumber(wanted) then ms = wanted
+  elseif tonumber(sub) >= tonumber(ARGV[1]) then ms = string.format('%.0f', tonumber(ms) + 1) end
+  local added = redis.pcall('XADD', KEYS[1], ms .. '-*', unpack(ARGV, at + 2, at + 1 + words))
+  found[#found + 1] = added
+  if type(added) == 'table' then return found end
+  last, at = added, at + 2 + words
 end
-local ms, sub = string.match(last_id(), '(%d+)-(%d+)')
-if tonumber(ms) < tonumber(ARGV[1]) then return add(ARGV[1]) end
-if tonumber(sub) >= tonumber(ARGV[2]) then ms = string.format('%.0f', tonumber(ms) + 1) end
-return add(ms)
+return found
 """
 
 
@@ -37,6 +61,8 @@ class RedisProducer(ProducerBase):
     """A producer of Redis Streams; see :class:`stream_consumers.consumer.Producer`.
 
     Messages are sent many in a round trip, at the latest at :meth:`flush` or when a receipt is asked for its sequence.
+    What the server has not acknowledged stays queued, in the order of each shard, and is sent again by the next flush:
+    at least once, as messages whose acknowledgement was lost with the connection are added a second time then.
     An entry has the field ``msg`` (the client option ``message_field``); a header is a field of its own. Its id is made
     of ``timestamp_ms``, or of the last id's where that is later: ids only grow.
 
@@ -66,8 +92,9 @@ class RedisProducer(ProducerBase):
         self._server.shards()
         with self._server.explained("preparing to send"):
             self._script: Any = self._server.connection.script_load(_ADD)
-        self._waiting: list[tuple[bytes, list[Any], _Delivery]] = []
-        self._failed: StreamAssetsError | None = None
+        # Per key, what the server has not acknowledged, in order.
+        self._waiting: dict[bytes, deque[_Delivery]] = {}
+        self._count = self._bytes = 0
 
     def send(
         self,
@@ -83,42 +110,66 @@ class RedisProducer(ProducerBase):
         Raises:
             InvalidOptionError: a header with the name of the message field, or a shard with a number where the
                 stream is one key: readers would not find what is in that key any more.
+            SizeLimitError: the payload is larger than Redis takes.
+            StreamAssetsError: the queue is full, and cannot be sent; this message was not taken.
         """
-        return self._send(*self._defaults(stream, shard, timestamp_ms), payload, headers)
+        return self._send(*self._defaults(stream, shard, timestamp_ms), check_payload(payload), headers)
 
     def _send(
         self, shard: Shard, timestamp_ms: int, payload: bytes, headers: Sequence[tuple[str, bytes]] = ()
     ) -> Receipt:
+        check_count("timestamp_ms", timestamp_ms, at_least=0, at_most=MAX_MS)
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise SizeLimitError(
+                f"a message to {shard} is larger than Redis takes",
+                remedy="Send less at once.",
+                bytes=len(payload),
+                limit=MAX_PAYLOAD_BYTES,
+            )
+        pairs = check_headers(headers)
         field = self._server.message_field
-        if any(name.encode() == field for name, _ in headers):
+        if any(name.encode() == field for name, _ in pairs):
             raise InvalidOptionError(
                 f"a header named {field.decode()!r} would be a second message", remedy="Give the header another name."
             )
-        delivery = _Delivery(self)
-        arguments: list[Any] = [timestamp_ms, MAX_SUB, field, payload]
-        for name, value in headers:
-            arguments += [name, value]
+        words: list[Any] = [field, payload, *chain.from_iterable(pairs)]
         with self._lock:
             self._check_not_ended()
-            self._raise_failure()
-            self._waiting.append((self._key(shard), arguments, delivery))
-            if len(self._waiting) >= PIPELINE:
-                self._send_waiting()
+            key = self._key(shard)
+            if self._is_full():
+                self.flush()
+            delivery = _Delivery(self, shard, [timestamp_ms, len(words), *words], len(payload))
+            self._waiting.setdefault(key, deque()).append(delivery)
+            self._count, self._bytes = self._count + 1, self._bytes + delivery.size
+            if self._is_full():
+                # What fails now is raised by the next send or flush: this message was taken.
+                with suppress(StreamAssetsError):
+                    self.flush()
         return Receipt(shard, delivery.sequence, timestamp_ms)
 
     def flush(self) -> None:
         """Send the messages that wait.
 
         Raises:
-            StreamAssetsError: messages were not added; those without an answer may have been.
+            StreamAssetsError: messages were not acknowledged, so many to these shards; they stay queued, in order. Of
+                several errors, the first.
         """
         with self._lock:
-            self._send_waiting()
-            self._raise_failure()
+            if self._waiting:
+                failed = self._send_waiting()
+                if failed is not None:
+                    first = _LOOK if isinstance(failed, Transient) else failed.remedy
+                    raise undelivered(failed, self._left(), remedy=f"{first} {_QUEUED}")
 
     def _end(self) -> None:
         try:
             self.flush()
+        except StreamAssetsError as error:
+            dropped = undelivered(error, self._left(), remedy=_DROPPED)
+            for delivery in chain.from_iterable(self._waiting.values()):
+                delivery.error = dropped
+            self._waiting.clear()
+            raise dropped from error
         finally:
             self._server.close()
 
@@ -140,66 +191,85 @@ class RedisProducer(ProducerBase):
             )
         return numbered_key(shard) if has_numbers else decode_key(stream)
 
-    def _send_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        try:
-            with self._server.explained(f"sending {len(waiting)} messages"):
-                answers = self._add(waiting)
-        except StreamAssetsError as error:
-            self._failed = error
-            for *_, delivery in waiting:
-                delivery.error = error
-            return
-        for (key, _, delivery), answer in zip(waiting, answers):
-            if isinstance(answer, bytes):
-                delivery.found = to_sequence(answer)
-            else:
-                delivery.error = self._failed = _refused(
-                    f"a message to {readable(key)} of {self._url} was refused", answer
-                )
+    def _is_full(self) -> bool:
+        return self._count >= PIPELINE or self._bytes >= PIPELINE_BYTES
 
-    def _add(self, waiting: list[tuple[bytes, list[Any], _Delivery]]) -> list[Any]:
-        """The answer of the server to each: an id, or an error."""
+    def _left(self) -> list[Shard]:
+        return [delivery.shard for delivery in chain.from_iterable(self._waiting.values())]
+
+    def _send_waiting(self) -> StreamAssetsError | None:
+        """Send what waits; what was acknowledged waits no more. Returns why something was not."""
+        failed: StreamAssetsError | None = None
+        try:
+            with self._server.explained(f"sending {self._count} messages"):
+                answers = self._add(list(self._waiting))
+        except StreamAssetsError as error:
+            return error
+        for key, answer in answers.items():
+            queue = self._waiting[key]
+            for said in answer if isinstance(answer, list) else [answer]:
+                if not isinstance(said, bytes):
+                    failed = failed or _refused(f"a message to {readable(key)} of {self._url} was refused", said)
+                    break
+                delivery = queue.popleft()
+                self._count, self._bytes = self._count - 1, self._bytes - delivery.size
+                try:
+                    delivery.found = to_sequence(said)
+                except FormatError as error:
+                    # It was added, behind an id that somebody else gave, and nobody can read it.
+                    failed = delivery.error = error
+            if not queue:
+                del self._waiting[key]
+        return failed
+
+    def _add(self, keys: list[bytes]) -> dict[bytes, Any]:
+        """The server's answer for each key: the ids of its messages up to the first that is refused, or an error."""
         pipeline = self._server.connection.pipeline(transaction=False)
-        for key, arguments, _ in waiting:
-            pipeline.execute_command("EVALSHA", self._script, 1, key, *arguments)
-        answers: list[Any] = pipeline.execute(raise_on_error=False)
-        forgotten = [n for n, answer in enumerate(answers) if isinstance(answer, redis.exceptions.NoScriptError)]
+        for key in keys:
+            words = chain.from_iterable(delivery.words for delivery in self._waiting[key])
+            pipeline.execute_command("EVALSHA", self._script, 1, key, MAX_SUB, *words)
+        answers = dict(zip(keys, pipeline.execute(raise_on_error=False)))
+        forgotten = [key for key, answer in answers.items() if isinstance(answer, redis.exceptions.NoScriptError)]
         if forgotten:
             # The server was restarted; it added nothing of these.
             self._server.connection.script_load(_ADD)
-            for number, answer in zip(forgotten, self._add([waiting[n] for n in forgotten])):
-                answers[number] = answer
+            answers.update(self._add(forgotten))
         return answers
-
-    def _raise_failure(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
 
 
 def _refused(what: str, answer: object) -> StreamAssetsError:
     if isinstance(answer, redis.RedisError):
         return explain(answer, what=what)
-    return BrokerError(f"{what}: {answer!r}", remedy="Send it again.")
+    return BrokerError(f"{what}: {answer!r}", remedy=_LOOK)
 
 
 class _Delivery:
-    """The outcome of one message, once it is known."""
+    """A message that waits, and what became of it.
 
-    __slots__ = ("_producer", "error", "found")
+    Args:
+        producer: whose queue it is in.
+        shard: where it goes.
+        words: what the script is given for it.
+        size: its bytes.
+    """
 
-    def __init__(self, producer: RedisProducer) -> None:
+    __slots__ = ("_producer", "error", "found", "shard", "size", "words")
+
+    def __init__(self, producer: RedisProducer, shard: Shard, words: list[Any], size: int) -> None:
         self._producer = producer
+        self.shard, self.words, self.size = shard, words, size
         self.found: int | None = None
         self.error: StreamAssetsError | None = None
 
     def sequence(self) -> int:
         """The sequence of the message; sends the messages that wait, if it is among them."""
         if self.found is None and self.error is None:
-            self._producer.flush()
+            try:
+                self._producer.flush()
+            except StreamAssetsError:
+                # Of this message or of others: what became of this one is known now.
+                if self.found is None:
+                    raise
         if self.found is None:
             assert self.error is not None
             raise self.error

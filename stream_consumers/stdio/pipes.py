@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import BinaryIO
 
-from stream_consumers.errors import BrokerError, FormatError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.errors import BrokerError, FormatError, StreamAssetsError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.messages import Message, Receipt, Shard
+from stream_consumers.producer_base import undelivered
 
 CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -114,28 +116,34 @@ class OutputPipe:
         self._stream = stream
         self._lock = threading.Lock()
         self._pending = bytearray()
+        self._waiting: list[Shard] = []
         self._next: dict[Shard, int] = {}
 
     def send(self, shard: Shard, timestamp_ms: int, payload: bytes, form: Callable[[Message], bytes]) -> Receipt:
         """Queue one message to be written; writes when enough bytes are queued.
 
         Raises:
-            BrokenPipeError, BrokerError: see :meth:`flush`.
+            BrokenPipeError, BrokerError: what was queued before cannot be written; this message was not taken.
             StreamAssetsError: ``form`` raised it; nothing of the message is written.
         """
         with self._lock:
+            if len(self._pending) >= self.COALESCE_BYTES:
+                self._write()
             message = Message(shard, self._next.get(shard, 0), timestamp_ms, payload)
             self._pending += form(message)
             self._next[shard] = message.sequence + 1
+            self._waiting.append(shard)
             if len(self._pending) >= self.COALESCE_BYTES:
-                self._write()
+                # What fails now is raised by the next send or flush: this message was taken.
+                with suppress(BrokerError):
+                    self._write()
         return Receipt(shard, message.sequence, timestamp_ms)
 
     def flush(self) -> None:
         """Write what is queued.
 
         Raises:
-            BrokenPipeError: nobody reads the pipe any more; what was queued is dropped.
+            BrokenPipeError: nobody reads the pipe any more; what was queued is dropped, and counted in the error.
             BrokerError: the pipe cannot be written; what is queued is written by the next call.
         """
         with self._lock:
@@ -145,7 +153,7 @@ class OutputPipe:
         if not self._pending:
             return
         if self._stream is None or self._stream.closed:
-            raise BrokerError("stdout is closed", remedy="Leave it open.", bytes=len(self._pending))
+            raise self._unwritten("stdout is closed", "Leave it open.")
         try:
             self._stream.flush()
             descriptor = _descriptor(self._stream)
@@ -158,15 +166,23 @@ class OutputPipe:
                     del self._pending[: os.write(descriptor, self._pending)]
                 except BlockingIOError:
                     select.select([], [descriptor], [])
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            lost = len(self._waiting)
             self._pending.clear()
-            raise
-        except OSError as error:
-            raise BrokerError(
-                f"stdout cannot be written: {error}",
-                remedy="Make room, then flush again.",
-                bytes=len(self._pending),
+            self._waiting.clear()
+            raise BrokenPipeError(
+                errno.EPIPE,
+                f"nobody reads stdout any more: the last {lost} messages were not written",
             ) from error
+        except OSError as error:
+            raise self._unwritten(
+                f"stdout cannot be written: {error}", "Make room, then flush again: the messages stay queued, in order."
+            ) from error
+        self._waiting.clear()
+
+    def _unwritten(self, what: str, remedy: str) -> StreamAssetsError:
+        error = BrokerError(what, remedy=remedy, bytes=len(self._pending))
+        return undelivered(error, self._waiting, remedy=remedy)
 
 
 def _descriptor(stream: BinaryIO) -> int | None:

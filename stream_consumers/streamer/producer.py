@@ -9,6 +9,7 @@ from stream_consumers.closing import ClosesOnExit
 from stream_consumers.consumer import Producer
 from stream_consumers.errors import InvalidOptionError, ProducerEndedError
 from stream_consumers.messages import Receipt
+from stream_consumers.producer_base import check_payload
 from stream_consumers.streamer.sharders import Sharder
 
 OpenWriter = Callable[[str], Producer]
@@ -19,7 +20,7 @@ class StreamerProducer(ClosesOnExit):
 
     Args:
         open_writer: opens what writes to a stream, at the first message or when there is an anchor.
-        check_key: see :meth:`stream_consumers.urls.StreamUrl.stream_key`.
+        check_key: see :func:`stream_consumers.producer_base.check_target`.
         stream: the anchor: where messages go that name no stream.
         sharder: chooses the shard of a message that names none.
         is_shared: others write with the same writer, so that :meth:`close` leaves it open.
@@ -94,13 +95,13 @@ class StreamerProducer(ClosesOnExit):
             ProducerEndedError: the producer was ended, or the streamer was disconnected.
         """
         with self._lock:
-            target = self._check_key(stream) if stream else self._stream
+            target = self._stream if stream is None else self._check_key(stream)
             if target is None:
                 raise InvalidOptionError("the message has no stream", remedy="Name it, or anchor the producer.")
-            writer = self._opened(target)
+            writer, data = self._opened(target), check_payload(payload)
             if shard is None:
-                shard = 0 if self._sharder is None else self._sharder.choose(target, payload)
-            return writer.send(payload, stream=target, shard=shard, timestamp_ms=timestamp_ms)
+                shard = 0 if self._sharder is None else self._sharder.choose(target, data)
+            return writer.send(data, stream=target, shard=shard, timestamp_ms=timestamp_ms)
 
     def flush(self) -> None:
         """Wait until everything sent is with the backend."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, overload
 from weakref import WeakSet
 
@@ -25,6 +26,7 @@ from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
 )
+from stream_consumers.producer_base import check_target
 from stream_consumers.streamer.producer import StreamerProducer
 from stream_consumers.streamer.sharders import Sharder
 from stream_consumers.urls import StreamUrl
@@ -159,7 +161,7 @@ class Streamer:
         with self._lock:
             self._check_connected()
             producer = StreamerProducer(
-                open_writer, self._url.stream_key, stream=stream, sharder=sharder, is_shared=is_shared
+                open_writer, partial(check_target, self._url), stream=stream, sharder=sharder, is_shared=is_shared
             )
             self._producers = [*(known for known in self._producers if not known.is_ended), producer]
             return producer

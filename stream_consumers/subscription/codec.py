@@ -112,8 +112,10 @@ class Envelope:
 
         Raises:
             SizeLimitError: the payload, or what is beside it, is too large.
-            FormatError: the codec cannot encode it.
+            FormatError: the codec cannot encode it, or no receiver could read it: the payload is no bytes, or
+                something else is no text.
         """
+        _check_readable(message)
         size = len(message.payload)
         if self._most and size > self._most:
             raise SizeLimitError(
@@ -159,6 +161,22 @@ class Envelope:
     def _oversize(self, entry_id: str, size: int, delivery: Delivery) -> MalformedEntry:
         error = f"the entry has {size} bytes, more than max_payload_bytes={self._most} allows; it is at {entry_id}"
         return MalformedEntry(entry_id, error, b"", delivery, size)
+
+
+def _check_readable(message: EventMessage) -> None:
+    texts = {name: getattr(message, name) for name in _TEXTS}
+    texts["idempotency_key"] = message.idempotency_key or ""
+    texts.update({f"the value of header {name!r}": value for name, value in message.headers.items()})
+    texts.update({f"the name of header {name!r}": name for name in message.headers})
+    wrong = [
+        f"{place} is a {type(text).__name__}, not text" for place, text in texts.items() if not isinstance(text, str)
+    ]
+    if not isinstance(message.payload, bytes):
+        wrong.insert(0, f"its payload is a {type(message.payload).__name__}, not bytes")
+    if wrong:
+        raise FormatError(
+            f"message {message.uid!r} cannot be encoded: {', '.join(wrong)}", remedy="Correct it, and publish it again."
+        )
 
 
 def removed_entry(entry_id: str, delivery: Delivery) -> MalformedEntry:

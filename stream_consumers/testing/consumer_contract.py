@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 from stream_consumers.capabilities import PositionedConsumer
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, ProducerEndedError, StreamEndedError
-from stream_consumers.messages import Message, Receipt, Shard, from_milliseconds
+from stream_consumers.errors import (
+    InvalidOptionError,
+    InvalidStreamKeyError,
+    NotSubscribedError,
+    OutOfBoundsError,
+    ProducerEndedError,
+    StreamAssetsError,
+    StreamEndedError,
+    Transient,
+)
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Receipt, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset
-from stream_consumers.testing.harness import STREAMS, Contract, Stream, in_turn
+from stream_consumers.testing.harness import STREAMS, Contract, Harness, Stream, in_turn
 
 PATIENCE = 20.0
+# Messages of a thousand bytes, more than any queue holds.
+FULL = 5000
+# What no backend can send.
+NOT_SENT: tuple[dict[str, Any], ...] = (
+    *({"payload": payload} for payload in ("text", 7, 1.5, [b"{}"], object())),
+    *({"stream": stream} for stream in ("", "*", WILDCARD, INTERNAL_KEY, 7)),
+    *({"shard": shard} for shard in (-1, "0", 0.5, True, None)),
+    *({"timestamp_ms": moment} for moment in ("now", 1.5, math.nan, 1 << 70)),
+)
+NOTHING: dict[str, Any] = {"payload": None}
 
 Place = tuple[Shard, int]
 
@@ -523,7 +544,7 @@ class ConsumerContract(Contract):
 
 
 class ProducerContract(Contract):
-    """What a producer does: receipts, sequences, times, flushing, closing."""
+    """What a producer does: receipts, sequences, times, flushing, closing, and keeping what was not acknowledged."""
 
     def test_messages_are_what_was_sent(self, stream: Stream) -> None:
         payloads = [b"", b"{}", b"\xff\x00\r", b"x" * 5000]
@@ -566,3 +587,89 @@ class ProducerContract(Contract):
                 receipt = producer.send(b"%d" % index)
                 producer.flush()
                 assert places(take(consumer, 1)) == places([receipt])
+
+    # what cannot be sent
+
+    def test_what_cannot_be_sent_is_refused_and_takes_nobody_with_it(self, stream: Stream) -> None:
+        found: list[bytes | None] = []
+        with create_producer(stream.url()) as producer:
+            for number, words in enumerate(NOT_SENT):
+                producer.send(b"%d" % number)
+                with pytest.raises((InvalidOptionError, InvalidStreamKeyError)):
+                    producer.send(**{"payload": b"refused", **words})
+                found.append(b"%d" % number)
+            # Nothing is refused, or sent as it is: where there are tombstones, it is one.
+            with contextlib.suppress(InvalidOptionError):
+                producer.send(**NOTHING)
+                found.append(None)
+            producer.send(b"behind")
+        with replay(stream) as consumer:
+            assert [message.payload for message in consumer] == [*found, b"behind"]
+
+    def test_a_buffer_is_sent_as_it_was(self, stream: Stream) -> None:
+        buffer: Any = bytearray(b"before")
+        with create_producer(stream.url()) as producer:
+            producer.send(buffer)
+            buffer[:] = b"behind"
+            view: Any = memoryview(buffer)
+            producer.send(view)
+        with replay(stream) as consumer:
+            assert [message.payload for message in consumer] == [b"before", b"behind"]
+
+    # what the backend does not take
+
+    def test_what_was_not_acknowledged_stays_queued_in_order(self, stream: Stream, harness: Harness) -> None:
+        if harness.outage is None:
+            return
+        with create_producer(stream.url()) as producer:
+            receipts = [producer.send(b"%d" % number, shard=number % 2) for number in range(4)]
+            producer.flush()
+            with harness.outage(stream.location):
+                receipts += [producer.send(b"%d" % number, shard=number % 2) for number in range(4, 10)]
+                for _ in range(2):
+                    with pytest.raises(StreamAssetsError) as failed:
+                        producer.flush()
+                    assert isinstance(failed.value, Transient)
+                    assert failed.value.facts["undelivered"] == 6
+            receipts.append(producer.send(b"10"))
+        with replay(stream) as consumer:
+            found = list(consumer)
+        assert by_shard(found) == by_shard(receipts)
+        for number in range(2):
+            payloads = [message.payload for message in found if message.shard.id == number]
+            assert payloads == [b"%d" % sent for sent in range(number, 11, 2)]
+
+    def test_what_a_producer_drops_when_it_ends_is_counted(self, stream: Stream, harness: Harness) -> None:
+        if harness.outage is None:
+            return
+        producer = create_producer(stream.url())
+        producer.send(b"arrived")
+        producer.flush()
+        with harness.outage(stream.location):
+            for _ in range(3):
+                producer.send(b"dropped")
+            with pytest.raises(StreamAssetsError) as failed:
+                producer.close()
+            assert failed.value.facts["undelivered"] == 3
+            producer.close()
+        with replay(stream) as consumer:
+            assert [message.payload for message in consumer] == [b"arrived"]
+
+    def test_a_queue_that_cannot_be_sent_does_not_grow_for_ever(self, stream: Stream, harness: Harness) -> None:
+        if harness.outage is None:
+            return
+        taken: list[int] = []
+        refused: list[StreamAssetsError] = []
+        with create_producer(stream.url()) as producer:
+            with harness.outage(stream.location):
+                # A send that raises has not taken its message, and those before it are where they were.
+                for number in range(FULL):
+                    try:
+                        producer.send(b"%06d" % number + b"x" * 1000)
+                        taken.append(number)
+                    except StreamAssetsError as error:
+                        refused.append(error)
+            assert {error.facts["undelivered"] for error in refused} == {len(taken)}
+            assert taken == list(range(len(taken)))
+        with replay(stream) as consumer:
+            assert [int((message.payload or b"")[:6]) for message in consumer] == taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Harness:
             an empty folder, and returns the URL without streams, with a slash at its end. The folder has the same name
             in the next session of pytest: on a broker that goes on running, take a new name each time.
         remove: removes the place at this URL again.
+        outage: a context in which the place at this URL can be read and takes nothing; without it, what a producer does
+            in one is not tested.
 
     Example:
         >>> harness = Harness("memory", create=lambda folder: f"memory://{folder.name}/")
@@ -35,6 +38,7 @@ class Harness:
     name: str
     create: Callable[[Path], str]
     remove: Callable[[str], None] = lambda url: None
+    outage: Callable[[str], AbstractContextManager[None]] | None = None
 
     def __str__(self) -> str:
         return self.name

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,7 @@ class Backend:
         has_all_shards: the shards are there before their first message.
         reads_at_once: what was flushed is there for a consumer that does not wait.
         is_in_order_of_time: a message from before the last one gets the time of that one.
+        outage: see :class:`stream_consumers.testing.Harness`.
         positions_mode: of a consumer whose positions a group of the broker keeps; ``None`` where there are no groups.
     """
 
@@ -45,6 +48,7 @@ class Backend:
     reads_at_once: bool = True
     is_in_order_of_time: bool = False
     positions_mode: ConsumerMode | None = None
+    outage: Callable[[str], AbstractContextManager[None]] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -55,13 +59,25 @@ class Backend:
         Args:
             address: of the server.
         """
-        return Harness(self.name, lambda folder: self.create(folder, address), self.remove)
+        return Harness(self.name, lambda folder: self.create(folder, address), self.remove, self.outage)
 
 
 def _create_file(folder: Path, address: str) -> str:
     url = f"file://{folder}/stream-{next(_numbers)}.ss/"
     create_producer(f"{url}orders", producer_options=FileProducerOptions(beacon_interval=1024)).close()
     return url
+
+
+@contextmanager
+def _disk_is_full(url: str) -> Iterator[None]:
+    """No file of this process may grow beyond the size that this one has."""
+    size = Path(StreamUrl.parse(f"{url}orders").path).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def _create_topics(folder: Path, address: str) -> str:
@@ -90,6 +106,17 @@ def _remove_keys(url: str) -> None:
         client.flushdb()
 
 
+@contextmanager
+def _memory_is_full(url: str) -> Iterator[None]:
+    host, _, port = StreamUrl.parse(url).nodes[0].partition(":")
+    with redis.Redis(host, int(port)) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", "0")
+
+
 BACKENDS = (
     Backend(
         "memory",
@@ -97,7 +124,7 @@ BACKENDS = (
         remove=lambda url: forget_memory_broker(StreamUrl.parse(url)),
         positions_mode=ConsumerMode.REAL_TIME,
     ),
-    Backend("file", create=_create_file, remove=lambda url: None, first_sequence=1),
+    Backend("file", create=_create_file, remove=lambda url: None, first_sequence=1, outage=_disk_is_full),
     Backend(
         "kafka",
         create=_create_topics,
@@ -115,6 +142,7 @@ BACKENDS = (
         first_sequence=None,
         has_all_shards=True,
         is_in_order_of_time=True,
+        outage=_memory_is_full,
         positions_mode=ConsumerMode.REAL_TIME,
     ),
 )

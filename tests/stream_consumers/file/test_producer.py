@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
 from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import (
+    BrokerError,
     FormatError,
     InvalidOptionError,
     ProducerBusyError,
@@ -320,3 +323,54 @@ def test_damage_with_whole_messages_behind_it_is_not_cut_off(tmp_path: Path) -> 
     with pytest.raises(FormatError, match="whole messages stand behind the damage"):
         create_producer(url)
     assert path.read_bytes() == data
+
+
+# A disk that takes nothing
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_no_trace_in_the_file(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, room = os.pwrite, 100
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, room = min(room, len(data)), max(0, room - len(data))
+        return written(file, bytes(data)[:taken], offset)
+
+    with create_producer(url, producer_options=FileProducerOptions(beacon_interval=1024)) as producer:
+        producer.send(b"first")
+        producer.flush()
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        for number in range(50):
+            producer.send(b"message-%d" % number)
+        with pytest.raises(BrokerError, match=r"cannot be written.*No space left.*undelivered=50, to=50 to orders/0"):
+            producer.flush()
+        # A part was written: what is whole of it can be read meanwhile.
+        assert damages(items(path)) == []
+        producer.send(b"later")
+        monkeypatch.undo()
+    assert sequences(path) == list(range(1, 53))
+    assert damages(items(path)) == []
+
+
+def test_a_disk_that_stays_full_is_told_when_the_producer_ends(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    producer = create_producer(url)
+    producer.send(b"first")
+    producer.flush()
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    producer.send(b"lost")
+    with pytest.raises(BrokerError, match=r"undelivered=1.*The producer has ended"):
+        producer.close()
+    monkeypatch.undo()
+    assert sequences(path) == [1]
+    # The file is released: another producer goes on.
+    produce(url, 1)
+    assert sequences(path) == [1, 2]

@@ -213,7 +213,7 @@ def test_a_pipe_that_nobody_reads_any_more() -> None:
     with os.fdopen(writing, "wb") as target:
         producer = StdioProducer(ORDERS, broker=StdioBroker(None, target))
         producer.send(b"x")
-        with pytest.raises(BrokenPipeError):
+        with pytest.raises(BrokenPipeError, match="the last 1 messages were not written"):
             producer.flush()
         # What was lost is lost: leaving does not fail once more.
         producer.close()
@@ -231,13 +231,16 @@ def test_a_full_disk_loses_nothing() -> None:
     disk = Disk()
     producer = StdioProducer(ORDERS, broker=StdioBroker(None, disk))
     producer.send(b"x", timestamp_ms=MOMENT)
-    with pytest.raises(BrokerError, match=r"stdout cannot be written.*No space left.*bytes=37"):
+    with pytest.raises(BrokerError, match=r"stdout cannot be written.*No space left.*bytes=37, undelivered=1"):
         producer.flush()
     disk.is_full = False
     producer.close()
     assert disk.getvalue() == b"[2022-01-02T03:04:05 | orders | 0] x\n"
-    with pytest.raises(BrokerError, match="stdout is closed"):
-        StdioProducer(ORDERS, broker=StdioBroker(None, None)).send(b"x" * 100_000)
+    closed = StdioProducer(ORDERS, broker=StdioBroker(None, None))
+    closed.send(b"x" * 100_000)
+    for ask in (closed.flush, lambda: closed.send(b"not taken"), closed.close):
+        with pytest.raises(BrokerError, match=r"stdout is closed.*undelivered=1, to=1 to orders/0"):
+            ask()
 
 
 def test_a_slow_reader_gets_whole_lines() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -371,3 +372,15 @@ def test_settings_of_its_consumers_are_no_producer_s(monkeypatch: pytest.MonkeyP
     client = {"session.timeout.ms": 6000, "linger.ms": 5}
     Streamer(StreamUrl.parse("kafka://nobody:1/pets"), client=client).create_producer()
     assert given == [{"client": {"linger.ms": 5}, "producer_options": None, "shards": None}]
+
+
+def test_what_cannot_be_sent_is_refused_before_a_shard_is_chosen() -> None:
+    with connect("memory://refused/") as streamer:
+        producer = streamer.create_producer("orders", sharder=RoundRobin(2))
+        for words in ({"payload": None}, {"payload": "text"}, {"stream": ""}, {"stream": "*"}, {"shard": "1"}):
+            given: dict[str, Any] = {"payload": b"{}", **words}
+            with pytest.raises((InvalidOptionError, InvalidStreamKeyError)):
+                producer.send(**given)
+        assert [producer.send(b"{}").shard.id for _ in range(3)] == [0, 1, 0]
+        with pytest.raises(InvalidStreamKeyError):
+            streamer.create_producer("*")

@@ -602,3 +602,20 @@ def test_five_methods_are_required_and_our_backends_have_all_of_their_own() -> N
 def test_a_limit_below_zero_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="max_payload_bytes=-1"):
         Envelope(JsonCodec(), -1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"payload": None}, {"payload": "text"}, {"uid": 7}, {"key": b"7"}, {"headers": {"n": 7}}, {"headers": {7: "n"}}],
+    ids=repr,
+)
+def test_a_message_that_no_receiver_could_read_is_refused_and_fails_alone(
+    backend: StreamBackend, stream: str, words: dict[str, Any]
+) -> None:
+    unreadable = EventMessage(**{"payload": b"{}", **words})
+    with pytest.raises(FormatError, match="cannot be encoded"):
+        backend.publish(stream, unreadable)
+    results = backend.publish_batch(stream, [EventMessage(b"one"), unreadable, EventMessage(b"two")])
+    assert isinstance(results[1], FormatError)
+    backend.create_group(stream, GROUP, "0")
+    assert payloads(backend.read_new(stream, GROUP, ME, 10, 0)) == [b"one", b"two"]
