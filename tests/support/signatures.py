@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
+URL = "memory://walk/orders"
 PACKAGES = ("stream_consumers", "spark_jobs", "sensors", "stream_assets")
 
 
@@ -46,9 +47,9 @@ class Parameter:
         origin = typing.get_origin(self.hint)
         shaped = {value: "-r"} if origin is Mapping else (value,) if origin is tuple else value
         found = inspect.signature(self.function).parameters
-        positional = [MagicMock()] if self.is_method else []
+        positional = [MagicMock(url=URL, _url_of=lambda streams: URL)] if self.is_method else []
         needed = {
-            name: MagicMock()
+            name: URL if name == "url" else MagicMock()
             for name, parameter in list(found.items())[len(positional) :]
             if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         }
