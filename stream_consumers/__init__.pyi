@@ -127,12 +127,14 @@ from stream_consumers.options import (
     host_id as host_id,
 )
 from stream_consumers.producer_base import ProducerBase as ProducerBase
+from stream_consumers.redis.async_entry_consumer import AsyncEntryConsumer as AsyncEntryConsumer
 from stream_consumers.redis.committers import (
     RedisCommitter as RedisCommitter,
     RedisGroupCommitter as RedisGroupCommitter,
 )
 from stream_consumers.redis.consumer import RedisConsumer as RedisConsumer
 from stream_consumers.redis.entry_consumer import (
+    Entry as Entry,
     EntryConsumer as EntryConsumer,
     GroupEntryConsumer as GroupEntryConsumer,
     create_entry_consumer as create_entry_consumer,

@@ -32,13 +32,13 @@ def main(server: str) -> None:
     # The process was started again: first what was given to it and never acknowledged, then what is new.
     with GroupEntryConsumer(url, group="billing", consumer="me", start_from_backlog=True) as consumer:
         for stream, entry in consumer:
-            print("then:", stream.split("-")[0], dict(entry.fields)[b"msg"].decode())
+            print("then:", stream.split("-")[0], entry.field_values[b"msg"].decode())
             consumer.acknowledge(stream, entry)
         print("nothing more:", consumer.get_entry())
 
     # Without a group: from an id on, or from the end; nobody remembers the place but this consumer.
     with EntryConsumer(url, identifiers={one: "0-0"}, buffer_size=10) as consumer:
-        print("without a group:", [(stream.split("-")[0], dict(e.fields)[b"msg"].decode()) for stream, e in consumer])
+        print("without a group:", [(stream.split("-")[0], e.field_values[b"msg"].decode()) for stream, e in consumer])
 
 
 if __name__ == "__main__":

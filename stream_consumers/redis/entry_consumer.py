@@ -40,20 +40,26 @@ class Entry:
     """An entry of a Redis stream, as it is and as a message.
 
     Args:
-        id: its id, ``milliseconds-number``.
+        identifier: its id, ``milliseconds-number``.
         fields: names and values, in order; a name may occur twice.
         message: what :func:`stream_consumers.redis.entries.read_entry` makes of it; a dead letter for an entry that
             does not have the message field once.
 
     Example:
         >>> message = Message(Shard("orders"), 1 << 16, 1, b"{}")
-        >>> dict(Entry("1-0", ((b"msg", b"{}"), (b"source", b"web")), message).fields)
-        {b'msg': b'{}', b'source': b'web'}
+        >>> entry = Entry("1-0", ((b"msg", b"{}"), (b"source", b"web")), message)
+        >>> entry.identifier, entry.field_values
+        ('1-0', {b'msg': b'{}', b'source': b'web'})
     """
 
-    id: str
+    identifier: str
     fields: tuple[tuple[bytes, bytes], ...]
     message: Message | DeadLetter
+
+    @property
+    def field_values(self) -> Mapping[bytes, bytes]:
+        """The values by their names; of a name that occurs twice, the last one."""
+        return dict(self.fields)
 
     @property
     def is_trimmed(self) -> bool:
@@ -67,6 +73,7 @@ class EntryReader(ClosesOnExit, ABC):
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
             where the URL has to encode it.
+        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
         identifiers: per stream, where it starts; the others start where the consumer says.
         buffer_size: entries to fetch ahead, per stream.
         timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
@@ -81,6 +88,7 @@ class EntryReader(ClosesOnExit, ABC):
         self,
         url: str | StreamUrl,
         *,
+        streams: Sequence[str | bytes],
         identifiers: Mapping[str, str] | None,
         buffer_size: int,
         timeout_seconds: float | None,
@@ -88,9 +96,7 @@ class EntryReader(ClosesOnExit, ABC):
         on_dead_letter: DeadLetterObserver,
     ) -> None:
         url = StreamUrl.parse(url)
-        self._identifiers: dict[str, str | None] = dict.fromkeys(
-            name_of(decode_key(stream)) for stream in url.required_streams()
-        )
+        self._identifiers: dict[str, str | None] = dict.fromkeys(_names(url, streams))
         unknown = sorted(set(identifiers or {}) - set(self._identifiers))
         if unknown:
             raise InvalidOptionError(
@@ -114,6 +120,11 @@ class EntryReader(ClosesOnExit, ABC):
         """The streams that are read."""
         return tuple(self._identifiers)
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long :meth:`get_entry` waits by default."""
+        return max(0.0, self._timeout_seconds)
+
     def get_entry(self, timeout_seconds: float | None = None) -> tuple[str, Entry] | None:
         """The next entry and its stream: of the buffers if there is one, else of the server.
 
@@ -128,7 +139,7 @@ class EntryReader(ClosesOnExit, ABC):
             FormatError: a key holds something else than a stream.
             BrokerUnavailableError: nothing is lost; call it again.
         """
-        deadline = time.monotonic() + max(0.0, self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        deadline = time.monotonic() + max(0.0, self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         seconds = 0.0
         while True:
             self._check_open()
@@ -276,6 +287,7 @@ class EntryConsumer(EntryReader):
     Args:
         url: ``redis://host:6379/one,two``; each stream is a Redis key, and is called by it, also
             where the URL has to encode it.
+        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
         identifiers: per stream, the id to start behind: ``0-0`` the beginning, ``$`` the end.
         buffer_size: entries to fetch ahead, per stream.
         timeout_seconds: how long :meth:`get_entry` waits by default; without it, and with 0 or less, not at all.
@@ -292,7 +304,7 @@ class EntryConsumer(EntryReader):
         url = "redis://localhost:6379/one,two"
         with EntryConsumer(url, identifiers={"one": "0-0"}, buffer_size=100) as consumer:
             for stream, entry in consumer:
-                print(stream, entry.id, dict(entry.fields))
+                print(stream, entry.identifier, entry.field_values)
     """
 
     _special_identifiers = (NOW,)
@@ -301,6 +313,7 @@ class EntryConsumer(EntryReader):
         self,
         url: str | StreamUrl,
         *,
+        streams: Sequence[str | bytes] = (),
         identifiers: Mapping[str, str] | None = None,
         buffer_size: int = 0,
         timeout_seconds: float | None = None,
@@ -308,6 +321,7 @@ class EntryConsumer(EntryReader):
     ) -> None:
         super().__init__(
             url,
+            streams=streams,
             identifiers=identifiers,
             buffer_size=buffer_size,
             timeout_seconds=timeout_seconds,
@@ -348,7 +362,7 @@ class EntryConsumer(EntryReader):
         return bool(pages)
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
-        self._positions[name] = entry.id
+        self._positions[name] = entry.identifier
 
 
 class GroupEntryConsumer(EntryReader):
@@ -364,6 +378,7 @@ class GroupEntryConsumer(EntryReader):
             where the URL has to encode it.
         group: the group's name.
         consumer: this member's name; give a member that starts again the same.
+        streams: more of them, by their keys, whatever these are; bytes, if a key is no text.
         identifiers: per stream, ``>`` for new entries only, or an id: entries behind it that are pending for this
             member come first. It is ``start_from_backlog`` for a single stream.
         buffer_size: entries to fetch ahead, per stream.
@@ -402,6 +417,7 @@ class GroupEntryConsumer(EntryReader):
         *,
         group: str,
         consumer: str,
+        streams: Sequence[str | bytes] = (),
         identifiers: Mapping[str, str] | None = None,
         buffer_size: int = 0,
         timeout_seconds: float | None = None,
@@ -414,6 +430,7 @@ class GroupEntryConsumer(EntryReader):
     ) -> None:
         super().__init__(
             url,
+            streams=streams,
             identifiers=identifiers,
             buffer_size=buffer_size,
             timeout_seconds=timeout_seconds,
@@ -462,7 +479,7 @@ class GroupEntryConsumer(EntryReader):
             with self._lock.moving():
                 self._start()
         # Without the lock, which a waiting reader holds.
-        ids = [entry if isinstance(entry, str) else entry.id for entry in entries]
+        ids = [entry if isinstance(entry, str) else entry.identifier for entry in entries]
         return self._member.acknowledge(Shard(stream), ids)
 
     @property
@@ -508,7 +525,15 @@ class GroupEntryConsumer(EntryReader):
 
     def _hand_out(self, name: str, entry: Entry, *, is_pending: bool) -> None:
         if entry.is_trimmed or (is_pending and self._auto_acknowledge):
-            self._member.acknowledge(Shard(name), [entry.id])
+            self._member.acknowledge(Shard(name), [entry.identifier])
+
+
+def _names(url: StreamUrl, streams: Sequence[str | bytes]) -> list[str]:
+    if isinstance(streams, (str, bytes)):
+        raise InvalidOptionError(f"streams={streams!r} is no list", remedy="Write it in brackets.")
+    if not streams or url.streams:
+        streams = [*(decode_key(stream) for stream in url.required_streams()), *streams]
+    return [stream if isinstance(stream, str) else name_of(stream) for stream in streams]
 
 
 def check_identifier(identifier: str, special: Collection[str]) -> str:
@@ -543,7 +568,7 @@ def create_entry_consumer(
     """A consumer of entries (coredis' ``client.xconsumer``).
 
     Args:
-        url: ``redis://host:6379/one,two``.
+        url: ``redis://host:6379/one,two``, or ``redis://host:6379/`` and ``streams``.
         group: with one, a :class:`GroupEntryConsumer`, which needs ``consumer``, too.
         **options: of :class:`EntryConsumer` or :class:`GroupEntryConsumer`.
 
@@ -552,8 +577,9 @@ def create_entry_consumer(
 
     Example::
 
-        with create_entry_consumer("redis://localhost:6379/one,two", group="billing", consumer="me") as consumer:
-            print(consumer.get_entry(timeout_seconds=1.0))
+        keys = ["one", "user:42", "a key, with spaces"]
+        with create_entry_consumer("redis://localhost:6379/", streams=keys, group="billing", consumer="me") as member:
+            print(member.get_entry(timeout_seconds=1.0))
     """
     parsed = StreamUrl.parse(url)
     if (group is None) != (options.get("consumer") is None):

@@ -10,6 +10,7 @@ import stream_consumers
 
 # They talk to a broker when they are made: their example is a block that does not run.
 NEEDS_A_BROKER = {
+    "AsyncEntryConsumer",
     "EntryConsumer",
     "GroupEntryConsumer",
     "KafkaCommitter",

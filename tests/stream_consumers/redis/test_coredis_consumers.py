@@ -159,7 +159,7 @@ def test_12_two_members_share_everything(keys: Keys) -> None:
         keys.add(name, range(100))
     with keys.member() as one, keys.member(consumer="consumer-2") as other, ThreadPoolExecutor(2) as threads:
         first, second = threads.map(list, (one, other))
-    places = [(name, entry.id) for name, entry in [*first, *second]]
+    places = [(name, entry.identifier) for name, entry in [*first, *second]]
     assert len(places) == len(set(places)) == 200
 
 

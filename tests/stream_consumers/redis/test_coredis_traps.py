@@ -50,7 +50,7 @@ def test_a_place_moves_when_its_entry_is_returned(keys: Keys, buffer_size: int) 
     with keys.consumer(keys.a, identifiers={keys.a: "0-0"}, buffer_size=buffer_size) as consumer:
         assert consumer.positions == {keys.a: "0-0"}
         (_, first), (_, second) = take(consumer, 2)
-        assert consumer.positions == {keys.a: second.id} != {keys.a: first.id}
+        assert consumer.positions == {keys.a: second.identifier} != {keys.a: first.identifier}
         places = consumer.positions
     with keys.consumer(keys.a, identifiers=places) as other:
         assert by_stream(other) == {keys.a: [2, 3]}
@@ -62,7 +62,7 @@ def test_an_entry_is_given_as_it_is_and_as_a_message(keys: Keys) -> None:
     with keys.consumer(keys.b) as consumer:
         consumer.add_stream(f"{keys.a}:7", "0-0")
         ((name, entry),) = list(consumer)
-    assert (name, entry.id) == (f"{keys.a}:7", "5-1")
+    assert (name, entry.identifier) == (f"{keys.a}:7", "5-1")
     assert entry.fields == ((b"n\xff", b"1"), (b"msg", b"\x00"), (b"n\xff", b"2"))
     assert isinstance(entry.message, Message)
     assert (entry.message.shard, entry.message.payload) == (Shard(keys.a, 7), b"\x00")
@@ -97,7 +97,7 @@ def test_the_backlog_of_one_stream_from_an_id_on(keys: Keys) -> None:
         keys.add(name, range(3))
     with keys.member() as consumer:
         found = take(consumer, 6)
-    first = next(entry.id for name, entry in found if name == keys.a)
+    first = next(entry.identifier for name, entry in found if name == keys.a)
     keys.add(keys.a, [3])
     with keys.member(identifiers={keys.a: first}) as consumer:
         assert by_stream(consumer) == {keys.a: [1, 2, 3]}
@@ -114,7 +114,7 @@ def test_a_trimmed_entry_is_told_and_acknowledged(keys: Keys, buffer_size: int, 
     """coredis raises a TypeError, at every start."""
     keys.add(keys.a, range(6))
     with keys.member(keys.a) as consumer:
-        ids = [entry.id for _, entry in take(consumer, 6)]
+        ids = [entry.identifier for _, entry in take(consumer, 6)]
     keys.client.xdel(keys.a, *ids[:4])
     keys.add(keys.a, [6])
     told: list[DeadLetter] = []
@@ -128,7 +128,7 @@ def test_a_trimmed_entry_is_told_and_acknowledged(keys: Keys, buffer_size: int, 
 def test_an_observer_that_raises_leaves_the_entry_pending(keys: Keys) -> None:
     keys.add(keys.a, range(2))
     with keys.member(keys.a) as consumer:
-        ids = [entry.id for _, entry in take(consumer, 2)]
+        ids = [entry.identifier for _, entry in take(consumer, 2)]
     keys.client.xdel(keys.a, ids[0])
 
     def refuse(letter: DeadLetter) -> None:

@@ -1,0 +1,172 @@
+"""coredis' consumers in coredis' manner: awaited, iterated with ``async for``, over streams with any keys."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError, NotSubscribedError, StreamEndedError
+from stream_consumers.redis.async_entry_consumer import AsyncEntryConsumer
+from stream_consumers.redis.entry_consumer import EntryReader, create_entry_consumer
+from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream
+from tests.support.redis_streams import unique_name
+
+ANY_KEYS = (
+    "user:events",
+    "user:42",
+    "a key, with spaces",
+    "100%/day?",
+    "{tag}:x",
+    "SEA_STREAMER_WILDCARD",
+    "*",
+    "ключ",
+)
+
+
+@pytest.fixture
+def keys(redis_address: str) -> Iterator[Keys]:
+    found = Keys(redis_address)
+    yield found
+    found.client.close()
+
+
+def run(work: Callable[[AsyncEntryConsumer], Coroutine[Any, Any, None]], consumer: EntryReader) -> None:
+    async def within() -> None:
+        async with AsyncEntryConsumer(consumer) as opened:
+            await work(opened)
+
+    asyncio.run(within())
+
+
+async def drain(consumer: AsyncEntryConsumer) -> list[Found]:
+    return [found async for found in consumer]
+
+
+def test_async_for_gives_streams_and_entries_until_there_are_none(keys: Keys) -> None:
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        assert await drain(consumer) == []
+        keys.add(keys.a, range(3))
+        keys.add(keys.b, range(3))
+        found = [(stream, entry) async for stream, entry in consumer]
+        assert by_stream(found) == {keys.a: [0, 1, 2], keys.b: [0, 1, 2]}
+        assert [name for name, _ in found] == [keys.a, keys.b] * 3, "streams take turns"
+        stream, entry = found[0]
+        ((identifier, fields),) = keys.client.xrange(stream, count=1)
+        assert (entry.identifier.encode(), entry.field_values) == (identifier, fields)
+        assert await consumer.get_entry() is None
+        # Again goes on.
+        keys.add(keys.a, [3])
+        assert by_stream(await drain(consumer)) == {keys.a: [3]}
+        third = unique_name("c")
+        keys.add(third, range(2))
+        assert await consumer.add_stream(third, "0-0")
+        assert by_stream(await drain(consumer)) == {third: [0, 1]}
+
+    run(work, keys.consumer())
+
+
+def test_a_group_shares_acknowledges_and_has_a_backlog(keys: Keys) -> None:
+    async def work() -> None:
+        async with (
+            AsyncEntryConsumer(keys.member()) as one,
+            AsyncEntryConsumer(keys.member(consumer="other")) as two,
+        ):
+            keys.add(keys.a, range(10))
+            keys.add(keys.b, range(10))
+            first, second = await asyncio.gather(drain(one), drain(two))
+            assert len(first) + len(second) == 20
+            assert len({(name, entry.identifier) for name, entry in [*first, *second]}) == 20
+            for name, entry in second:
+                assert await two.acknowledge(name, entry.identifier) == 1
+            for name, entry in first[1:]:
+                assert await one.acknowledge(name, entry) == 1
+            with pytest.raises(NotSubscribedError):
+                await one.acknowledge("another", "1-0")
+        async with AsyncEntryConsumer(keys.member(start_from_backlog=True)) as again:
+            left = [(name, entry.identifier) for name, entry in first[:1]]
+            assert [(name, entry.identifier) for name, entry in await drain(again)] == left
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("kind", ["simple", "group"])
+def test_any_key_can_be_read(keys: Keys, kind: str) -> None:
+    prefix = unique_name("any")
+    names = [f"{prefix}{key}" for key in ANY_KEYS]
+    raw = prefix.encode() + b"\xff\x00 bytes"
+    options: Any = {"group": GROUP, "consumer": ME} if kind == "group" else {}
+    consumer = create_entry_consumer(f"redis://{keys.address}/", streams=[*names, raw], **options)
+
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        for key in (*(name.encode() for name in names), raw):
+            keys.client.xadd(key, {"key": key})
+        found = {name: entry async for name, entry in consumer}
+        told = {name: entry.field_values[b"key"] for name, entry in found.items()}
+        assert told == {**{name: name.encode() for name in names}, raw.decode("utf-8", "surrogateescape"): raw}
+        if kind == "group":
+            assert [await consumer.acknowledge(name, entry) for name, entry in found.items()] == [1] * len(found)
+
+    run(work, consumer)
+
+
+def test_streams_are_beside_those_of_the_url(keys: Keys) -> None:
+    url = f"redis://{keys.address}/{keys.a}"
+    with create_entry_consumer(url, streams=[keys.b, keys.a], identifiers={keys.b: "0-0"}) as consumer:
+        assert consumer.streams == (keys.a, keys.b)
+    with pytest.raises(InvalidUrlError, match="names no stream"):
+        create_entry_consumer(f"redis://{keys.address}/")
+    with pytest.raises(InvalidOptionError, match="is no list"):
+        create_entry_consumer(url, streams="one")
+
+
+def test_waiting_holds_nothing_else_up_and_a_cancelled_task_loses_no_entry(keys: Keys) -> None:
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        waiting = asyncio.create_task(consumer.get_entry(math.inf))
+        began = time.monotonic()
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - began < 2
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        keys.add(keys.a, range(2))
+        found = [await consumer.get_entry(PATIENCE), await consumer.get_entry(PATIENCE)]
+        assert by_stream(pair for pair in found if pair is not None) == {keys.a: [0, 1]}
+
+    run(work, keys.consumer())
+
+
+def test_the_timeout_of_the_consumer_is_the_default(keys: Keys) -> None:
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        reading = asyncio.create_task(drain(consumer))
+        await asyncio.sleep(0.1)
+        keys.add(keys.a, [7])
+        assert by_stream(await reading) == {keys.a: [7]}
+
+    run(work, keys.consumer(timeout_seconds=3))
+
+
+def test_entering_again_starts_again_and_outside_of_it_nothing_is_read(keys: Keys) -> None:
+    keys.add(keys.a, range(3))
+
+    async def work() -> None:
+        consumer = AsyncEntryConsumer(keys.consumer(keys.a, identifiers={keys.a: "0-0"}))
+        for _ in range(2):
+            async with consumer:
+                assert by_stream(await drain(consumer)) == {keys.a: [0, 1, 2]}
+            with pytest.raises(StreamEndedError):
+                await consumer.get_entry()
+
+    asyncio.run(work())
+
+
+def test_without_a_group_nothing_is_acknowledged(keys: Keys) -> None:
+    async def work(consumer: AsyncEntryConsumer) -> None:
+        with pytest.raises(InvalidOptionError, match="this consumer has none"):
+            await consumer.acknowledge(keys.a, "1-0")
+
+    run(work, keys.consumer())
