@@ -1,15 +1,17 @@
-"""The Delta jars, resolved once into a folder, so that a session starts without asking Ivy."""
+"""The jars that Spark needs for Delta: downloaded and compiled once, so that a session starts without asking Ivy."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Set
+import zipfile
+from collections.abc import Callable, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +23,10 @@ from stream_consumers.errors import MissingDependencyError
 SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
 DELTA_COORDINATE = ("io.delta", f"delta-spark_{SPARK_LINE}_2.13", version("delta-spark"))
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
+LOG_STORE = Path(__file__).with_name("HardLinkLogStore.java")
+LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
+# The command of Janino, the compiler that Spark ships; a Java without its development kit has none.
+COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
 
@@ -47,13 +53,19 @@ def java() -> str:
 
 
 def delta_jars() -> list[Path]:
-    """The jars that Delta needs beyond those of pyspark; downloaded at the first call.
+    """The jars that Delta needs beyond those of pyspark, and the log store for local disks; made at the first call.
 
     Raises:
-        MissingDependencyError: no Java, or the download failed.
+        MissingDependencyError: no Java, or the download or the compiler failed.
     """
-    shipped = (Path(pyspark.__file__).parent / "jars").glob("*.jar")
-    return sorted(resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in shipped}).glob("*.jar"))
+    delta = resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in _shipped()})
+    digest = hashlib.sha256(LOG_STORE.read_bytes()).hexdigest()[:12]
+    log_store = _once(f"{delta.name}-log-store-{digest}", lambda target: _compile(sorted(delta.glob("*.jar")), target))
+    return sorted((*delta.glob("*.jar"), *log_store.glob("*.jar")))
+
+
+def _shipped() -> list[Path]:
+    return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
 def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset()) -> Path:
@@ -68,7 +80,19 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
     Raises:
         MissingDependencyError: no Java, or the download failed.
     """
-    folder = cache_folder() / "jars" / "-".join(coordinate[1:])
+
+    def make(target: Path) -> None:
+        _download(coordinate, target)
+        for jar in target.glob("*.jar"):
+            if _artifact(jar) in without:
+                jar.unlink()
+
+    return _once("-".join(coordinate[1:]), make)
+
+
+def _once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of this name in the cache; ``make`` fills it at the first call, of one process at a time."""
+    folder = cache_folder() / "jars" / name
     if (folder / "complete").exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +101,7 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
         if not (folder / "complete").exists():
             with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
                 jars = Path(scratch) / "jars"
-                _download(coordinate, jars)
-                for jar in jars.glob("*.jar"):
-                    if _artifact(jar) in without:
-                        jar.unlink()
+                make(jars)
                 (jars / "complete").touch()
                 shutil.rmtree(folder, ignore_errors=True)
                 jars.rename(folder)
@@ -107,6 +128,24 @@ def _download(coordinate: tuple[str, str, str], target: Path) -> None:
         f"{':'.join(coordinate)} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
         remedy="Check the connection to your Maven repository and try again.",
     )
+
+
+def _compile(delta: list[Path], target: Path) -> None:
+    classpath = os.pathsep.join(str(jar) for jar in (*_shipped(), *delta))
+    classes = target / "classes"
+    classes.mkdir(parents=True)
+    command = [java(), "-cp", classpath, COMPILER, "-d", str(classes), "-classpath", classpath, str(LOG_STORE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
+    compiled = sorted(classes.rglob("*.class"))
+    if done.returncode or not compiled:
+        report = "\n".join((done.stdout + done.stderr).strip().splitlines()[:REPORT_LINES])
+        raise MissingDependencyError(
+            f"{LOG_STORE} could not be compiled:\n{report}\n", remedy="Check that Java 17 runs, and try again."
+        )
+    with zipfile.ZipFile(target / "hard-link-log-store.jar", "w") as jar:
+        for file in compiled:
+            jar.write(file, file.relative_to(classes))
+    shutil.rmtree(classes)
 
 
 def _artifact(jar: Path) -> str:

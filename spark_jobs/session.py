@@ -13,12 +13,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
-from spark_jobs.jars import delta_jars, java
+from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
 from stream_consumers.errors import SparkSessionError
 
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -68,7 +69,7 @@ def delta_spark_config() -> dict[str, str]:
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
     """
-    return {**DELTA_CONFIG, "spark.jars": ",".join(str(jar) for jar in delta_jars())}
+    return {**DELTA_CONFIG, LOCAL_LOG_STORE: LOG_STORE_CLASS, "spark.jars": ",".join(str(jar) for jar in delta_jars())}
 
 
 def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -18,7 +17,8 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.run_ingestion import drain
-from stream_assets.config import LimitsConfig, StreamConfig
+from spark_jobs.writing.storage import read_table
+from stream_assets.config import ReplayConfig, StreamConfig
 from stream_assets.metadata import batch_metadata
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
@@ -149,7 +149,7 @@ class StreamAsset:
                 yield from self._results(context, self._drained(context, config))
 
     def replay(
-        self, context: dg.OpExecutionContext, wanted: Replay, config: LimitsConfig
+        self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig
     ) -> Iterator[dg.AssetMaterialization]:
         """Replay into the table; a materialization for each batch.
 
@@ -163,7 +163,7 @@ class StreamAsset:
     def _drained(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[tuple[BatchReport, bool]]:
         tagged = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
         member = tagged if self.stream.is_claimed else self.ingestion.member
-        ingestion = replace(self.ingestion, member=member, limits=config.limits(self.ingestion.limits))
+        ingestion = replace(config.configured(self.ingestion), member=member)
         to = config.start.bound() if config.start else None
         if to is not None and has_begun(ingestion):
             with self.stream.open() as opened:
@@ -185,8 +185,8 @@ class StreamAsset:
         if is_empty:
             context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
 
-    def _replayed(self, context: Context, wanted: Replay, config: LimitsConfig) -> Iterator[tuple[BatchReport, bool]]:
-        ingestion = replace(self.ingestion, limits=config.limits(self.ingestion.limits))
+    def _replayed(self, context: Context, wanted: Replay, config: ReplayConfig) -> Iterator[tuple[BatchReport, bool]]:
+        ingestion = config.configured(self.ingestion)
         with self.stream.open() as opened:
             job = ReplayJob(
                 self._spark(context),
@@ -217,12 +217,12 @@ class StreamAsset:
                 context.log_event(made)
 
     def _materialization(self, context: Context, report: BatchReport) -> dg.AssetMaterialization:
-        path = self.ingestion.table
+        path, log = self.ingestion.table, self.ingestion.ledger().log
         metadata = batch_metadata(
             report,
             table=path,
-            total_rows=self.ingestion.ledger().log.row_count(),
-            columns=self._spark(context).read.format("delta").load(path).schema.fields,
+            total_rows=log.row_count(),
+            columns=read_table(self._spark(context), log).schema.fields,
         )
         entry = report.batch.entry
         places = describe_ranges({**entry.ranges, **entry.claims})
@@ -281,6 +281,7 @@ def stream_asset(
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     merge_schema: bool = False,
     storage_options: Mapping[str, str] | None = None,
+    single_writer: bool = False,
     name: str | None = None,
     key_prefix: Sequence[str] | None = None,
     group_name: str | None = None,
@@ -319,8 +320,10 @@ def stream_asset(
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
-        merge_schema: let new columns into the table.
+        merge_schema: let new columns, and new fields of structs, into the table.
         storage_options: for reading the Delta log in an object store.
+        single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
+            whose storage could lose a commit then: Amazon S3 with Delta's own log store.
         name: of the asset; the function's name by default.
         key_prefix: what comes before the name in the asset key.
         group_name: Dagster's group of the asset; it has nothing to do with the consumer group.
@@ -348,6 +351,11 @@ def stream_asset(
     stream = StreamSource(source, chosen_mode, client or {})
     if members < 1:
         raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
+    if single_writer and chosen_mode is ConsumerMode.LOAD_BALANCED and members > 1:
+        raise InvalidOptionError(
+            f"single_writer=True says that one run writes at a time, but members={members} lets several do so",
+            remedy="Use members=1; or a log store that puts a commit only if it is absent, without single_writer.",
+        )
     ledger_group = stream.group(group)
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
     chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
@@ -361,7 +369,7 @@ def stream_asset(
             stream=stream,
             ingestion=Ingestion(
                 group=ledger_group,
-                table=table if "://" in table else str(Path(table).absolute()),
+                table=table,
                 decoder=decode or Raw(),
                 transform=transform,
                 sharing=chosen_mode,
@@ -371,6 +379,7 @@ def stream_asset(
                 limits=limits,
                 merge_schema=merge_schema,
                 storage_options=storage_options or {},
+                single_writer=single_writer,
             ),
             policy=LagPolicy(
                 min_lag=min_lag,

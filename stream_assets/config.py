@@ -1,12 +1,14 @@
 """The run config of every stream asset, and of its replay job."""
 
 import enum
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits
@@ -81,6 +83,15 @@ class ReplayConfig(LimitsConfig):
     on_replay: ReplayMode = Field(
         default=ReplayMode.replace, description="replace the rows of the range, or append to them."
     )
+    single_writer: bool = Field(
+        default=False,
+        description="No other driver writes the table at the same time; needed where its storage could lose commits.",
+    )
+
+    def configured(self, ingestion: Ingestion) -> Ingestion:
+        """The ingestion with the limits of this run, and whether it is the only one."""
+        single_writer = ingestion.single_writer or self.single_writer
+        return replace(ingestion, limits=self.limits(ingestion.limits), single_writer=single_writer)
 
 
 class StreamConfig(ReplayConfig):

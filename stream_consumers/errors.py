@@ -148,6 +148,18 @@ class ForeignCommitError(StreamAssetsError, Terminal):
     """Somebody else writes under this group's transaction app id."""
 
 
+class UnsafeStorageError(StreamAssetsError, Terminal):
+    """Two drivers that write the table at the same time could overwrite each other's commits."""
+
+
+class StorageMismatchError(StreamAssetsError, Terminal):
+    """Spark and this process see different storage where the table is."""
+
+
+class ConstraintViolatedError(StreamAssetsError, Terminal):
+    """A row breaks a CHECK or NOT NULL constraint of the table."""
+
+
 class SchemaMismatchError(StreamAssetsError, Terminal):
     """The rows do not fit the table, or the declared schema cannot be used."""
 
@@ -173,7 +185,7 @@ class BrokerError(StreamAssetsError, Transient):
 
 
 class AccessDeniedError(StreamAssetsError, Terminal):
-    """The broker does not let us in, or not do that."""
+    """The broker, or the storage of a table, does not let us in, or not do that."""
 
 
 class GroupActiveError(StreamAssetsError, Transient):

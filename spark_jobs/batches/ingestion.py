@@ -13,6 +13,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.reading.decode import Decoder, Raw
+from spark_jobs.table_location import absolute_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
@@ -105,7 +106,7 @@ class Ingestion:
 
     Args:
         group: the consumer group.
-        table: the Delta table, a path or URI.
+        table: the Delta table, a path or URI; a relative path is taken from the working directory of now.
         decoder: how payloads become columns.
         transform: from the decoded rows to the rows to write; they must keep the stream columns.
         member: the name of this member in its group.
@@ -115,8 +116,10 @@ class Ingestion:
         on_data_loss: what to do about messages that are gone before they were read.
         start: where a group without a position starts.
         limits: the most that one batch holds.
-        merge_schema: let new columns into the table.
+        merge_schema: let new columns, and new fields of structs, into the table.
         storage_options: for reading the Delta log in an object store.
+        single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
+            commits came first.
     """
 
     group: str
@@ -132,8 +135,11 @@ class Ingestion:
     limits: Limits = field(default_factory=Limits)
     merge_schema: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    single_writer: bool = False
 
     def __post_init__(self) -> None:
+        # A relative path would be another one for Spark, and after the next change of the working directory.
+        object.__setattr__(self, "table", absolute_location(self.table))
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
 
     @property

@@ -27,7 +27,9 @@ from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.sink import DeltaSink, check_columns, last_line, write_verified
+from spark_jobs.writing.failures import last_line
+from spark_jobs.writing.sink import DeltaSink, check_columns, write_verified
+from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
@@ -73,10 +75,11 @@ class BatchWriter:
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
+        UnsafeStorageError: another driver could overwrite what this one writes.
     """
 
     def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
-        self._spark = check_session(spark)
+        self._spark = _checked_session(spark, ingestion)
         self._ingestion = ingestion
         self._url = url
         self._observer = observer
@@ -102,11 +105,15 @@ class BatchWriter:
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
         empty = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder)))
         self.check_columns(state)
+        if state.version < 0:
+            check_unseen(self._spark, self.ledger.log)
         # A lost race to create the table shows in many ways; any entry of the group will do.
         found = write_verified(
             lambda: self._sink.write(empty, entry, creates=state.version < 0),
             lambda: self.ledger.read().newest,
-            table=self._ingestion.table,
+            spark=self._spark,
+            log=self.ledger.log,
+            bid=entry.bid,
         )
         if found is None:
             self._raced()
@@ -132,7 +139,7 @@ class BatchWriter:
         check_other_group(self._ingestion, begun, url=self._url)
         snapshot = self.ledger.log.snapshot()
         if snapshot is not None and snapshot.may_hold(begun):
-            table = self._spark.read.format("delta").load(self._ingestion.table)
+            table = read_table(self._spark, self.ledger.log)
             if "_stream" in table.columns and not table.where(f.col("_stream").isin(*begun)).isEmpty():
                 raise InvalidOptionError(
                     f"{self._ingestion.table} holds rows of {', '.join(sorted(begun))}, and its log does not tell how "
@@ -218,7 +225,7 @@ class BatchWriter:
             DataLossError: there are some, and it was not said that they are to be kept.
         """
         place = ["_stream", "_shard", "_sequence"]
-        table = self._spark.read.format("delta").load(self._ingestion.table)
+        table = read_table(self._spark, self.ledger.log)
         last = table.where(in_ranges(entry.ranges)).join(frame.select(*place), place, "left_anti")
         found = last.agg(
             f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last")
@@ -241,7 +248,7 @@ class BatchWriter:
         if not doubtful:
             return frame
         place, condition = ["_stream", "_shard", "_sequence"], in_ranges(doubtful)
-        found = self._spark.read.format("delta").load(self._ingestion.table).where(condition).select(*place)
+        found = read_table(self._spark, self.ledger.log).where(condition).select(*place)
         dead_letters = self._dead_letters.counted(self._spark, self.ledger)
         if dead_letters is not None:
             found = found.unionByName(dead_letters.where(condition).select(*place))
@@ -291,13 +298,8 @@ class BatchWriter:
         if self._settlement is not None:
             return
         rows = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder))).schema
-        table = self._spark.read.format("delta").load(self._ingestion.table).schema.fields if state.version >= 0 else []
-        check_columns(
-            {column.name: column.dataType.simpleString() for column in rows.fields},
-            {column.name: column.dataType.simpleString() for column in table},
-            path=self._ingestion.table,
-            merge_schema=self._ingestion.merge_schema,
-        )
+        table = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
+        check_columns(rows, table, path=self._ingestion.table, merge_schema=self._ingestion.merge_schema)
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.
@@ -324,6 +326,13 @@ class BatchWriter:
             )
 
 
+def _checked_session(spark: SparkSession, ingestion: Ingestion) -> SparkSession:
+    """The session, if it can write the table safely."""
+    check_session(spark)
+    check_log_store(spark, ingestion.table, single_writer=ingestion.single_writer)
+    return spark
+
+
 def commit_empty(
     spark: SparkSession,
     ingestion: Ingestion,
@@ -346,7 +355,7 @@ def commit_empty(
         WriteError: Spark failed, or others were always faster.
     """
     ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
-    rows = check_session(spark).read.format("delta").load(ingestion.table).limit(0)
+    rows = read_table(_checked_session(spark, ingestion), ledger.log).limit(0)
     for _ in range(MAX_RACES):
         state = (read or ledger.read)()
         more = fields(state)

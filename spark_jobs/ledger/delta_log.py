@@ -205,6 +205,15 @@ class DeltaLog:
         before, after = (self.row_count(version=version) for version in (commit.version - 1, commit.version))
         return None if before is None or after is None else before - after
 
+    def missing_files(self, version: int) -> list[str]:
+        """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
+        if "://" in self.path:
+            return []
+        lines = self._read(f"_delta_log/{version:020d}.json").split("\n")
+        actions = [json.loads(line) for line in lines if line]
+        paths = [unquote(action["add"]["path"]) for action in actions if "add" in action]
+        return [path for path in paths if not (Path(self.path) / path).exists()]
+
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
 

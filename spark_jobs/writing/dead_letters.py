@@ -20,7 +20,10 @@ from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import PLACE, count_where, in_ranges, scan
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
-from spark_jobs.writing.sink import explain, is_conflict, write_verified
+from spark_jobs.table_location import spark_location, sql_name
+from spark_jobs.writing.failures import explain
+from spark_jobs.writing.sink import is_conflict, write_verified
+from spark_jobs.writing.storage import read_table
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
@@ -119,14 +122,18 @@ class DeadLetterTable:
             rows.write.format("delta")
             .mode("append")
             .option("delta.dataSkippingStatsColumns", "_stream,_shard,_sequence,_timestamp,_batch")
+            # A table that an older version made may lack columns.
+            .option("mergeSchema", "true")
             .option("txnAppId", ledger.app)
             .option("txnVersion", str(own_number))
             .option("userMetadata", json.dumps(metadata))
         )
         found = write_verified(
-            lambda: writer.save(self.path),
+            lambda: writer.save(spark_location(self.path)),
             lambda: self.log().find(lambda commit: commit.user_metadata.get("bid") == bid, after=base),
-            table=self.path,
+            spark=dead_letters.sparkSession,
+            log=self.log(),
+            bid=bid,
         )
         return found is not None
 
@@ -134,7 +141,7 @@ class DeadLetterTable:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        return spark.read.format("delta").load(self.path).where(self.counted_condition(ledger))
+        return read_table(spark, self.log()).where(self.counted_condition(ledger))
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
@@ -182,7 +189,7 @@ class DeadLetterTable:
         """Whether they are gone."""
         condition = " OR ".join(_condition(bid, ranges) for bid, ranges in never.items())
         try:
-            spark.sql(f"DELETE FROM delta.`{self.path}` WHERE {condition}")  # noqa: S608 - our own ids
+            spark.sql(f"DELETE FROM {sql_name(self.path)} WHERE {condition}")  # noqa: S608 - our own ids
         except Exception as error:
             if not is_conflict(error):
                 raise explain(error, table=self.path) from error

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from delta import exceptions as conflicts
-from pyspark.errors import AnalysisException, PythonException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import STREAM_COLUMNS
-from spark_jobs.session import first_line
-from stream_consumers.errors import SchemaMismatchError, StreamAssetsError, TransformError, WriteError
+from spark_jobs.table_location import spark_location
+from spark_jobs.writing.failures import explain
+from spark_jobs.writing.storage import check_files, check_seen
+from stream_consumers.errors import SchemaMismatchError
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
@@ -60,9 +61,10 @@ class DeltaSink:
         if self.merge_schema:
             writer = writer.option("mergeSchema", "true")
         if entry.mode == "replace":
-            writer.mode("overwrite").option("replaceWhere", in_ranges(entry.ranges)).save(self.path)
+            writer = writer.mode("overwrite").option("replaceWhere", in_ranges(entry.ranges))
         else:
-            writer.mode("append").save(self.path)
+            writer = writer.mode("append")
+        writer.save(spark_location(self.path))
 
     def commit(
         self, rows: DataFrame, entry: LedgerEntry, *, ledger: Ledger, on_return: Callable[[], None] = lambda: None
@@ -78,29 +80,40 @@ class DeltaSink:
         Raises:
             TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
             LedgerUnreadableError: whether it is cannot be told.
+            StorageMismatchError: it is in a table, or in files, that are not to be seen from here.
         """
 
         def find() -> Commit | None:
             on_return()
             return ledger.written(entry.number, after=entry.base)
 
-        commit = write_verified(lambda: self.write(rows, entry), find, table=self.path)
-        return commit if commit is not None and commit.entry is not None and commit.entry.bid == entry.bid else None
+        commit = write_verified(
+            lambda: self.write(rows, entry), find, spark=rows.sparkSession, log=ledger.log, bid=entry.bid
+        )
+        if commit is None or commit.entry is None or commit.entry.bid != entry.bid:
+            return None
+        check_files(ledger.log, commit.version)
+        return commit
 
 
-def write_verified(write: Callable[[], None], find: Callable[[], T | None], *, table: str) -> T | None:
+def write_verified(
+    write: Callable[[], None], find: Callable[[], T | None], *, spark: SparkSession, log: DeltaLog, bid: str
+) -> T | None:
     """Write, then look whether it is there: an error may follow a commit that landed, and none one that was ignored.
 
     Args:
         write: writes.
         find: looks into the log; ``None`` if it is not there.
-        table: for messages.
+        spark: the session that writes.
+        log: where ``find`` looks.
+        bid: the batch id of what is written.
 
     Returns:
         What ``find`` found; ``None`` if another commit came first.
 
     Raises:
-        TransformError, SchemaMismatchError, WriteError: nothing of it is in the table.
+        TransformError, SchemaMismatchError, WriteError, …: nothing of it is in the table; see :func:`explain`.
+        StorageMismatchError: it is in a table that only Spark sees.
     """
     failure: Exception | None = None
     try:
@@ -108,8 +121,10 @@ def write_verified(write: Callable[[], None], find: Callable[[], T | None], *, t
     except Exception as error:  # noqa: BLE001 - whether it landed is for the log to say
         failure = error
     found = find()
-    if found is None and failure is not None and not is_conflict(failure):
-        raise explain(failure, table=table) from failure
+    if found is None and failure is None:
+        check_seen(spark, log, bid)
+    elif found is None and failure is not None and not is_conflict(failure):
+        raise explain(failure, table=log.path) from failure
     return found
 
 
@@ -121,62 +136,58 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, CONFLICTS) or any(text in str(error) for text in CONFLICT_TEXTS)
 
 
-def explain(error: Exception, *, table: str) -> StreamAssetsError:
-    """Map the error of a failed write to a :class:`StreamAssetsError`; nothing of the batch is in the table."""
-    if isinstance(error, StreamAssetsError):
-        return error
-    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in str(error)
-    if is_python and "stream_consumers.errors." not in last_line(error):
-        return TransformError(
-            f"a function of the transform raised while writing {table}: {last_line(error)}",
-            remedy="Correct it, or let it return null; the batch is read again at the next run.",
-        )
-    if isinstance(error, AnalysisException) and "schema" in str(error).lower():
-        return SchemaMismatchError(
-            f"the rows do not fit the table {table}: {first_line(error)}",
-            remedy="Change the transform or the schema, or let new columns in with merge_schema=True.",
-        )
-    return WriteError(
-        f"Spark could not write to {table}: {first_line(error)}",
-        remedy="Nothing of the batch was written; it is read again at the next run.",
-    )
-
-
-def last_line(error: Exception) -> str:
-    """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
-    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", str(error), re.MULTILINE)
-    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
-    return str(python[-1]) if python else first_line(error)
-
-
-def check_columns(rows: Mapping[str, str], table: Mapping[str, str], *, path: str, merge_schema: bool) -> None:
+def check_columns(rows: StructType, table: StructType | None, *, path: str, merge_schema: bool) -> None:
     """Refuse rows that do not fit the table before anything is read.
 
     Args:
-        rows: names and types of the columns to write.
-        table: those of the table; empty if it is new.
+        rows: the columns to write.
+        table: those of the table; ``None`` if it is new.
         path: the table, for the message.
-        merge_schema: new columns are fine.
+        merge_schema: new columns are fine, and new fields of structs.
 
     Raises:
         SchemaMismatchError: listing the columns that do not fit.
     """
-    lacking = [name for name in STREAM_COLUMNS if name not in rows]
+    lacking = [name for name in STREAM_COLUMNS if name not in rows.names]
     if lacking:
         raise SchemaMismatchError(
             f"the transform drops {', '.join(lacking)}",
             remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
         )
-    folded = {name.lower(): kind for name, kind in table.items()}
-    problems = [
-        f"{name} is {kind} but {folded[name.lower()]} in the table"
-        for name, kind in rows.items()
-        if name.lower() in folded and folded[name.lower()] != kind
-    ]
-    if table and not merge_schema:
-        problems += [f"{name} is not in the table" for name in rows if name.lower() not in folded]
+    if table is None:
+        return
+    changed, new = [], []
+    for name, found, wanted in _differences("", rows, table):
+        if wanted is None:
+            new.append(f"{name} is not in the table")
+        else:
+            changed.append(f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table")
+    problems = changed if merge_schema else [*changed, *new]
     if problems:
+        hint = "merge_schema=True lets new columns and fields in, but changes no type" if changed else ""
         raise SchemaMismatchError(
             f"the rows do not fit the table {path}: {'; '.join(problems)}",
-            remedy="Change the transform or the schema, or let new columns in with merge_schema=True.",
+            remedy=f"Change the transform or the schema; {hint}."
+            if hint
+            else "Change the transform or the schema, or let new columns and fields in with merge_schema=True.",
         )
+
+
+def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[str, DataType, DataType | None]]:
+    """What is of another type in the table, or not in it: the name, and the types."""
+    if isinstance(rows, StructType) and isinstance(table, StructType):
+        known = {field.name.lower(): field.dataType for field in table.fields}
+        for field in rows.fields:
+            path = f"{name}.{field.name}" if name else field.name
+            wanted = known.get(field.name.lower())
+            if wanted is None:
+                yield path, field.dataType, None
+            else:
+                yield from _differences(path, field.dataType, wanted)
+    elif isinstance(rows, ArrayType) and isinstance(table, ArrayType):
+        yield from _differences(f"{name}[]", rows.elementType, table.elementType)
+    elif isinstance(rows, MapType) and isinstance(table, MapType):
+        yield from _differences(f"{name}.key", rows.keyType, table.keyType)
+        yield from _differences(f"{name}.value", rows.valueType, table.valueType)
+    elif rows.simpleString() != table.simpleString():
+        yield name, rows, table

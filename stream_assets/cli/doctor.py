@@ -8,10 +8,16 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
-from stream_consumers.errors import MissingDependencyError
+from stream_assets.cli.options import SparkChoice
+from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError
 
 NEEDED_JAVA = 17
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
+
+TWO_RUNS = (
+    "safe on local disks, HDFS, Azure and Google storage; not on Amazon S3 with Delta's own log store: "
+    "doctor --table s3a://…"
+)
 
 
 def examine() -> list[dict[str, str]]:
@@ -20,7 +26,24 @@ def examine() -> list[dict[str, str]]:
     findings.append(_look("Java", _java_version))
     findings.append(_look("Delta jars", lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"))
     findings.extend(_package(name) for name in PACKAGES)
+    findings.append({"what": "two runs at once", "found": TWO_RUNS, "state": "ok"})
     return findings
+
+
+def examine_table(table: str, spark: SparkChoice) -> dict[str, str]:
+    """Whether two runs may write a table at once, with the log store of a session."""
+    from spark_jobs.writing.storage import check_log_store, log_store_of
+
+    try:
+        session = spark.session()
+        found = log_store_of(session, table) or "the log store that Delta takes by itself"
+    except StreamAssetsError as error:
+        return {"what": table, "found": "–", "state": str(error)}
+    try:
+        check_log_store(session, table, single_writer=spark.single_writer)
+    except UnsafeStorageError as error:
+        return {"what": table, "found": found, "state": str(error)}
+    return {"what": table, "found": found, "state": "ok"}
 
 
 def _look(what: str, find: Callable[[], str]) -> dict[str, str]:

@@ -95,6 +95,7 @@ def ingest(
         start=choice(AutoStreamReset, start or first, option="--start"),
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
+        single_writer=spark.single_writer,
     )
     tails: list[str] = []
     with progress_bar() as progress:
@@ -282,7 +283,7 @@ def switch(to: str, place: Place, spark: SparkChoice) -> None:
     from spark_jobs.mode_switch import switch_sharing
 
     mode = choice(ConsumerMode, to, option="--to")
-    ingestion, stream = place.ingestion(), place.stream(mode)
+    ingestion, stream = place.ingestion(single_writer=spark.single_writer), place.stream(mode)
     with ExitStack() as stack:
         opened = stack.enter_context(stream.open())
         claims = stack.enter_context(stream.claims(place.group)) if stream.may_be_claimed else None

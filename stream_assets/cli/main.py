@@ -7,7 +7,7 @@ import sys
 import click
 
 from stream_assets.cli.ingest_commands import ingest, lag, switch, verify
-from stream_assets.cli.options import ReportingGroup
+from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options
 from stream_assets.cli.output import print_rows
 from stream_assets.cli.relay import relay
 from stream_assets.cli.replay import adopt, replay, rewind, seek
@@ -42,16 +42,19 @@ def demo(messages: int) -> None:
 
 
 @main.command()
-def doctor() -> None:
-    """Check what this machine has: Java, the Delta jars, packages.
+@click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
+@spark_options
+def doctor(table: str | None, spark: SparkChoice) -> None:
+    """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
 
     \b
-    Example:
+    Examples:
       stream-assets doctor && stream-assets demo
+      stream-assets doctor --table s3a://lake/orders
     """
-    from stream_assets.cli.doctor import examine
+    from stream_assets.cli.doctor import examine, examine_table
 
-    findings = examine()
+    findings = [*examine(), *([examine_table(table, spark)] if table else [])]
     print_rows([dict(finding) for finding in findings], title="doctor")
     if any(finding["state"] != "ok" for finding in findings):
         sys.exit(1)

@@ -7,7 +7,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,8 +117,7 @@ class Place:
         """Group and table, and what else is known of the ingestion."""
         from spark_jobs.batches.ingestion import Ingestion
 
-        table = self.table if "://" in self.table else str(Path(self.table).absolute())
-        return Ingestion(**{"group": self.group, "table": table, **settings})
+        return Ingestion(**{"group": self.group, "table": self.table, **settings})
 
 
 def place_options(group: Option = group_option) -> Option:
@@ -136,10 +134,11 @@ def place_options(group: Option = group_option) -> Option:
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """Which Spark a command uses; none is started yet."""
+    """Which Spark a command uses, and whether nobody else writes the table meanwhile; none is started yet."""
 
     master: str
     remote: str | None = field(repr=False)
+    single_writer: bool = False
 
     def session(self) -> SparkSession:
         """The session; it takes some seconds."""
@@ -153,4 +152,9 @@ spark_options = gathered(
     SparkChoice,
     click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
     click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master."),
+    click.option(
+        "--single-writer",
+        is_flag=True,
+        help="No other driver writes the table meanwhile; needed where its storage could lose commits (Amazon S3).",
+    ),
 )

@@ -61,7 +61,7 @@ def replay(
     from spark_jobs.ledger.table_rows import count_rows
 
     ingestion = replace(
-        _ingestion(place),
+        _ingestion(place, spark),
         decoder=maker.decoder,
         transform=maker.transform,
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
@@ -114,9 +114,9 @@ def replay(
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to replay")
 
 
-def _ingestion(place: Place) -> Ingestion:
+def _ingestion(place: Place, spark: SparkChoice) -> Ingestion:
     """The group as its ledger says that it shares."""
-    ingestion = place.ingestion()
+    ingestion = place.ingestion(single_writer=spark.single_writer)
     try:
         sharing = ingestion.ledger().read().sharing
     except LedgerTruncatedError:
@@ -131,7 +131,7 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, as_json
     from spark_jobs.batches.rewind import plan_moves, read_or_guess, rewind
     from spark_jobs.ledger.table_rows import count_rows
 
-    ingestion = _ingestion(place)
+    ingestion = _ingestion(place, spark)
     mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with place.stream(mode).open() as opened, progress_bar() as progress:
         state, _ = read_or_guess(opened, ingestion)

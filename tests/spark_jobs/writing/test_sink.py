@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +13,20 @@ import pytest
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.writing.sink import DeltaSink
-from stream_consumers.errors import WriteError
+from stream_consumers.errors import StorageMismatchError, WriteError
 from tests.support.written_log import WrittenLog
+
+
+class _NoHistory:
+    """A session in whose view of the table there is no commit of ours either."""
+
+    def sql(self, statement: str) -> SimpleNamespace:
+        return SimpleNamespace(collect=list)
+
 
 LOST_REPLY = RuntimeError("the answer was lost")
 CONFLICT = RuntimeError("io.delta.exceptions.ConcurrentTransactionException")
-ROWS: Any = None
+ROWS: Any = SimpleNamespace(sparkSession=_NoHistory())
 
 
 class Table:
@@ -29,6 +39,7 @@ class Table:
         self.entry = self.ledger.entry("batch", self.ledger.read())
         self.lands: LedgerEntry | None = None
         self.error: Exception | None = None
+        self.monkeypatch = monkeypatch
         monkeypatch.setattr(DeltaSink, "write", lambda sink, rows, entry: self.write())
 
     def write(self) -> None:
@@ -78,3 +89,23 @@ def test_a_write_that_failed_and_did_not_land_is_an_error(table: Table) -> None:
 
 def test_the_caller_is_told_before_the_log_is_read(table: Table) -> None:
     assert table.commit(on_return=lambda: table.log.ours(table.entry) and None) == 1
+
+
+def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table) -> None:
+    there, elsewhere = table.log.path / "part 1%.parquet", "part%202.parquet"
+
+    def write(sink: DeltaSink, rows: Any, entry: LedgerEntry) -> None:
+        version = table.log.ours(entry)
+        with table.log.file(version).open("a") as commit:
+            for path in ("part%201%25.parquet", elsewhere):
+                add = {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+                commit.write(json.dumps({"add": add}) + "\n")
+
+    table.monkeypatch.setattr(DeltaSink, "write", write)
+    there.touch()
+    with pytest.raises(
+        StorageMismatchError, match=r"version 1 of .* 1 files .*, like part 2\.parquet.*TO VERSION AS OF 0"
+    ):
+        table.commit()
+    (table.log.path / "part 2.parquet").touch()
+    assert table.ledger.log.missing_files(1) == []

@@ -1,0 +1,137 @@
+"""What a failed write means: Spark hides the cause in a page of Java frames, and a Connect server in another place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    ArrayIndexOutOfBoundsException,
+    DateTimeException,
+    NumberFormatException,
+    PythonException,
+)
+
+from stream_consumers.errors import (
+    AccessDeniedError,
+    ConstraintViolatedError,
+    SchemaMismatchError,
+    StreamAssetsError,
+    TransformError,
+    UnsafeStorageError,
+    WriteError,
+)
+
+MOST_CHARACTERS = 1500
+_EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A reason why a write fails, known by its text; ``what`` is said before the text, of the table."""
+
+    pattern: re.Pattern[str]
+    error: type[StreamAssetsError]
+    what: str
+    remedy: str
+
+
+_CONSTRAINT = _Kind(
+    re.compile(r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN)\w*\]"),
+    ConstraintViolatedError,
+    "a row breaks a constraint of the table {table}",
+    "Let the transform drop or correct such rows, or change the constraint with ALTER TABLE; the batch is read again "
+    "at the next run.",
+)
+_SCHEMA = _Kind(
+    re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
+    SchemaMismatchError,
+    "the rows do not fit the table {table}",
+    "Change the transform or the schema; merge_schema=True lets new columns and fields in, but changes no type.",
+)
+_NO_SPACE = _Kind(
+    re.compile(r"No space left on device|[Qq]uota exceeded|QuotaExceeded"),
+    WriteError,
+    "there is no space left to write {table}",
+    "Free space there, or where Spark keeps its scratch files (spark.local.dir), and run again.",
+)
+_DENIED = _Kind(
+    re.compile(
+        r"Permission denied|Operation not permitted|Read-only file system|Access ?Denied|AccessControlException"
+        r"|Forbidden|[Ss]tatus [Cc]ode: 403|AuthorizationPermission|Mkdirs failed|\[DELTA_CANNOT_CREATE_LOG_PATH\]"
+    ),
+    AccessDeniedError,
+    "Spark may not write {table}",
+    "Give the right to write there to the user, or the credentials, that Spark has (on a cluster and with Spark "
+    "Connect: the server's); or give another table.",
+)
+_NO_LINKS = _Kind(
+    re.compile("no hard link could be made"),
+    UnsafeStorageError,
+    "the file system of {table} has no hard links, by which a commit is put only if it is absent",
+    "Put the table elsewhere; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
+    "single_writer=True, and never let two drivers write it at the same time.",
+)
+_OTHER = _Kind(
+    re.compile(""),
+    WriteError,
+    "Spark could not write to {table}",
+    "Nothing of the batch was written; it is read again at the next run.",
+)
+_KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS)
+
+
+def explain(error: Exception, *, table: str) -> StreamAssetsError:
+    """Map the error of a failed write to a :class:`StreamAssetsError`; nothing of the batch is in the table.
+
+    Args:
+        error: what Spark raised, in a classic or in a Connect session.
+        table: for the message.
+    """
+    if isinstance(error, StreamAssetsError):
+        return error
+    text, told = str(error), cause_of(error)
+    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
+    if is_python and "stream_consumers.errors." not in last_line(error):
+        return TransformError(
+            f"a function of the transform raised while writing {table}: {last_line(error)}",
+            remedy="Correct it, or let it return null; the batch is read again at the next run.",
+        )
+    if isinstance(error, _EXPRESSION_ERRORS):
+        return TransformError(
+            f"an expression of the transform failed while writing {table}: {told}",
+            remedy="Correct it (try_cast and try_divide give null); the batch is read again at the next run.",
+        )
+    is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
+    known = next((kind for kind in _KINDS if kind.pattern.search(text)), _SCHEMA if is_schema else _OTHER)
+    return known.error(f"{known.what.format(table=table)}: {told}", remedy=known.remedy)
+
+
+def cause_of(error: BaseException) -> str:
+    """What an error of Spark says, and what its deepest cause says, in one line and without Java frames.
+
+    Example:
+        >>> lines = ["An error occurred while calling o1.save.", ": org.A: it failed", "Caused by: java.B: disk full"]
+        >>> cause_of(RuntimeError(chr(10).join(lines)))
+        'it failed; caused by: disk full'
+    """
+    text = str(error)
+    said = re.split(r"\n\s*at |\n\s*JVM stacktrace:|\nCaused by:", text)[0]
+    said = re.sub(r"^An error occurred while calling \S+\n: ", "", said)
+    # Delta's advice on how to let columns in is not ours, and longer than what is wrong.
+    said = re.sub(r"To enable schema migration.*?for details\.", "", said, flags=re.DOTALL)
+    # The class of a Java error, before its text.
+    said = re.sub(r"^(\((\w+\.)+[\w$]+\) |(\w+\.)+[\w$]+: )", "", said.strip())
+    told = " ".join(said.split()) or type(error).__name__
+    told = told if len(told) <= MOST_CHARACTERS else f"{told[:MOST_CHARACTERS]} …"
+    causes = re.findall(r"^\s*Caused by: (?:(?:\w+\.)+[\w$]+: )?(.+)$", text, re.MULTILINE)
+    return told if not causes or causes[-1].strip() in told else f"{told}; caused by: {causes[-1].strip()}"
+
+
+def last_line(error: BaseException) -> str:
+    """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
+    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", str(error), re.MULTILINE)
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+    return str(python[-1]) if python else cause_of(error)

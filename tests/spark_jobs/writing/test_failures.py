@@ -1,0 +1,185 @@
+"""A write that fails tells what is wrong, where, and what to do; in classic sessions and over Spark Connect."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.table_location import sql_name
+from spark_jobs.writing.failures import cause_of, explain
+from spark_jobs.writing.sink import DeltaSink
+from stream_consumers.errors import (
+    AccessDeniedError,
+    ConstraintViolatedError,
+    SchemaMismatchError,
+    StreamAssetsError,
+    Terminal,
+    TransformError,
+    Transient,
+    UnsafeStorageError,
+    WriteError,
+)
+
+COLUMNS = "id BIGINT, user STRING, place STRUCT<zip: INT>"
+
+
+class Sessions:
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._remote: Any = None
+
+    def get(self, kind: str) -> Any:
+        if kind == "classic":
+            return self._request.getfixturevalue("spark")
+        if self._remote is None:
+            # Beside the classic session of the other tests, which getOrCreate() would refuse.
+            self._remote = RemoteSession.builder.remote(self._request.getfixturevalue("server")).create()
+        return self._remote
+
+
+@pytest.fixture(scope="module", params=["classic", "connect"])
+def session(request: pytest.FixtureRequest) -> Any:
+    return Sessions(request).get(request.param)
+
+
+def fail(spark: SparkSession, table: Path | str, rows: str, change: str = "") -> StreamAssetsError:
+    """Make a table, change it, and write one row that does not go in."""
+    ledger = Ledger(Ingestion(group="g", table=str(table)).ledger().log, group="g", member="main")
+    sink = DeltaSink(str(table))
+    if change.startswith("ALTER"):
+        spark.createDataFrame([], COLUMNS).write.format("delta").save(str(table))
+    if change:
+        spark.sql(change.format(sql_name(str(table))))
+    entry = ledger.entry("batch", LedgerState(-1))
+    with pytest.raises(StreamAssetsError) as caught:
+        sink.commit(spark.sql(f"SELECT {rows}"), entry, ledger=ledger)
+    error = caught.value
+    assert str(table) in error.what
+    assert "An error occurred while calling" not in str(error)
+    assert "\n" not in str(error)
+    assert "\tat " not in str(error)
+    return error
+
+
+ROW = "CAST({} AS BIGINT) id, 'u' user, named_struct('zip', {}) place"
+
+
+@pytest.mark.spark
+def test_a_check_constraint_names_the_condition_and_the_value(session: SparkSession, folder: Path) -> None:
+    error = fail(session, folder / "t", ROW.format(-1, 1), "ALTER TABLE {} ADD CONSTRAINT positive CHECK (id > 0)")
+    assert isinstance(error, ConstraintViolatedError)
+    assert isinstance(error, Terminal)
+    assert "CHECK constraint positive (id > 0) violated by row with values: - id : -1" in error.what
+    assert "ALTER TABLE" in error.remedy
+
+
+@pytest.mark.spark
+def test_a_not_null_constraint_names_the_column(session: SparkSession, folder: Path) -> None:
+    change = "CREATE TABLE {} (id BIGINT NOT NULL, user STRING, place STRUCT<zip: INT>) USING delta"
+    error = fail(session, folder / "t", ROW.format("NULL", 1), change)
+    assert isinstance(error, ConstraintViolatedError)
+    assert "NOT NULL constraint violated for column: id" in error.what
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [("CAST(1 AS BIGINT) id, 'u' user, 2 extra", "extra"), ("array(1) id, 'u' user", "id")],
+    ids=["new column", "other type"],
+)
+def test_a_schema_that_does_not_fit_names_the_columns(
+    session: SparkSession, folder: Path, rows: str, told: str
+) -> None:
+    error = fail(session, folder / "t", rows, "ALTER TABLE {} SET TBLPROPERTIES ('made' = 'yes')")
+    assert isinstance(error, SchemaMismatchError)
+    assert told in error.what
+
+
+@pytest.mark.spark
+def test_a_place_where_spark_may_not_write_is_told(session: SparkSession) -> None:
+    # Nobody may make folders there, not even root.
+    error = fail(session, "/proc/nowhere/orders", ROW.format(1, 1))
+    assert isinstance(error, AccessDeniedError)
+    assert isinstance(error, Terminal)
+    assert "Cannot create file:/proc/nowhere/orders/_delta_log" in error.what
+
+
+@pytest.mark.spark
+def test_an_expression_that_fails_is_the_transforms(session: SparkSession, folder: Path) -> None:
+    error = fail(
+        session, folder / "t", ROW.format("1 / (length('u') - 1)", 1), "ALTER TABLE {} SET TBLPROPERTIES (a = 1)"
+    )
+    assert isinstance(error, TransformError)
+    assert "Division by zero" in error.what
+
+
+# As they were raised by a file system of 600 KiB that was full.
+FULL_CLASSIC = """An error occurred while calling o252.save.
+: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/lake/t. SQLSTATE: 58030
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.taskFailedWhileWritingRowsError(QueryExecutionErrors.scala:1)
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+\tat org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(RawLocalFileSystem.java:1)
+\t\tCaused by: java.io.IOException: No space left on device
+"""
+FULL_CONNECT = """[TASK_WRITE_FAILED] Task failed while writing rows to file:/lake/t. SQLSTATE: 58030
+
+JVM stacktrace:
+org.apache.spark.SparkException
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.taskFailedWhileWritingRowsError(QueryExecutionErrors.scala:1)
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+Caused by: java.io.IOException: No space left on device
+"""
+TOLD_FULL = "Task failed while writing rows to file:/lake/t. SQLSTATE: 58030; caused by: No space left on device"
+
+
+@pytest.mark.parametrize("text", [FULL_CLASSIC, FULL_CONNECT], ids=["classic", "connect"])
+def test_a_full_disk_is_told_and_may_be_empty_at_the_next_run(text: str) -> None:
+    error = explain(Py4JError(text), table="/lake/t")
+    assert isinstance(error, WriteError)
+    assert isinstance(error, Transient)
+    assert error.what == f"there is no space left to write /lake/t: [TASK_WRITE_FAILED] {TOLD_FULL}"
+    assert "spark.local.dir" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("java.io.FileNotFoundException: /lake/t/part-0.parquet (Permission denied)", AccessDeniedError),
+        ("java.nio.file.AccessDeniedException: /lake/t/_delta_log/.0.json.tmp", AccessDeniedError),
+        ("java.nio.file.FileSystemException: /lake/t: Read-only file system", AccessDeniedError),
+        ("org.apache.hadoop.security.AccessControlException: Permission denied: user=me", AccessDeniedError),
+        ("software.amazon.awssdk.S3Exception: Access Denied (Service: S3, Status Code: 403)", AccessDeniedError),
+        ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException: The DiskSpace quota", WriteError),
+        ("java.io.IOException: Disk quota exceeded", WriteError),
+        ("java.io.IOException: no hard link could be made for /lake/t: Not supported", UnsafeStorageError),
+        ("java.net.ConnectException: Connection refused", WriteError),
+    ],
+)
+@pytest.mark.parametrize("depth", ["first", "deepest"])
+def test_causes_are_known_wherever_they_stand(text: str, kind: type[StreamAssetsError], depth: str) -> None:
+    raised = text if depth == "first" else f"org.apache.spark.SparkException: Job aborted.\n\tat a.b\nCaused by: {text}"
+    error = explain(
+        Py4JError(f"An error occurred while calling o9.save.\n: {raised}\n\tat java.lang.Thread"), table="t"
+    )
+    assert type(error) is kind
+    assert re.sub(r"^[\w.]+: ", "", text) in error.what
+
+
+def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_as_it_is() -> None:
+    raised = PythonException("An exception was thrown\nTraceback\nOSError: [Errno 28] No space left on device")
+    assert isinstance(explain(raised, table="t"), TransformError)
+    assert str(explain(RuntimeError("lost"), table="t")).startswith("Spark could not write to t: lost. ")
+    assert isinstance(explain(AnalysisException("A schema mismatch detected"), table="t"), SchemaMismatchError)
+    known = WriteError("known", remedy="None.")
+    assert explain(known, table="t") is known
+    assert cause_of(RuntimeError("")) == "RuntimeError"
+    assert len(cause_of(RuntimeError("x" * 10_000))) < 2000

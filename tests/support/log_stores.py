@@ -1,0 +1,85 @@
+"""Delta's log stores in Java processes of their own, without Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JJavaError
+
+from spark_jobs.jars import delta_jars, java
+
+
+class Lines:
+    """The lines of a commit, as Java iterates over them; ``meanwhile`` is called when the first one is asked for."""
+
+    def __init__(self, lines: Sequence[str], meanwhile: Callable[[], object]) -> None:
+        self._left = list(lines)
+        self._meanwhile = meanwhile
+
+    def hasNext(self) -> bool:  # noqa: N802 - Java's name
+        meanwhile, self._meanwhile = self._meanwhile, lambda: None
+        meanwhile()
+        return bool(self._left)
+
+    def next(self) -> str:
+        return self._left.pop(0)
+
+    def close(self) -> None:
+        self._left.clear()
+
+    class Java:
+        implements = ["io.delta.storage.CloseableIterator"]  # noqa: RUF012 - py4j wants a list
+
+
+class LogStore:
+    """A log store in a JVM of its own."""
+
+    def __init__(self, gateway: JavaGateway, class_name: str) -> None:
+        self._jvm: Any = gateway.jvm
+        self._configuration = self._jvm.org.apache.hadoop.conf.Configuration()
+        made = self._jvm
+        for part in class_name.split("."):
+            made = getattr(made, part)
+        self._store = made(self._configuration)
+
+    def put(self, file: Path, *lines: str, meanwhile: Callable[[], object] | None = None) -> bool:
+        """Put a commit; ``False`` if the log store says that it is there."""
+        path = self._jvm.org.apache.hadoop.fs.Path(f"file://{file}")
+        actions = (
+            Lines(lines, meanwhile)
+            if meanwhile
+            else self._jvm.io.delta.storage.LineCloseableIterator(self._jvm.java.io.StringReader("\n".join(lines)))
+        )
+        try:
+            self._store.write(path, actions, False, self._configuration)
+        except Py4JJavaError as error:
+            if "FileAlreadyExistsException" not in str(error.java_exception):
+                raise
+            return False
+        return True
+
+
+@contextmanager
+def log_store(class_name: str) -> Iterator[LogStore]:
+    """A log store in a new JVM."""
+    jars = [*(Path(pyspark.__file__).parent / "jars").glob("*.jar"), *delta_jars()]
+    classpath = os.pathsep.join(map(str, jars))
+    port = launch_gateway(classpath=classpath, die_on_exit=True, java_path=java())
+    gateway = JavaGateway(
+        gateway_parameters=GatewayParameters(port=port, auto_convert=True),
+        callback_server_parameters=CallbackServerParameters(port=0),
+    )
+    try:
+        server = gateway.java_gateway_server
+        server.resetCallbackClient(
+            server.getCallbackClient().getAddress(), gateway.get_callback_server().get_listening_port()
+        )
+        yield LogStore(gateway, class_name)
+    finally:
+        gateway.shutdown()
