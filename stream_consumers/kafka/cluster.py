@@ -228,14 +228,18 @@ class KafkaCluster:
         """
         self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=REQUEST_SECONDS)}, "the cluster")
 
-    def topics(self, streams: Sequence[str]) -> Mapping[str, Topic]:
+    def topics(self, streams: Sequence[str], *, seconds: float | None = None) -> Mapping[str, Topic]:
         """The topics of these names.
+
+        Args:
+            streams: the names.
+            seconds: how long to wait for the answer; as long as for any other by default.
 
         Raises:
             StreamNotFoundError: one of them is not there.
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
-        return {name: _topic(topic) for name, topic in self._described(streams).items()}
+        return {name: _topic(topic) for name, topic in self._described(streams, seconds).items()}
 
     def all_topics(self) -> Mapping[str, Topic]:
         """All topics that this client may see, but those that the brokers keep for themselves.
@@ -257,9 +261,11 @@ class KafkaCluster:
             return {name: _topic(topic) for name, topic in found.items() if not topic.is_internal}
         return {}
 
-    def _described(self, streams: Sequence[str]) -> Mapping[str, Any]:
+    def _described(self, streams: Sequence[str], seconds: float | None = None) -> Mapping[str, Any]:
         names = TopicCollection(list(streams))
-        return self._ask(lambda: self._admin.describe_topics(names, request_timeout=REQUEST_SECONDS), "topic")
+        return self._ask(
+            lambda: self._admin.describe_topics(names, request_timeout=seconds or REQUEST_SECONDS), "topic", seconds
+        )
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
         """The first offset that the brokers keep, of each shard."""
@@ -405,7 +411,9 @@ class KafkaCluster:
             lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
         )[group]
 
-    def _ask(self, request: Callable[[], Mapping[K, Future[T]]], what: str) -> Mapping[K, T]:
+    def _ask(
+        self, request: Callable[[], Mapping[K, Future[T]]], what: str, seconds: float | None = None
+    ) -> Mapping[K, T]:
         """The answers to a request; it is repeated while a leader or coordinator is being found."""
         name: object = ""
 
@@ -414,17 +422,17 @@ class KafkaCluster:
             answers = {}
             for asked, future in request().items():
                 name = asked
-                answers[asked] = answer = future.result(REQUEST_SECONDS + 5)
+                answers[asked] = answer = future.result((REQUEST_SECONDS if seconds is None else seconds) + 5)
                 if isinstance(answer, ConsumerGroupTopicPartitions):
                     raise_refused(answer.topic_partitions or [])
             return answers
 
-        return self._answer(ask, lambda: f"{what} {_name(name)}")
+        return self._answer(ask, lambda: f"{what} {_name(name)}", seconds)
 
-    def _answer(self, ask: Callable[[float], T], what: Callable[[], str]) -> T:
+    def _answer(self, ask: Callable[[float], T], what: Callable[[], str], seconds: float | None = None) -> T:
         """The answer of :func:`until_found`, with its errors explained."""
         try:
-            return until_found(ask, seconds=REQUEST_SECONDS)
+            return until_found(ask, seconds=REQUEST_SECONDS if seconds is None else seconds)
         except FutureTimeoutError as error:
             raise BrokerUnavailableError(
                 f"{what()} at {self.settings['bootstrap.servers']}: no answer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -16,10 +17,14 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.errors import (
+    BrokerError,
+    BrokerUnavailableError,
     DataLossError,
     GroupActiveError,
     InvalidOptionError,
     NotSubscribedError,
+    StreamNotFoundError,
+    StreamRemovedError,
 )
 from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
 from stream_consumers.kafka.errors import explain
@@ -30,6 +35,8 @@ from stream_consumers.polling_lock import PollingLock
 from stream_consumers.urls import StreamUrl
 
 METADATA_SECONDS = 5.0
+# How long a member of a group waits for the brokers when it looks whether its topics are still there.
+LOOK_SECONDS = 1.0
 # How long a broker holds a fetch for which it has nothing: a replay ends so much later.
 FETCH_WAIT_MS = 50
 CONSUMER_MODES = Modes(
@@ -55,6 +62,8 @@ class KafkaConsumer(PollingConsumer):
     Raises:
         InvalidOptionError: a group where there is none, or none where one is needed.
         StreamNotFoundError, BrokerUnavailableError, AccessDeniedError: as the broker says.
+        StreamRemovedError: from :meth:`next`: a topic was deleted, or deleted and made again, within some seconds; then
+            at each call until the consumer is moved.
 
     Example::
 
@@ -90,6 +99,9 @@ class KafkaConsumer(PollingConsumer):
         # Held while a member commits, so that no shard is given away meanwhile; never while a message is waited for.
         self._committing = threading.RLock()
         self._observer: ShardObserver | None = None
+        # The topics by their ids when they were first seen; what was found to be gone is told until somebody moves.
+        self._topic_ids: dict[str, str] = {}
+        self._removed: StreamRemovedError | None = None
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
         self._assigned: frozenset[Shard] = frozenset()
@@ -314,7 +326,9 @@ class KafkaConsumer(PollingConsumer):
 
     def _fetch(self, seconds: float) -> Message | DeadLetter | None:
         """The next item that is wanted; ``None`` if there was none in time."""
-        self._assign_new_shards()
+        if self._removed is not None:
+            raise self._removed
+        self._look(seconds)
         while (found := self._consumer.poll(seconds)) is not None:
             item = self._item(found)
             if item is not None:
@@ -341,6 +355,7 @@ class KafkaConsumer(PollingConsumer):
         if error.code() == KafkaError._PARTITION_EOF:
             self._reached[shard] = self._newly_reached[shard] = offset
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._all_shards()
             raise DataLossError(
                 f"{shard} of {self._url} does not hold the messages at the position",
                 remedy="Rewind to the beginning or the end to go on.",
@@ -351,17 +366,43 @@ class KafkaConsumer(PollingConsumer):
         else:
             raise explain(error, what=f"reading {shard} of {self._url}", reason=self._cluster.reason(error))
 
-    def _all_shards(self) -> frozenset[Shard]:
-        topics = self._cluster.all_topics() if WILDCARD in self._streams else self._cluster.topics(self._streams)
+    def _all_shards(self, seconds: float | None = None) -> frozenset[Shard]:
+        """The shards of all topics; an error if one of the topics is gone, or another one by now."""
+        is_for_all = WILDCARD in self._streams
+        try:
+            topics = self._cluster.all_topics() if is_for_all else self._cluster.topics(self._streams, seconds=seconds)
+        except StreamNotFoundError as error:
+            if is_for_all or not self._topic_ids:
+                raise
+            raise self._told_removed("was deleted") from error
+        for name, topic in topics.items():
+            if self._topic_ids.setdefault(name, topic.id) != topic.id:
+                raise self._told_removed("was deleted and made again", topic=name)
         return frozenset(shard for topic in topics.values() for shard in topic.shards)
 
-    def _assign_new_shards(self) -> None:
-        """Partitions that were added to a topic; the group protocol finds them by itself."""
-        is_due = self._live and self._assignment.is_all_read and time.monotonic() > self._look_again
-        if not is_due or self._mode is ConsumerMode.LOAD_BALANCED:
+    def _told_removed(self, what: str, **facts: object) -> StreamRemovedError:
+        self._removed = StreamRemovedError(
+            f"a topic of {self._url} {what} while it was read",
+            remedy="What had not been read is lost. Rewind to the beginning, or make a new consumer, to read what "
+            "there is now.",
+            **facts,
+        )
+        return self._removed
+
+    def _look(self, seconds: float) -> None:
+        """Look for topics that are gone, and for partitions that were added to one."""
+        if not self._live or time.monotonic() < self._look_again:
+            return
+        if self._mode is ConsumerMode.LOAD_BALANCED:
+            # The group protocol finds new partitions by itself, and waits for brokers without a word.
+            if seconds:
+                self._look_again = time.monotonic() + METADATA_SECONDS
+                with suppress(BrokerUnavailableError, BrokerError):
+                    self._all_shards(LOOK_SECONDS)
             return
         self._look_again = time.monotonic() + METADATA_SECONDS
-        new = self._all_shards() - self._known
+        found = self._all_shards()
+        new = found - self._known if self._assignment.is_all_read else frozenset()
         if new:
             self._known |= new
             self._assigned |= new
@@ -398,6 +439,9 @@ class KafkaConsumer(PollingConsumer):
         """Read from here; what was fetched before is dropped by the client."""
         self._reached, self._newly_reached = {}, {}
         self._begun |= positions
+        if self._removed is not None:
+            # Whatever there is now is right.
+            self._topic_ids, self._removed = {}, None
         if self._is_incremental():
             self._consumer.incremental_unassign(places_of(positions))
             self._consumer.incremental_assign(places_of(positions))

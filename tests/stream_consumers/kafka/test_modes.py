@@ -23,6 +23,7 @@ from stream_consumers.errors import (
     InvalidOptionError,
     OutOfBoundsError,
     StreamNotFoundError,
+    StreamRemovedError,
 )
 from stream_consumers.kafka import consumer as kafka_consumer
 from stream_consumers.kafka.consumer import KafkaConsumer
@@ -32,7 +33,7 @@ from stream_consumers.options import AutoStreamReset, ConsumerMode
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.settings import ROOT
-from tests.support.topics import admin, committed, create_topic, fill, unique_group
+from tests.support.topics import admin, committed, create_topic, delete_topics, fill, unique_group
 
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
@@ -301,3 +302,33 @@ def test_brokers_and_topics_that_are_not_there(kafka: str, tmp_path: Path) -> No
         create_consumer(f"kafka://{kafka}/nothing-here")
     with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1:1"):
         create_consumer("kafka://127.0.0.1:1/orders")
+
+
+# topics that are gone
+
+
+@pytest.mark.parametrize("mode", [ConsumerMode.REAL_TIME, RESUMABLE, SHARED])
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_topic_that_is_deleted_under_a_live_reader_is_told_until_it_moves(
+    kafka: str, mode: ConsumerMode, is_made_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_consumer, "METADATA_SECONDS", 0.2)
+    topic = create_topic(kafka, 1)
+    fill(kafka, topic, 5, partitions=1)
+    group = None if mode is ConsumerMode.REAL_TIME else unique_group()
+    with KafkaConsumer(url(kafka, topic), mode=mode, group=group) as consumer:
+        found = [until(lambda: consumer.next(0.1), what="a message") for _ in range(5)]
+        assert len(found) == 5
+        delete_topics(kafka, [topic])
+        if is_made_again:
+            # More messages than were read: the position is one of the new topic, too.
+            create_topic(kafka, 1, name=topic)
+            fill(kafka, topic, 20, partitions=1)
+        what = "was deleted and made again" if is_made_again else "was deleted while"
+        with pytest.raises(StreamRemovedError, match=what):
+            until(lambda: consumer.next(0.1) and None, seconds=30)
+        with pytest.raises(StreamRemovedError):
+            consumer.next(0)
+        if is_made_again and mode is ConsumerMode.REAL_TIME:
+            consumer.rewind(Edge.BEGINNING)
+            assert until(lambda: consumer.next(0.1), what="a message of the new topic").sequence == 0
