@@ -477,17 +477,18 @@ class KafkaConsumer(PollingConsumer):
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
-        try:
-            if self._observer is not None:
-                self._observer.on_revoked(shards)
-        finally:
-            with self._committing:
+        # No commit comes between what the observer commits and the end of the ownership: it would be an older one.
+        with self._committing:
+            try:
+                if self._observer is not None:
+                    self._observer.on_revoked(shards)
+            finally:
                 self._assigned -= shards
-            self._unreached -= shards
-            self._forget_ends(shards)
-            with self._done_lock:
-                # What was acknowledged and not committed is read again by the new owner.
-                self._done = {shard: position for shard, position in self._done.items() if shard not in shards}
+                self._unreached -= shards
+                self._forget_ends(shards)
+                with self._done_lock:
+                    # What was acknowledged and not committed is read again by the new owner.
+                    self._done = {shard: position for shard, position in self._done.items() if shard not in shards}
 
     def _forget_ends(self, shards: frozenset[Shard]) -> None:
         for shard in shards:

@@ -51,6 +51,11 @@ class BackgroundCommit:
         """Why the last commit failed; ``None`` after one that did not."""
         return self._error
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a commit is under way."""
+        return self._is_running
+
     def start(self) -> None:
         """Commit in the background, too."""
         self._thread = threading.Thread(target=self._run, name="commits", daemon=True)

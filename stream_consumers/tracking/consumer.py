@@ -96,6 +96,7 @@ class TrackedConsumer(PollingConsumer):
             self._shards,
             self._changed,
             self._activities,
+            is_committing=lambda: self._commits.is_running,
             on_buffer_full=self._callbacks.on_buffer_full,
         )
         self._watch: LivelockWatch | None = None

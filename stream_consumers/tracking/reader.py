@@ -53,6 +53,7 @@ class TrackedReader:
         shards: keeps what was fetched and not handed out; only touched with ``changed`` held.
         changed: the lock of ``shards``.
         activities: is told of fetches and seeks.
+        is_committing: whether a commit is under way.
         on_buffer_full: told of a shard that became full.
     """
 
@@ -63,10 +64,11 @@ class TrackedReader:
         changed: threading.Condition,
         activities: Activities,
         *,
+        is_committing: Callable[[], bool],
         on_buffer_full: Callable[[Shard], None],
     ) -> None:
         self._consumer, self._shards, self._changed, self._activities = consumer, shards, changed, activities
-        self._on_buffer_full = on_buffer_full
+        self._is_committing, self._on_buffer_full = is_committing, on_buffer_full
         self.fetching = PollingLock()
         self.fetched_at: float | None = None
         self.is_flowing = True
@@ -146,6 +148,8 @@ class TrackedReader:
 
     def _may_fetch(self, seconds: float) -> bool:
         with self._changed:
+            # The group may take shards in a fetch, and give them back: a commit from before must not come behind that.
+            self._changed.wait_for(lambda: not self._is_committing(), seconds)
             if not self.is_flowing:
                 return False
             if not self._shards.can_hold:

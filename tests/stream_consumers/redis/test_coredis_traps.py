@@ -20,6 +20,7 @@ from stream_consumers.errors import (
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis import entry_consumer as redis_entry_consumer
 from stream_consumers.redis.entry_consumer import EntryConsumer, create_entry_consumer
+from stream_consumers.testing.consumer_contract import usual_seconds
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
 from tests.support.redis_entries import GROUP, ME, PATIENCE, Found, Keys, by_stream, take
@@ -77,6 +78,23 @@ def test_an_entry_that_is_no_message_is_returned_nevertheless(keys: Keys) -> Non
     assert "has no sequence" in first.message.error
     assert isinstance(second.message, DeadLetter)
     assert "no field" in second.message.error
+
+
+@pytest.mark.parametrize("kind", ["simple", "group"])
+def test_0_never_waits_beside_threads_that_wait(keys: Keys, kind: str) -> None:
+    keys.make_groups(keys.a, keys.b)
+    found: list[Found | None] = []
+    with keys.any(kind, keys.a) as consumer:
+        threads = [threading.Thread(target=lambda: found.append(consumer.get_entry(PATIENCE))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert usual_seconds(lambda: consumer.get_entry(0)) < 0.05
+        assert usual_seconds(lambda: consumer.add_stream(keys.b)) < 0.5
+        assert all(thread.is_alive() for thread in threads)
+        keys.add(keys.a, range(3))
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert sorted(int(entry.fields[0][1]) for _, entry in filter(None, found)) == [0, 1, 2]
 
 
 # where a group starts

@@ -27,6 +27,7 @@ from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, 
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take, take_until_silent, unique_name
@@ -401,6 +402,21 @@ def test_r15_a_blocking_read_does_not_delay_a_commit(place: Place, monkeypatch: 
         assert waiting.is_alive()
         place.send(range(5, 6))
         waiting.join(PATIENCE)
+
+
+@pytest.mark.parametrize("mode", [RESUMABLE, SHARED])
+def test_0_never_waits_beside_threads_that_wait(place: Place, mode: ConsumerMode) -> None:
+    receipts = place.send(range(3))
+    with member(place, mode) as consumer:
+        take(consumer, 3)
+        threads, found = wait_in_threads(consumer, 3)
+        assert usual_seconds(lambda: consumer.next(0)) < 0.05
+        assert all(thread.is_alive() for thread in threads)
+        # It leaves the group, and the threads go on where it leads.
+        consumer.rewind(receipts[0].sequence)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert sorted(numbers(found)) == [0, 1, 2]
 
 
 def test_r16_no_timeout_waits_for_ever(place: Place) -> None:

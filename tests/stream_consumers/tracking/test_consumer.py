@@ -27,6 +27,7 @@ from stream_consumers.errors import (
 from stream_consumers.memory import MemoryCommitter, MemoryConsumer, forget_memory_broker, memory_broker
 from stream_consumers.messages import Message, Shard, from_milliseconds
 from stream_consumers.redis.committers import RedisCommitter
+from stream_consumers.testing.consumer_contract import usual_seconds, wait_in_threads
 from stream_consumers.tracking.committers import CommitResult, create_committer
 from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import Activity, TrackingCallbacks, TrackingOptions
@@ -136,6 +137,20 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
     return thread, found
+
+
+def test_0_never_waits_beside_threads_that_wait(url: StreamUrl, broker: Broker) -> None:
+    send(url, TWO)
+    with tracked(url, broker) as consumer:
+        finish_one(consumer)
+        threads, found = wait_in_threads(consumer, 3)
+        assert usual_seconds(lambda: consumer.next(0)) < 0.05
+        assert usual_seconds(lambda: consumer.rewind(Edge.END)) < 0.5
+        assert all(thread.is_alive() for thread in threads)
+        send(url, TWO, TWO, TWO)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert sorted(places(found)) == [(TWO.id, 1), (TWO.id, 2), (TWO.id, 3)]
 
 
 # getmany and the flow (statements 2-9, 15)
