@@ -45,7 +45,7 @@ class Measurement:
 
     def produce(self) -> None:
         """Send all of them with one producer, and flush."""
-        with create_producer(self.url) as producer:
+        with create_producer(self.url, shards=self.shards) as producer:
             for number in range(self.messages):
                 producer.send(PAYLOAD, shard=number % self.shards)
 
@@ -65,7 +65,10 @@ class Measurement:
 
     def follow(self) -> None:
         """Wait live for a message that is sent to one shard, then to the next."""
-        with create_consumer(self.url, reset=AutoStreamReset.LATEST) as consumer, create_producer(self.url) as producer:
+        with (
+            create_consumer(self.url, reset=AutoStreamReset.LATEST) as consumer,
+            create_producer(self.url, shards=self.shards) as producer,
+        ):
             for number in range(MOVES):
                 producer.send(PAYLOAD, shard=number % self.shards)
                 producer.flush()
@@ -118,7 +121,7 @@ def places(folder: Path, backend: str) -> Iterator[Callable[[int], str]]:
         yield lambda shards: _new_file(folder / f"shards-{shards}.ss")
     elif backend == "redis":
         with redis_server(folder) as address:
-            yield lambda shards: _new_keys(f"redis://{address}/orders{shards}", shards)
+            yield lambda shards: f"redis://{address}/orders{shards}"
     else:
         with kafka_broker(folder) as (address, _):
             yield lambda shards: f"kafka://{address}/{create_topic(address, shards)}"
@@ -127,11 +130,6 @@ def places(folder: Path, backend: str) -> Iterator[Callable[[int], str]]:
 def _new_file(path: Path) -> str:
     url = f"file://{path}/orders"
     create_producer(url, producer_options=FileProducerOptions()).close()
-    return url
-
-
-def _new_keys(url: str, shards: int) -> str:
-    create_producer(url, shards=shards).close()
     return url
 
 
