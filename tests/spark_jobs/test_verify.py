@@ -193,6 +193,18 @@ def test_rows_that_were_rewritten_and_files_that_are_gone(lake: Lake) -> None:
     assert wrong(lake.verdict()) == (2, 1, 0)
 
 
+def test_files_that_are_gone_of_a_batch_that_was_replaced_in_part(lake: Lake) -> None:
+    lake.delete("_sequence > 10 AND _sequence <= 15")
+    covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 31)), origin=1)}
+    replay = {"kind": "replay", "mode": "replace", "transform": "one", "state": covered}
+    lake.commit(5, list(range(11, 16)), ranges={shard(0): Range(11, 16)}, rows=5, **replay)
+    assert lake.verdict().is_right
+    DeltaTable(lake.path).optimize.compact()
+    DeltaTable(lake.path).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    found = lake.verdict()
+    assert (found.is_right, found.untold) == (True, 1)
+
+
 def test_a_log_that_does_not_tell_any_more_is_no_reason_to_call_a_table_wrong(lake: Lake) -> None:
     DeltaTable(lake.path).create_checkpoint()
     for version in range(3):

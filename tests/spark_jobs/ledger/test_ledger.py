@@ -383,10 +383,11 @@ class TestRestoreToATime:
         with pytest.raises(LedgerUnreadableError, match="no version"):
             ledger(log).read()
 
-    def test_clocks_that_run_backwards(self, log):
-        three_batches(log, hours=(0, 11, 5, 13))
-        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS) + "Z", back_to=2)
-        assert self.positions(log) == 9
+    @pytest.mark.parametrize(("version", "position"), [(1, 5), (2, 9)])
+    def test_clocks_that_run_backwards(self, log, version, position):
+        three_batches(log, hours=(0, 11, 10.5, 13))
+        log.restore(timestamp=spark_time(FIRST_MS + 11 * HOUR_MS) + "Z", back_to=version)
+        assert self.positions(log) == position
 
     def test_a_cleaned_log(self, log):
         three_batches(log)

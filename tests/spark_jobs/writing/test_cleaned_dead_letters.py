@@ -41,7 +41,9 @@ class Tables:
         self.number = 0
         self.settlement = Settlement(-1)
 
-    def batch(self, index: int, *, dead: int = 0, bid: str = "", lands: bool = True, **details: Any) -> None:
+    def batch(
+        self, index: int, *, dead: int = 0, bid: str = "", lands: bool = True, base: int | None = None, **details: Any
+    ) -> None:
         """The batch of ``[10 * index, 10 * index + 10)``, its last messages dead letters."""
         self.number += lands
         number = self.number if lands else self.number + 1
@@ -73,7 +75,7 @@ class Tables:
                 "settled": self.settlement.version,
                 "uncounted": self.settlement.uncounted,
             }
-            base = self.main.next - 1
+            base = self.main.next - 1 if base is None else base
             entry = LedgerEntry("batch", "g", "g/main", number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
 
@@ -140,6 +142,33 @@ def test_what_a_restore_removed_does_not_count_again_when_its_commits_are_cleane
     tables.settle()
     assert tables.there() == wanted
     assert tables.settlement.uncounted == {}
+
+
+def test_what_entries_say_is_said_on_while_a_restore_may_bring_it_back(tables: Tables) -> None:
+    for index in range(4):
+        tables.batch(index, dead=1)
+    tables.main.restore(version=1, back_to=1)
+    tables.settle()
+    for index in range(2, 5):
+        tables.batch(index, dead=1)
+    wanted = [9, 19, 29, 39, 49]
+    # The batches that were removed are cleaned away, and the RESTORE is not.
+    tables.clean_before(4)
+    tables.settle()
+    assert tables.counted() == wanted
+    assert set(tables.settlement.uncounted) == {"b3", "b4"}
+    assert len(tables.there()) == 7
+    tables.batch(5)
+    assert tables.counted() == wanted
+
+
+def test_what_an_entry_says_that_was_planned_before_a_restore_is_not_believed(tables: Tables) -> None:
+    for index in range(3):
+        tables.batch(index, dead=1)
+    tables.settle()
+    tables.main.restore(version=0, back_to=0)
+    tables.batch(3, base=2)
+    assert tables.counted() == [9]
 
 
 def test_a_restore_brings_back_what_another_one_removed(tables: Tables) -> None:
