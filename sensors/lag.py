@@ -49,15 +49,30 @@ def _listed(counts: Mapping[Shard, int]) -> str:
     return ", ".join(f"{shard}: {count}" for shard, count in sorted(counts.items()) if count)
 
 
-def measure(source: StreamSource, ingestion: Ingestion, *, budget_seconds: float | None = None) -> Measurement:
+def measure(
+    source: StreamSource,
+    ingestion: Ingestion,
+    *,
+    budget_seconds: float | None = None,
+    answer_seconds: float | None = None,
+) -> Measurement:
     """Measure the lag from the Delta log and the ends of the stream.
+
+    Args:
+        source: the stream.
+        ingestion: what goes where.
+        budget_seconds: how long to look for the ends of the stream, as far as that takes reading.
+        answer_seconds: how long to wait for an answer of a broker.
 
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
+        BrokerUnavailableError: it does not answer.
     """
     if source.is_claimed:
         return _measure_claims(source, ingestion, ingestion.ledger().read())
     with source.open() as opened:
+        if answer_seconds is not None:
+            opened.answer_within(answer_seconds)
         state, _ = read_or_recover(opened, ingestion)
         if state.newest is None:
             ingestion.ledger().check_first(opened.extents())

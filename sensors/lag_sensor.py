@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import dagster as dg
@@ -14,8 +15,10 @@ from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
 from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
+from stream_consumers.errors import BrokerUnavailableError
 from stream_consumers.options import AutoStreamReset, choice
 
+LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
 MEMBER_TAG = "stream_assets/member"
 
@@ -28,6 +31,9 @@ class LagPolicy:
         min_lag: messages; below it the sensor waits for more.
         max_wait_seconds: but no longer than this, so that a quiet stream is written, too.
         budget_seconds: the most that measuring may take; far below the 60 s after which Dagster gives up on a tick.
+        answer_seconds: the longest wait for one answer of a broker, since the daemon may look at one sensor at a time.
+            While it does not answer, the sensor asks at growing intervals, and says so; when that has taken longer
+            than runs try again (``retry_seconds`` of the asset), the ticks fail.
         retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
         after_cancel_seconds: after a run that was cancelled, the wait before the next; it is over when somebody starts
             one.
@@ -38,6 +44,7 @@ class LagPolicy:
     min_lag: int = 1
     max_wait_seconds: float = 60.0
     budget_seconds: float = 20.0
+    answer_seconds: float = 5.0
     retry_seconds: float = 30.0
     after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
     stale_run_seconds: float = 6 * 3600.0
@@ -51,15 +58,22 @@ class LagCursor:
     waiting_since: float | None = None
     observed: str = ""
     number: int = 0
+    silent_since: float | None = None
+    ask_at: float = 0.0
 
     @classmethod
     def parse(cls, text: str | None) -> LagCursor:
         """Read it; anything unknown counts as nothing."""
         try:
             document: Any = json.loads(text or "{}")
-            since = document.get("waiting_since")
-            waiting = float(since) if since is not None else None
-            return cls(waiting, str(document.get("observed", "")), int(document.get("number", 0)))
+            waiting, silent = (document.get(name) for name in ("waiting_since", "silent_since"))
+            return cls(
+                None if waiting is None else float(waiting),
+                str(document.get("observed", "")),
+                int(document.get("number", 0)),
+                None if silent is None else float(silent),
+                float(document.get("ask_at", 0.0)),
+            )
         except (ValueError, TypeError, AttributeError):
             return cls()
 
@@ -97,7 +111,23 @@ def build_lag_sensor(
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         cursor = LagCursor.parse(context.cursor)
-        found = measure(source, ingestion, budget_seconds=policy.budget_seconds)
+        now = time.time()
+        if cursor.silent_since is not None and now < cursor.ask_at:
+            return _wait_for_broker(cursor, f"{source.url} did not answer", now, ingestion.retry_seconds)
+        try:
+            found = measure(
+                source, ingestion, budget_seconds=policy.budget_seconds, answer_seconds=policy.answer_seconds
+            )
+        except BrokerUnavailableError as error:
+            silent_since = cursor.silent_since or now
+            silent = now - silent_since
+            if silent >= ingestion.retry_seconds:
+                raise BrokerUnavailableError(
+                    f"{error.what.rstrip('.')}, for {silent:.0f} s now", remedy=error.remedy, **error.facts
+                ) from error
+            pause = min(LONGEST_SILENCE_SECONDS, silent)
+            waiting = replace(cursor, silent_since=silent_since, ask_at=now + pause)
+            return _wait_for_broker(waiting, str(error), now, ingestion.retry_seconds)
         # Grows with every batch, whatever transaction sequence it was written in.
         number = sum(found.state.positions.values()) + (found.state.newest.base if found.state.newest else 0)
         # What a run has written since was not waited for.
@@ -123,6 +153,17 @@ def build_lag_sensor(
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=status,
         description=f"Asks for a run when group {ingestion.group} is behind on {source.url}.",
+    )
+
+
+def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -> dg.SensorResult:
+    silent = now - (cursor.silent_since or now)
+    return dg.SensorResult(
+        skip_reason=dg.SkipReason(
+            f"{what.rstrip('.')}. It has not answered for {silent:.0f} s and is asked again in "
+            f"{max(0.0, cursor.ask_at - now):.0f} s; from {seconds:g} s on the tick fails"
+        ),
+        cursor=cursor.to_json(),
     )
 
 

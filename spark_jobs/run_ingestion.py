@@ -17,6 +17,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
@@ -46,6 +47,7 @@ def drain(
     on_tail: Callable[[str], None] = _log.warning,
     origin: Bound | None = None,
     stop: Bound | None = None,
+    on_wait: Callable[[str], object] = _log.warning,
 ) -> Iterator[tuple[BatchReport, bool]]:
     """Micro-batches up to the end that the source had at the beginning.
 
@@ -58,6 +60,7 @@ def drain(
         on_tail: told what is wrong behind the last message, if anything is.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
+        on_wait: told what is tried again, how long it was tried, and when the next try is.
 
     Yields:
         Each batch when it is in the table and committed, and whether it is the last one.
@@ -80,19 +83,27 @@ def drain(
             f"group {ingestion.group!r} claims entries one by one, in no order, so that it has no start and no stop",
             remedy="Leave them out, or use mode 'resumable'.",
         )
+    retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
     if source.is_claimed:
-        with source.claims(ingestion.group) as claims:
-            member = ClaimJob(spark, claims, replace(ingestion, claims=True), observer=observer)
+        with retries.call(lambda: source.claims(ingestion.group)) as claims:
+            own = replace(ingestion, claims=True)
+            member = ClaimJob(spark, claims, own, observer=observer, on_wait=on_wait)
             yield from _with_last(_claimed_reports(member, ingestion, max_batches))
         return
     if source.mode is ConsumerMode.LOAD_BALANCED:
-        with source.join(ingestion.group) as membership:
-            job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
-            shared = SharedDrain(source, ingestion, membership, job_of, max_batches=max_batches, stop=stop)
-            yield from _with_last(shared.reports())
+        job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
+        # A membership does not outlive every outage: after one the member joins anew, with jobs that do not wait.
+        own = replace(ingestion, retry_seconds=0.0)
+
+        def shared(count: int) -> Iterator[BatchReport]:
+            left = None if max_batches is None else max_batches - count
+            with source.join(ingestion.group) as membership:
+                yield from SharedDrain(source, own, membership, job_of, max_batches=left, stop=stop).reports()
+
+        yield from _with_last(retries.iterate(shared))
         return
     with source.open() as opened:
-        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop)
+        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop, on_wait=on_wait)
         yield from drain_batches(job, max_batches=max_batches)
         tail = opened.unreadable_tail()
         if tail:

@@ -10,7 +10,7 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
-from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.ingestion import RETRY_SECONDS, BatchReport, Ingestion, Observer, Transform, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.replay import Replay, ReplayJob
@@ -167,7 +167,15 @@ class StreamAsset:
         to = config.start.bound() if config.start else None
         if to is not None and has_begun(ingestion):
             with self.stream.open() as opened:
-                for move in rewind(self._spark(context), opened, ingestion, to, replay_id=replay_id(context)):
+                moves = rewind(
+                    self._spark(context),
+                    opened,
+                    ingestion,
+                    to,
+                    replay_id=replay_id(context),
+                    on_wait=context.log.warning,
+                )
+                for move in moves:
                     context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
         is_empty = True
         for report, is_last in drain(
@@ -179,6 +187,7 @@ class StreamAsset:
             on_tail=context.log.warning,
             origin=to,
             stop=config.stop.bound() if config.stop else None,
+            on_wait=context.log.warning,
         ):
             is_empty = False
             yield report, is_last
@@ -194,7 +203,7 @@ class StreamAsset:
                 ingestion,
                 wanted,
                 observer=self.observer,
-                on_wait=context.log.info,
+                on_wait=context.log.warning,
             )
             start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
             ranges = describe_ranges(job.goal()) or "nothing"
@@ -275,6 +284,7 @@ def stream_asset(
     members: int = 2,
     max_records: int | None = None,
     max_bytes: int | None = None,
+    retry_seconds: float = RETRY_SECONDS,
     min_lag: int = 1,
     max_wait_seconds: float = 60.0,
     sensor_seconds: int = 30,
@@ -316,6 +326,8 @@ def stream_asset(
         members: in mode ``load_balanced``, how many runs the sensor has at the same time.
         max_records: the most messages in one micro-batch.
         max_bytes: the most payload bytes in one micro-batch.
+        retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
+            like a broker that does not answer; 0 for not at all.
         min_lag: the sensor waits for so many messages,
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
@@ -377,6 +389,7 @@ def stream_asset(
                 start=chosen_start,
                 on_data_loss=chosen_loss,
                 limits=limits,
+                retry_seconds=retry_seconds,
                 merge_schema=merge_schema,
                 storage_options=storage_options or {},
                 single_writer=single_writer,

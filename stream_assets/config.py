@@ -11,7 +11,6 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import Limits
 
 
 class ReplayMode(enum.Enum):
@@ -59,10 +58,10 @@ class PlaceConfig(dg.Config):
 
 
 class LimitsConfig(dg.Config):
-    """How much one run does. Everything is optional; a wrong key gives Dagster's own readable error.
+    """How much one run does, and how long it tries. Everything is optional; Dagster explains a wrong key.
 
     Example:
-        >>> LimitsConfig(max_records=1000).limits(Limits()).max_records
+        >>> LimitsConfig(max_records=1000).configured(Ingestion("lakehouse", "lake/orders")).limits.max_records
         1000
     """
 
@@ -72,9 +71,18 @@ class LimitsConfig(dg.Config):
         default=None, gt=0, description="Stop after this many micro-batches; without it the run drains to its end."
     )
 
-    def limits(self, default: Limits) -> Limits:
-        """The limits of a batch in this run."""
-        return default.override(self.max_records, self.max_bytes)
+    retry_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        description="How long to try again, with growing pauses, what failed for a reason that may be gone soon, "
+        "like a broker that does not answer; 0 for not at all.",
+    )
+
+    def configured(self, default: Ingestion) -> Ingestion:
+        """The ingestion with what is set here."""
+        retry_seconds = default.retry_seconds if self.retry_seconds is None else self.retry_seconds
+        limits = default.limits.override(self.max_records, self.max_bytes)
+        return replace(default, limits=limits, retry_seconds=retry_seconds)
 
 
 class ReplayConfig(LimitsConfig):
@@ -88,10 +96,9 @@ class ReplayConfig(LimitsConfig):
         description="No other driver writes the table at the same time; needed where its storage could lose commits.",
     )
 
-    def configured(self, ingestion: Ingestion) -> Ingestion:
-        """The ingestion with the limits of this run, and whether it is the only one."""
-        single_writer = ingestion.single_writer or self.single_writer
-        return replace(ingestion, limits=self.limits(ingestion.limits), single_writer=single_writer)
+    def configured(self, default: Ingestion) -> Ingestion:
+        """The ingestion with what is set here."""
+        return replace(super().configured(default), single_writer=default.single_writer or self.single_writer)
 
 
 class StreamConfig(ReplayConfig):

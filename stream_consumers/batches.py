@@ -159,6 +159,12 @@ class BatchSource(ClosesOnExit, ABC):
     def first(self, shard: Shard) -> int:
         """Where a shard begins that appeared after its stream was read for the first time."""
 
+    def answer_within(self, seconds: float) -> None:
+        """Let each request to a broker fail after about this time, or earlier if nobody is there; call it first.
+
+        For those who ask again later, and have others waiting meanwhile. By default there is no broker.
+        """
+
     @property
     def is_exact(self) -> bool:
         """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""

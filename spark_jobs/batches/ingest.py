@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 
@@ -29,6 +30,8 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss
 
+_log = logging.getLogger(__name__)
+
 
 class IngestJob(SourceJob):
     """Drains a source into a table, up to the end it had when the job began.
@@ -40,6 +43,7 @@ class IngestJob(SourceJob):
         observer: told of each step, for progress bars and for tests that kill the process there.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
+        on_wait: told why the job waits, and how long.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -60,14 +64,15 @@ class IngestJob(SourceJob):
         observer: Observer = ignore_steps,
         origin: Bound | None = None,
         stop: Bound | None = None,
+        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
-        super().__init__(spark, source, ingestion, observer=observer)
+        super().__init__(spark, source, ingestion, observer=observer, on_wait=on_wait)
         self._extents: Mapping[Shard, Extent] | None = None
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
         self._stops: Mapping[Shard, int] = {}
 
-    def plan(self) -> Batch | None:
+    def _next_batch(self) -> Batch | None:
         """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured end offset is in the table.
 
         Raises:

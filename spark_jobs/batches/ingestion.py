@@ -18,9 +18,10 @@ from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choose_fields
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choose_fields
 from stream_consumers.urls import StreamUrl
 
+RETRY_SECONDS = 300.0
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -116,6 +117,8 @@ class Ingestion:
         on_data_loss: what to do about messages that are gone before they were read.
         start: where a group without a position starts.
         limits: the most that one batch holds.
+        retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
+            like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
         merge_schema: let new columns, and new fields of structs, into the table.
         storage_options: for reading the Delta log in an object store.
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
@@ -133,6 +136,7 @@ class Ingestion:
     on_data_loss: DataLoss = DataLoss.ERROR
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
+    retry_seconds: float = RETRY_SECONDS
     merge_schema: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
@@ -141,6 +145,7 @@ class Ingestion:
         # A relative path would be another one for Spark, and after the next change of the working directory.
         object.__setattr__(self, "table", absolute_location(self.table))
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
+        check_range("retry_seconds", self.retry_seconds)
 
     @property
     def sharing_mode(self) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
+from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import BatchPlan, BatchSource, Range
-from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -27,6 +29,10 @@ class BatchJob(ABC):
         ingestion: what goes where.
         url: of the stream, for messages.
         observer: told of each step, for progress bars and for tests that kill the process there.
+        on_wait: told why the job waits, and how long.
+
+    What fails for a reason that may be gone soon is tried again here, for ``ingestion.retry_seconds``: a plan is made
+    anew, from the ledger, and so is a batch that could not be read or written.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -37,17 +43,35 @@ class BatchJob(ABC):
             report = job.run(batch)
     """
 
-    def __init__(self, spark: SparkSession, ingestion: Ingestion, *, url: StreamUrl, observer: Observer) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        *,
+        url: StreamUrl,
+        observer: Observer,
+        on_wait: Callable[[str], object],
+    ) -> None:
         self._spark = spark
         self._ingestion = ingestion
         self._observer = observer
+        self._on_wait = on_wait
+        self._retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
         self._writer = BatchWriter(spark, ingestion, url=url, observer=observer)
         self._ledger = self._writer.ledger
         self._parallelism = parallelism(spark)
 
-    @abstractmethod
     def plan(self) -> Batch | None:
-        """Steps 1 to 4: the next batch; ``None`` if there is none."""
+        """Steps 1 to 4: the next batch; ``None`` if there is none.
+
+        Raises:
+            StreamAssetsError: see :meth:`_next_batch`.
+        """
+        return self._retries.call(self._next_batch)
+
+    @abstractmethod
+    def _next_batch(self) -> Batch | None:
+        """Steps 1 to 4, from the ledger as it is now."""
 
     def run(self, batch: Batch) -> BatchReport | None:
         """Steps 5 to 8; ``None`` if the batch is not in the table and has to be planned again.
@@ -63,9 +87,13 @@ class BatchJob(ABC):
         except OutdatedError as outdated:
             self._look_again(outdated)
             return None
+        except StreamAssetsError as error:
+            self._retries.wait(error)
+            return None
         if written is None:
             return None
-        lag = self._finish(batch)
+        lag = self._retries.call(lambda: self._finish(batch))
+        self._retries.reset()
         return BatchReport(
             Batch(written.entry, batch.plan),
             written.commit.version,
@@ -83,7 +111,7 @@ class BatchJob(ABC):
 
     @abstractmethod
     def _finish(self, batch: Batch) -> Mapping[Shard, int]:
-        """Step 8, for a batch that is in the table; the messages that are left, per shard."""
+        """Step 8, for a batch that is in the table; the messages that are left, per shard. It may be repeated."""
 
     def _look_again(self, outdated: OutdatedError) -> None:
         self._writer.look_again(outdated)
@@ -110,15 +138,28 @@ class SourceJob(BatchJob):
         source: the stream; the caller closes it.
         ingestion: what goes where.
         observer: told of each step.
+        on_wait: told why the job waits, and how long.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
     """
 
-    def __init__(self, spark: SparkSession, source: BatchSource, ingestion: Ingestion, *, observer: Observer) -> None:
-        super().__init__(spark, ingestion, url=source.url, observer=observer)
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: BatchSource,
+        ingestion: Ingestion,
+        *,
+        observer: Observer,
+        on_wait: Callable[[str], object],
+    ) -> None:
+        super().__init__(spark, ingestion, url=source.url, observer=observer, on_wait=on_wait)
         self._source = source
-        self._identities = source.identities()
+
+    @cached_property
+    def _identities(self) -> Mapping[str, str]:
+        """The fingerprints at the beginning."""
+        return self._source.identities()
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
         try:

@@ -171,7 +171,7 @@ class ReplayJob(SourceJob):
         ingestion: what goes where; its transform and decoder make the new rows.
         replay: what to replay.
         observer: told of each step, for progress bars and for tests that kill the process there.
-        on_wait: told when another commit was in the way, and how long it waits.
+        on_wait: told why the job waits, for another commit that was in the way as well, and how long.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
@@ -187,9 +187,9 @@ class ReplayJob(SourceJob):
         observer: Observer = ignore_steps,
         on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
-        super().__init__(spark, source, replace(ingestion, member=REPLAY_MEMBER, shard=None), observer=observer)
+        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        super().__init__(spark, source, own, observer=observer, on_wait=on_wait)
         self._replay = replay
-        self._on_wait = on_wait
         self._goal: Mapping[Shard, Range] | None = None
 
     def goal(self) -> Mapping[Shard, Range]:
@@ -198,11 +198,15 @@ class ReplayJob(SourceJob):
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
         """
-        state = self._ledger.read()
-        check_replay(state, self._ingestion)
-        return self._progress(state).goal
 
-    def plan(self) -> Batch | None:
+        def find() -> Mapping[Shard, Range]:
+            state = self._ledger.read()
+            check_replay(state, self._ingestion)
+            return self._progress(state).goal
+
+        return self._retries.call(find)
+
+    def _next_batch(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -18,6 +18,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
 from spark_jobs.batches.replay import check_replay
+from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.ledger import LedgerState
@@ -96,9 +97,17 @@ def _move(shard: Shard, to: int, known: ShardState, extent: Extent) -> Move:
 
 
 def rewind(
-    spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, *, replay_id: str = ""
+    spark: SparkSession,
+    source: BatchSource,
+    ingestion: Ingestion,
+    to: Bound,
+    *,
+    replay_id: str = "",
+    on_wait: Callable[[str], object] = _log.warning,
 ) -> list[Move]:
     """Move the group's position; the next run continues there.
+
+    What fails for a reason that may be gone soon is tried again for ``ingestion.retry_seconds``.
 
     Args:
         spark: a session that can write Delta tables.
@@ -106,6 +115,7 @@ def rewind(
         ingestion: group and table.
         to: the new position.
         replay_id: a rewind with the id of one that is in the ledger does nothing.
+        on_wait: told why it waits, and how long.
 
     Returns:
         What was moved.
@@ -118,6 +128,22 @@ def rewind(
         WriteError: Spark failed; run it again.
     """
     rewind_id = replay_id or uuid.uuid4().hex
+    moved: list[Move] = []
+
+    def move() -> None:
+        for one in _move_shards(spark, source, ingestion, to, rewind_id):
+            moved.append(one)
+        if moved:
+            _tell_broker(source, ingestion)
+
+    Retries(ingestion.retry_seconds, on_wait=on_wait).call(move)
+    return moved
+
+
+def _move_shards(
+    spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, rewind_id: str
+) -> Iterator[Move]:
+    """What was moved, when it is in the ledger; what was moved under this id before stays as it is."""
     ledger = ingestion.ledger()
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:
@@ -131,9 +157,7 @@ def rewind(
             return _fields(left) | {"replay": rewind_id} if left else None
 
         commit_empty(spark, own, "batch", fields)
-    if moves:
-        _tell_broker(source, ingestion)
-    return moves
+        yield from (move for move in moves if move.shard in shards)
 
 
 def _fields(moves: list[Move]) -> dict[str, object]:

@@ -27,7 +27,7 @@ from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.failures import last_line
+from spark_jobs.writing.failures import last_line, raised_on_executor
 from spark_jobs.writing.sink import DeltaSink, check_columns, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
@@ -264,7 +264,7 @@ class BatchWriter:
             reason = last_line(error)
             if DataLossError.__name__ in reason:
                 raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
-            raise WriteError(
+            raise raised_on_executor(reason)(
                 f"{self._url} could not be read: {reason}",
                 remedy="Nothing was written; the batch is planned anew at the next run.",
             ) from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
@@ -55,15 +55,22 @@ class ClaimJob(BatchJob):
         claims: the group; the caller closes it.
         ingestion: what goes where; ``member`` is the name of this member.
         observer: told of each step.
+        on_wait: told why the job waits, and how long.
 
     Raises:
         SparkSessionError: the session cannot write Delta tables.
     """
 
     def __init__(
-        self, spark: SparkSession, claims: RedisClaims, ingestion: Ingestion, *, observer: Observer = ignore_steps
+        self,
+        spark: SparkSession,
+        claims: RedisClaims,
+        ingestion: Ingestion,
+        *,
+        observer: Observer = ignore_steps,
+        on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
-        super().__init__(spark, ingestion, url=claims.url, observer=observer)
+        super().__init__(spark, ingestion, url=claims.url, observer=observer, on_wait=on_wait)
         self._claims = claims
         self._statuses = ClaimStatuses(self._ledger)
         self._origin: Mapping[Shard, int] | None = None
@@ -74,7 +81,7 @@ class ClaimJob(BatchJob):
         self._open: OpenBatch | None = None
         self._turn = 0
 
-    def plan(self) -> Batch | None:
+    def _next_batch(self) -> Batch | None:
         """The next batch, or ``None`` if there is nothing to claim at the moment.
 
         Raises:
@@ -149,7 +156,7 @@ class ClaimJob(BatchJob):
 
     def is_drained(self) -> bool:
         """Whether the whole group is done with what was there at the beginning."""
-        return self._claims.is_drained()
+        return self._retries.call(self._claims.is_drained)
 
     def _give_up(self, error: BrokerUnavailableError) -> None:
         """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it (R4)."""
@@ -159,10 +166,13 @@ class ClaimJob(BatchJob):
         _log.warning("a claim of group %s is given up: %s", self._ingestion.group, error)
 
     def _release_mine(self) -> None:
-        for shard, names in self._claims.holders().items():
-            for name in map(ClaimName.parse, names):
-                if name is not None and name.bid in self._mine:
-                    self._claims.release(shard, name)
+        try:
+            for shard, names in self._claims.holders().items():
+                for name in map(ClaimName.parse, names):
+                    if name is not None and name.bid in self._mine:
+                        self._claims.release(shard, name)
+        except StreamAssetsError as error:
+            _log.warning("the claims of group %s could not be released: %s", self._ingestion.group, error)
 
     def _release(self, held: ClaimedEntries | None) -> None:
         """An orderly failure is no reason to count a delivery, nor to let others wait."""
@@ -170,8 +180,8 @@ class ClaimJob(BatchJob):
             return
         try:
             for shard in held.ids:
-                self._let_go.add((shard, held.name.bid))
                 self._claims.release(shard, held.name)
+                self._let_go.add((shard, held.name.bid))
         except StreamAssetsError as error:
             _log.warning("the claim of %s could not be released: %s", held.name, error)
 
@@ -239,8 +249,8 @@ class ClaimJob(BatchJob):
         needs_idle = not isinstance(name, ClaimName)
         if isinstance(name, ClaimName) and name.bid in self._mine and (shard, name.bid) not in self._let_go:
             # Given up or outrun, but by no means killed: that one delivery does not count.
-            self._let_go.add((shard, name.bid))
             self._claims.release(shard, name)
+            self._let_go.add((shard, name.bid))
         count = 0
         for page in self._claims.pending(shard, name, idle=needs_idle):
             # What clients of another kind did is no try of ours.

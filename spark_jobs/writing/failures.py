@@ -14,6 +14,7 @@ from pyspark.errors import (
     PythonException,
 )
 
+from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
     ConstraintViolatedError,
@@ -128,6 +129,18 @@ def cause_of(error: BaseException) -> str:
     told = told if len(told) <= MOST_CHARACTERS else f"{told[:MOST_CHARACTERS]} …"
     causes = re.findall(r"^\s*Caused by: (?:(?:\w+\.)+[\w$]+: )?(.+)$", text, re.MULTILINE)
     return told if not causes or causes[-1].strip() in told else f"{told}; caused by: {causes[-1].strip()}"
+
+
+def raised_on_executor(reason: str) -> type[StreamAssetsError]:
+    """The type of the error that a Python worker raised, out of :func:`last_line`; :class:`WriteError` if none of ours.
+
+    Example:
+        >>> raised_on_executor("stream_consumers.errors.StreamNotFoundError: there is no file orders.ss").__name__
+        'StreamNotFoundError'
+    """
+    named = re.match(r"stream_consumers\.errors\.(\w+): ", reason)
+    kind = vars(errors).get(named[1]) if named else None
+    return kind if isinstance(kind, type) and issubclass(kind, StreamAssetsError) else WriteError
 
 
 def last_line(error: BaseException) -> str:

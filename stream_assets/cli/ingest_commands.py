@@ -18,9 +18,10 @@ from stream_assets.cli.options import (
     group_option,
     json_option,
     place_options,
+    retry_option,
     spark_options,
 )
-from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell
+from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
 from stream_assets.cli.transform_options import RowMaker, batches_option, limit_options, row_options
 from stream_consumers.backend import find_backend
 from stream_consumers.batches import Range
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 @row_options
 @limit_options
 @batches_option
+@retry_option
 @spark_options
 @json_option
 def ingest(
@@ -64,6 +66,7 @@ def ingest(
     maker: RowMaker,
     limits: Limits,
     max_batches: int | None,
+    retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
 ) -> None:
@@ -80,6 +83,7 @@ def ingest(
           -X sasl.password=env:KAFKA_PASSWORD
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
+    from spark_jobs.batches.retries import Retries
     from spark_jobs.run_ingestion import drain
 
     url, pipe = _file_of_pipe(place.url, place.table, spool)
@@ -96,6 +100,7 @@ def ingest(
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
         single_writer=spark.single_writer,
+        retry_seconds=retry_seconds,
     )
     tails: list[str] = []
     with progress_bar() as progress:
@@ -104,11 +109,11 @@ def ingest(
         if pipe is not None:
             _spool(pipe, url, progress)
         with stream.open() as opened:
-            opened.identities()
+            Retries(retry_seconds, on_wait=tell_waiting).call(opened.identities)
         task = progress.add_task("starting Spark", total=None)
         session = spark.session()
         progress.update(task, description="reading")
-        batches = drain(session, stream, ingestion, max_batches=max_batches, on_tail=tails.append)
+        batches = drain(session, stream, ingestion, max_batches=max_batches, on_tail=tails.append, on_wait=tell_waiting)
         reports = follow_batches(batches, progress, task)
     rows = [batch_row(report, more={"lost": _lost(report)}) for report in reports]
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to read: lag 0")

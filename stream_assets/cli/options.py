@@ -79,6 +79,14 @@ def client_option(*names: str, of: str = "broker's") -> Option:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 group_option = click.option("--group", default="stream-assets", show_default=True, help="The consumer group.")
+# The default is that of Ingestion, which is not imported until a command needs it.
+retry_option = click.option(
+    "--retry-seconds",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="How long to try again, with growing pauses, what may be gone soon, like a broker that does not answer.",
+)
 data_loss_option = click.option(
     "--on-data-loss",
     type=click.Choice(["error", "record"]),

@@ -30,6 +30,11 @@ def tell(text: str, *, style: str | None = None) -> None:
     err.print(text, style=style, markup=False, soft_wrap=True)
 
 
+def tell_waiting(why: str) -> None:
+    """Say why a command waits."""
+    tell(f"waiting: {why}", style="yellow")
+
+
 def print_rows(
     rows: list[dict[str, Any]], *, title: str, as_json: bool = False, empty: str = "nothing", console: Console = out
 ) -> None:

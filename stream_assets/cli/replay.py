@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stream_assets.cli.options import Place, SparkChoice, data_loss_option, json_option, place_options, spark_options
-from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell
+from stream_assets.cli.options import (
+    Place,
+    SparkChoice,
+    data_loss_option,
+    json_option,
+    place_options,
+    retry_option,
+    spark_options,
+)
+from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
 from stream_assets.cli.transform_options import RowMaker, batches_option, limit_options, row_options
 from stream_consumers.errors import InvalidOptionError, LedgerTruncatedError
 from stream_consumers.options import ConsumerMode, DataLoss, Limits, choice
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 @row_options
 @limit_options
 @batches_option
+@retry_option
 @spark_options
 @json_option
 def replay(
@@ -43,6 +53,7 @@ def replay(
     maker: RowMaker,
     limits: Limits,
     max_batches: int | None,
+    retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
 ) -> None:
@@ -58,6 +69,7 @@ def replay(
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.job import drain_batches
     from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, check_replay, goal_of
+    from spark_jobs.batches.retries import Retries
     from spark_jobs.ledger.table_rows import count_rows
 
     ingestion = replace(
@@ -66,6 +78,7 @@ def replay(
         transform=maker.transform,
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
+        retry_seconds=retry_seconds,
     )
     wanted = Replay(
         Bound.parse(start) if start else None,
@@ -81,7 +94,7 @@ def replay(
         if replay_id and known is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {place.table}", remedy="Leave --id out.")
         # Also for a known goal: a source counts in the extents that it has seen.
-        extents = opened.extents()
+        extents = Retries(retry_seconds, on_wait=tell_waiting).call(opened.extents)
         goal = known.goal if known else goal_of(wanted, opened, state, extents)
         messages = opened.count(goal)
         if dry_run:
@@ -107,7 +120,7 @@ def replay(
             opened,
             ingestion,
             wanted,
-            on_wait=lambda why: progress.update(task, description=f"waiting: {why}"),
+            on_wait=tell_waiting,
         )
         reports = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
     rows = [batch_row(report, more={"replaced": report.replaced}, lag="left") for report in reports]
@@ -127,21 +140,23 @@ def _ingestion(place: Place, spark: SparkChoice) -> Ingestion:
     return replace(ingestion, sharing=modes.get(sharing, ConsumerMode.RESUMABLE))
 
 
-def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, as_json: bool) -> None:
+def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_seconds: float, as_json: bool) -> None:
+    from spark_jobs.batches.retries import Retries
     from spark_jobs.batches.rewind import plan_moves, read_or_guess, rewind
     from spark_jobs.ledger.table_rows import count_rows
 
-    ingestion = _ingestion(place, spark)
+    ingestion = replace(_ingestion(place, spark), retry_seconds=retry_seconds)
     mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
     with place.stream(mode).open() as opened, progress_bar() as progress:
         state, _ = read_or_guess(opened, ingestion)
-        moves = plan_moves(opened, ingestion, to, state=state)
+        find = partial(plan_moves, opened, ingestion, to, state=state)
+        moves = Retries(retry_seconds, on_wait=tell_waiting).call(find)
         replaced = {move.shard: move.replaced for move in moves}
         messages, rows = opened.count(replaced), count_rows(ingestion.ledger().log, replaced)
         skipped = opened.count({move.shard: move.skipped for move in moves})
         if moves and not dry_run:
             progress.add_task("moving the group", total=None)
-            moves = rewind(spark.session(), opened, ingestion, to)
+            moves = rewind(spark.session(), opened, ingestion, to, on_wait=tell_waiting)
     listed = [
         {
             "shard": str(move.shard),
@@ -164,6 +179,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Print what would be mov
 @click.option("--to", required=True, help="earliest, latest, a sequence, or SHARD=SEQUENCE[,SHARD=SEQUENCE…].")
 @place_options()
 @_dry_run
+@retry_option
 @spark_options
 @json_option
 def rewind(to: str, place: Place, spark: SparkChoice, **options: Any) -> None:
@@ -187,6 +203,7 @@ def rewind(to: str, place: Place, spark: SparkChoice, **options: Any) -> None:
 @click.option("--to", required=True, help="A time like 2026-11-01T00:00:00Z.")
 @place_options()
 @_dry_run
+@retry_option
 @spark_options
 @json_option
 def seek(to: str, place: Place, spark: SparkChoice, **options: Any) -> None:

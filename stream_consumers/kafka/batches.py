@@ -229,6 +229,10 @@ class KafkaBatchSource(BatchSource):
         self.cluster = KafkaCluster(url, client)
         self._extents: dict[Shard, Extent] = {}
 
+    def answer_within(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
+        self.cluster.answer_seconds, self.cluster.is_hasty = seconds, True
+
     def identities(self) -> Mapping[str, str]:
         """The topic ids; asked anew at each call."""
         return {name: f"kafka:{topic.id}" for name, topic in sorted(self.cluster.topics(self._streams).items())}

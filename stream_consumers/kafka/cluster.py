@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -49,6 +50,9 @@ K = TypeVar("K")
 T = TypeVar("T")
 DEFAULT_PORT = 9092
 REQUEST_SECONDS = 10.0
+POLL_SECONDS = 0.05
+# A name may have several addresses, of which the first may be nobody's.
+HASTY_SECONDS = 1.0
 # What this project decides, and why nobody else may.
 RESERVED = {
     "bootstrap.servers": "the URL says which servers",
@@ -176,12 +180,19 @@ class KafkaCluster:
         url: ``kafka://host:9092/orders``.
         client: any configuration of librdkafka.
 
+    Attributes:
+        answer_seconds: how long to wait for the answer to a request.
+        is_hasty: give a request up as soon as no broker could be reached for a second. Of a broker that is restarted
+            that says little, so that only those ask so who ask again later.
+
     Raises:
         InvalidOptionError: a setting that this project decides.
     """
 
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
         url = StreamUrl.parse(url)
+        self.answer_seconds = REQUEST_SECONDS
+        self.is_hasty = False
         self.url = url
         self.client = resolve(client or {})
         self.settings = client_settings(url, self.client)
@@ -226,7 +237,7 @@ class KafkaCluster:
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
-        self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=REQUEST_SECONDS)}, "the cluster")
+        self._ask(lambda: {"": self._admin.describe_cluster(request_timeout=self.answer_seconds)}, "the cluster")
 
     def topics(self, streams: Sequence[str], *, seconds: float | None = None) -> Mapping[str, Topic]:
         """The topics of these names.
@@ -264,7 +275,7 @@ class KafkaCluster:
     def _described(self, streams: Sequence[str], seconds: float | None = None) -> Mapping[str, Any]:
         names = TopicCollection(list(streams))
         return self._ask(
-            lambda: self._admin.describe_topics(names, request_timeout=seconds or REQUEST_SECONDS), "topic", seconds
+            lambda: self._admin.describe_topics(names, request_timeout=seconds or self.answer_seconds), "topic", seconds
         )
 
     def starts(self, shards: Iterable[Shard]) -> Mapping[Shard, int]:
@@ -287,7 +298,7 @@ class KafkaCluster:
             return {}
         level = self.isolation if level is None else level
         found = self._ask(
-            lambda: self._admin.list_offsets(asked, isolation_level=level, request_timeout=REQUEST_SECONDS),
+            lambda: self._admin.list_offsets(asked, isolation_level=level, request_timeout=self.answer_seconds),
             "offsets of",
         )
         return {Shard(place.topic, place.partition): int(answer.offset) for place, answer in found.items()}
@@ -320,7 +331,7 @@ class KafkaCluster:
             return places
 
         try:
-            return until_found(ask, seconds=REQUEST_SECONDS)
+            return until_found(ask, seconds=self.answer_seconds)
         except KafkaException as error:
             # Only so the client tells what it knows of its connections.
             consumer.poll(0)
@@ -351,7 +362,7 @@ class KafkaCluster:
         request = [ConsumerGroupTopicPartitions(group, places_of(positions, metadata))]
         try:
             self._ask(
-                lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_SECONDS),
+                lambda: self._admin.alter_consumer_group_offsets(request, request_timeout=self.answer_seconds),
                 "committing for group",
             )
         except StreamAssetsError as error:
@@ -382,7 +393,7 @@ class KafkaCluster:
         try:
             until_found(
                 lambda left: raise_refused(consumer.commit(offsets=places, asynchronous=False) or []),
-                seconds=REQUEST_SECONDS,
+                seconds=self.answer_seconds,
             )
         except RuntimeError:
             # The client was closed meanwhile.
@@ -408,7 +419,7 @@ class KafkaCluster:
 
     def _described_group(self, group: str) -> Any:
         return self._ask(
-            lambda: self._admin.describe_consumer_groups([group], request_timeout=REQUEST_SECONDS), "the group"
+            lambda: self._admin.describe_consumer_groups([group], request_timeout=self.answer_seconds), "the group"
         )[group]
 
     def _ask(
@@ -422,18 +433,33 @@ class KafkaCluster:
             answers = {}
             for asked, future in request().items():
                 name = asked
-                answers[asked] = answer = future.result((REQUEST_SECONDS if seconds is None else seconds) + 5)
+                answers[asked] = answer = self._result(future, self.answer_seconds if seconds is None else seconds)
                 if isinstance(answer, ConsumerGroupTopicPartitions):
                     raise_refused(answer.topic_partitions or [])
             return answers
 
         return self._answer(ask, lambda: f"{what} {_name(name)}", seconds)
 
+    def _result(self, future: Future[T], seconds: float) -> T:
+        deadline = time.monotonic() + seconds + 5
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return future.result(min(left, POLL_SECONDS) if self.is_hasty else left)
+            except FutureTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                # Only so the client tells what it knows of its connections.
+                self._admin.poll(0)
+                if self._reasons.down_seconds > HASTY_SECONDS:
+                    raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN)) from None
+
     def _answer(self, ask: Callable[[float], T], what: Callable[[], str], seconds: float | None = None) -> T:
         """The answer of :func:`until_found`, with its errors explained."""
         try:
-            return until_found(ask, seconds=REQUEST_SECONDS if seconds is None else seconds)
+            return until_found(ask, seconds=self.answer_seconds if seconds is None else seconds)
         except FutureTimeoutError as error:
+            self._forget_clients()
             raise BrokerUnavailableError(
                 f"{what()} at {self.settings['bootstrap.servers']}: no answer",
                 remedy="Check the brokers; nothing was lost, run again.",
@@ -443,7 +469,20 @@ class KafkaCluster:
 
     def _explain(self, error: KafkaError, what: str) -> StreamAssetsError:
         self._admin.poll(0)
-        return explain(error, what=f"{what} at {self.settings['bootstrap.servers']}", reason=self.reason(error))
+        explained = explain(error, what=f"{what} at {self.settings['bootstrap.servers']}", reason=self.reason(error))
+        if is_about_connection(error):
+            self._forget_clients()
+        return explained
+
+    def _forget_clients(self) -> None:
+        """Make new clients at the next request.
+
+        One that was connected to a broker which was restarted waits in vain for the coordinator of a group, for good,
+        and its reasons are those of the outage.
+        """
+        self.__dict__.pop("_admin", None)
+        self._position_clients.clear()
+        self._reasons = ConnectionReasons()
 
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""

@@ -97,12 +97,20 @@ class ConnectionReasons:
 
     def __init__(self) -> None:
         self._said: deque[str] = deque(maxlen=4)
+        self._down_since: float | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Called by the client."""
         _log.debug("kafka client: %s", error.str())
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._said.append(error.str())
+        elif self._down_since is None:
+            self._down_since = time.monotonic()
+
+    @property
+    def down_seconds(self) -> float:
+        """How long ago the client said for the first time that no broker can be reached; 0 if it did not."""
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def __str__(self) -> str:
         return self._said[-1] if self._said else ""

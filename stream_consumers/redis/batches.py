@@ -215,6 +215,10 @@ class RedisBatchSource(BatchSource):
         # Per shard, how many entries were ever added before a position, for the positions where that is known.
         self._added_before: dict[Shard, dict[int, int]] = {}
 
+    def answer_within(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
+        self.server.answer_seconds = seconds
+
     def identities(self) -> Mapping[str, str]:
         """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
         return self.server.identities()

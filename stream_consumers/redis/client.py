@@ -52,7 +52,7 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         BrokerUnavailableError: no node of the cluster answers, or the server is none.
     """
     common: dict[str, Any] = {
-        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_connect_timeout": min(CONNECT_SECONDS, reply_seconds),
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": reply_seconds,
         **{name: value for name, value in options.items() if name not in _OWN},
@@ -116,7 +116,7 @@ def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
             said, remedy="Check the address and that the server runs; nothing was lost, run again."
         )
     if "UNCLAIMED" in text:
-        return BrokerError(
+        return InvalidOptionError(
             f"{what}: the group is no longer in claim mode",
             remedy="Its mode was switched, or the consumer 'stream-assets:claimed' was removed from it; if so, bring "
             "it back with stream-assets switch --to load_balanced.",

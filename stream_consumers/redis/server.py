@@ -94,6 +94,7 @@ class RedisServer:
         url.check_credentials()
         check_redis_options(client or {})
         self.url = url
+        self.answer_seconds = REPLY_SECONDS
         self.client_options = resolve(client or {})
         self.message_field = str(self.client_options.get("message_field", MESSAGE_FIELD)).encode()
         self.is_cluster = str(self.client_options.get("cluster", False)).lower() == "true"
@@ -104,7 +105,7 @@ class RedisServer:
     @cached_property
     def connection(self) -> Any:
         """The client for commands that answer at once."""
-        return self.new_connection(REPLY_SECONDS)
+        return self.new_connection(self.answer_seconds)
 
     def new_connection(self, reply_seconds: float) -> Any:
         """A client of its own, for requests that block up to ``reply_seconds``."""

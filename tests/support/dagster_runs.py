@@ -21,6 +21,7 @@ def declare(folder: Path, made_by: str = "", **options: Any) -> StreamAsset:
         "table": str(folder / "t"),
         "decode": Json("id BIGINT, user STRING"),
         "max_records": 40,
+        "retry_seconds": 0.0,
     }
 
     @stream_asset(**{**settings, **options})

@@ -35,6 +35,7 @@ def ingestion(
         start=start,
         limits=Limits(max_records=records),
         merge_schema=merge_schema,
+        retry_seconds=0.0,
     )
 
 

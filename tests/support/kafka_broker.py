@@ -79,12 +79,13 @@ class Listeners(NamedTuple):
 @contextmanager
 def kafka_broker(folder: Path, *, port: int = 0) -> Iterator[Listeners]:
     """A running broker that has its groups loaded; its data is in ``folder``."""
-    with anew(lambda: _broker(Path(tempfile.mkdtemp(dir=folder)), port)) as listeners:
+    with anew(lambda: broker_in(Path(tempfile.mkdtemp(dir=folder)), port)) as listeners:
         yield listeners
 
 
 @contextmanager
-def _broker(folder: Path, port: int) -> Iterator[Listeners]:
+def broker_in(folder: Path, port: int) -> Iterator[Listeners]:
+    """The same in a folder of its own; one that ran there before is started again, with its data."""
     config, logging = folder / "server.properties", folder / "log4j2.properties"
     config.write_text(PROPERTIES.format(port=port, password=SECURE_PASSWORD, folder=folder))
     logging.write_text(LOGGING)
@@ -94,9 +95,12 @@ def _broker(folder: Path, port: int) -> Iterator[Listeners]:
     jvm = [java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     jvm += [f"-Dlog4j2.configurationFile={logging}", "-cp", classes]
     prepare = ["kafka.tools.StorageTool", "format", "-t", "stream-assets-tests-000", "-c", str(config), "--standalone"]
-    with running("the format of the broker's storage", [*jvm, *prepare], folder / "format.log") as storage:
-        storage.until(lambda: storage.said("Formatting .+"), seconds=START_SECONDS, what="the storage was formatted")
-        storage.process.wait(START_SECONDS)
+    if not (folder / "data").exists():
+        with running("the format of the broker's storage", [*jvm, *prepare], folder / "format.log") as storage:
+            storage.until(
+                lambda: storage.said("Formatting .+"), seconds=START_SECONDS, what="the storage was formatted"
+            )
+            storage.process.wait(START_SECONDS)
     with running("the Kafka broker", [*jvm, "kafka.Kafka", str(config)], folder / "broker.log") as server:
         server.until(lambda: server.said("Kafka Server started"), seconds=START_SECONDS, what="its start")
         listeners = Listeners(*(_address(server, name) for name in ("PLAINTEXT", "SECURE")))

@@ -296,6 +296,7 @@ class Pipeline:
             "table": str(table),
             "decoder": Json("id BIGINT"),
             "limits": Limits(max_records=records),
+            "retry_seconds": 0.0,
         }
         return cls(spark, url, Ingestion(**{**settings, **options}), client=client or {})
 

@@ -87,6 +87,7 @@ class Stream:
             decoder=ORDERS,
             limits=Limits(max_records=records),
             sharing=self.mode,
+            retry_seconds=0.0,
         )
         return replace(made, **changes)
 

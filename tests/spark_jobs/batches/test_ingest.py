@@ -21,7 +21,6 @@ from stream_consumers.errors import (
     SparkSessionError,
     StreamNotFoundError,
     TransformError,
-    WriteError,
 )
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.options import AutoStreamReset
@@ -363,7 +362,7 @@ def test_a_file_that_vanishes_after_the_plan_leaves_everything_resumable(spark: 
         if step is Step.PLANNED and not hidden.exists():
             (folder / "orders.ss").rename(hidden)
 
-    with pytest.raises(WriteError, match="there is no file"):
+    with pytest.raises(StreamNotFoundError, match="there is no file"):
         drain(spark, url, ingestion(folder / "t"), vanish)
     hidden.rename(folder / "orders.ss")
     drain(spark, url, ingestion(folder / "t"))

@@ -21,7 +21,6 @@ from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import (
-    BrokerError,
     BrokerUnavailableError,
     DataLossError,
     InvalidOptionError,
@@ -661,7 +660,7 @@ def test_nothing_is_claimed_in_a_group_whose_mark_is_gone(spark: SparkSession, s
     stream.drain(spark)
     stream.add(5, first=5)
     stream.client.xgroup_delconsumer(stream.keys[0], stream.group, CLAIM_MODE_SENTINEL)
-    with pytest.raises(BrokerError, match="switch --to load_balanced"):
+    with pytest.raises(InvalidOptionError, match="switch --to load_balanced"):
         stream.drain(spark)
     assert stream.held() == {}
 

@@ -1,0 +1,176 @@
+"""Real servers are killed while a run reads them and started again within its budget, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Step
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.run_ingestion import drain
+from stream_consumers.errors import BrokerUnavailableError
+from tests.support.command_line import SCHEMA, run
+from tests.support.kafka_topics import Once, Pipeline
+from tests.support.outages import Stoppable, stoppable_kafka, stoppable_redis
+from tests.support.redis_tables import Stream
+from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
+
+pytestmark = pytest.mark.spark
+BUDGET_SECONDS = 300.0
+
+
+@pytest.fixture
+def redis(folder: Path) -> Iterator[tuple[Stoppable, str]]:
+    with stoppable_redis(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def kafka_of_ours(folder: Path) -> Iterator[tuple[Stoppable, str]]:
+    with stoppable_kafka(folder) as made:
+        yield made
+
+
+def stopping(server: Stoppable, step: Step, number: int | None = None) -> Once:
+    return Once(step, server.stop, number=number)
+
+
+@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
+@pytest.mark.parametrize("step", [Step.PLANNED, Step.ROWS_WRITTEN, Step.VERIFIED, Step.COMMITTED])
+def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(
+    spark: SparkSession, folder: Path, redis: tuple[Stoppable, str], step: Step, mode: str
+) -> None:
+    server, address = redis
+    stream = Stream(address, folder, mode=mode)
+    stream.add(60)
+    what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
+    watch = stopping(server, step)
+    found = drain(spark, stream.source, what, observer=watch, on_wait=server.start_when_told)
+    reports = [report for report, _ in found]
+    assert watch.is_done
+    assert server.told
+    assert f"of {BUDGET_SECONDS:g} s at most" in server.told[0]
+    stream.assert_each_once()
+    assert sum(report.rows for report in reports) == 60, "each batch is reported once"
+
+
+def test_what_an_outage_interrupted_is_no_delivery_that_counts(
+    spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
+) -> None:
+    server, address = redis
+    stream = Stream(address, folder, mode="load_balanced")
+    stream.options["max_deliveries"] = 2
+    stream.add(10)
+    what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
+    count = 0
+
+    def stop_thrice(step: Step, batch: object) -> None:
+        nonlocal count
+        if step is Step.PLANNED and count < 3:
+            count += 1
+            server.stop()
+
+    reports = list(drain(spark, stream.source, what, observer=stop_thrice, on_wait=server.start_when_told))
+    assert count == 3
+    assert [(report.rows, report.dead) for report, _ in reports] == [(10, 0)], (
+        "as if it was delivered for the first time"
+    )
+    stream.assert_each_once()
+
+
+def test_beyond_the_budget_the_error_says_how_long_was_tried_and_the_next_run_goes_on(
+    spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
+) -> None:
+    server, address = redis
+    stream = Stream(address, folder)
+    stream.add(60)
+    watch = stopping(server, Step.PLANNED, 2)
+    with pytest.raises(BrokerUnavailableError, match=r"still after \d more tries in [3-9] s"):
+        list(drain(spark, stream.source, stream.ingestion(20, retry_seconds=3), observer=watch))
+    server.start()
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_a_replay_and_a_rewind_go_on_when_the_server_is_back(
+    spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
+) -> None:
+    server, address = redis
+    stream = Stream(address, folder)
+    stream.add(60)
+    stream.drain(spark)
+    what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
+    with stream.source.open() as opened:
+        watch = stopping(server, Step.PLANNED, 2)
+        job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
+        assert sum(report.replaced or 0 for report, _ in drain_batches(job)) == 60
+        assert len(server.told) == 1
+        stream.assert_each_once()
+        server.stop()
+        moves = rewind(spark, opened, what, Bound.parse("earliest"), on_wait=server.start_when_told)
+        assert len(server.told) == 2
+        assert len(moves) == 2
+    stream.drain(spark)
+    stream.assert_each_once()
+
+
+def test_the_command_line_says_why_it_waits_and_for_how_long_it_tried(
+    folder: Path, redis: tuple[Stoppable, str]
+) -> None:
+    server, address = redis
+    server.stop()
+    words = ["--source", f"redis://{address}/orders", "--table", folder / "t", "--decode", "json", "--schema", SCHEMA]
+    done = run("ingest", *words, "--retry-seconds", "1.5")
+    assert done.exit_code == 1
+    assert "waiting: " in done.stderr
+    assert "It is tried again in 1 s; tried for 0 s so far, of 1.5 s at most" in done.stderr
+    assert "still after 2 more tries in 2 s" in done.stderr
+
+
+@pytest.mark.parametrize("step", [Step.VERIFIED, pytest.param(Step.PLANNED, marks=pytest.mark.slow)])
+def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
+    spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str], step: Step
+) -> None:
+    server, address = kafka_of_ours
+    topic = create_topic(address, 2)
+    fill(address, topic, 60, partitions=2)
+    pipe = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", records=20, group=unique_group())
+    pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
+    watch = stopping(server, step, 2)
+    reports = list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
+    assert server.told
+    assert pipe.rows() == dict.fromkeys(sequences_in_topic(address, topic), 1)
+    assert sum(report.rows for report, _ in reports) == 60
+    assert pipe.positions() == ends(address, topic)
+
+
+@pytest.mark.slow
+def test_members_and_a_replay_go_on_when_the_broker_is_back(
+    spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str]
+) -> None:
+    server, address = kafka_of_ours
+    topic = create_topic(address, 3)
+    fill(address, topic, 90, partitions=3)
+    pipe = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", records=10, group=unique_group()).shared()
+    pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
+    watch = stopping(server, Step.VERIFIED)
+    list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
+    assert server.told
+    wanted = dict.fromkeys(sequences_in_topic(address, topic), 1)
+    assert pipe.rows() == wanted
+    told = len(server.told)
+    with pipe.source.open() as opened:
+        watch = stopping(server, Step.VERIFIED, 2)
+        what = replace(pipe.ingestion, sharing=pipe.mode)
+        job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
+        replaced = sum(report.replaced or 0 for report, _ in drain_batches(job))
+    assert len(server.told) > told
+    assert replaced == 90
+    assert pipe.rows() == wanted
