@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 import dagster as dg
 from pyspark.sql import SparkSession
@@ -29,6 +30,8 @@ from stream_consumers.urls import StreamUrl
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+_ENCODED = "percent-encoded"
 _DATA_VERSION = "dagster/data_version"
 
 
@@ -90,7 +93,7 @@ class StreamAsset:
     @property
     def upstream(self) -> Mapping[str, dg.AssetKey]:
         """Per stream, the asset that stands for it."""
-        return {stream: dg.AssetKey([self.source.protocol, stream]) for stream in self.source.required_streams()}
+        return {stream: stream_asset_key(self.source.protocol, stream) for stream in self.source.required_streams()}
 
     def upstream_specs(self) -> list[dg.AssetSpec]:
         """The streams as external assets, so that lineage and lag show up in the UI."""
@@ -237,6 +240,26 @@ class StreamAsset:
         places = describe_ranges({**entry.ranges, **entry.claims})
         context.log.info(f"{entry.kind} {entry.number} is in version {report.version} of {path}: {places}")
         return dg.AssetMaterialization(self.key, metadata=metadata, tags={_DATA_VERSION: f"delta:{report.version}"})
+
+
+def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
+    """The key of the asset that stands for a stream; each stream has its own.
+
+    Dagster makes the name of an input of it, which may have few characters: colons separate parts of the key, and a
+    stream with other characters, or a part that is empty, is encoded as a whole.
+
+    Example:
+        >>> stream_asset_key("redis", "user:events").to_user_string()
+        'redis/user/events'
+        >>> stream_asset_key("redis", "user%3A42").to_user_string()
+        'redis/percent-encoded/user_3A42'
+    """
+    parts = stream.split(":")
+    if parts[0] != _ENCODED and all(map(_PLAIN.fullmatch, parts)):
+        return dg.AssetKey([protocol, *parts])
+    # What it has of percent signs is encoding already.
+    text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
+    return dg.AssetKey([protocol, _ENCODED, text.replace("%", "_")])
 
 
 def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:

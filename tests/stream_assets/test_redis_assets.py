@@ -11,6 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG
+from stream_assets import stream_asset, stream_definitions
+from stream_assets.asset import stream_asset_key
 from stream_consumers.messages import encode_key
 from stream_consumers.options import ConsumerMode
 from tests.support.command_line import run
@@ -68,7 +70,7 @@ def test_a_stream_of_any_key_from_the_sensor_to_the_replay(
     assert made.name.startswith("tenants%2F7:it%27s%20orders-")
     stream = declare(folder, "old", source=made.url, group=made.group)
     (upstream,) = stream.upstream.values()
-    assert upstream.path == ["redis", made.name]
+    assert upstream.path[:2] == ["redis", "percent-encoded"]
     made.add(20)
     assert [request.tags["stream_assets/lag"] for request in tick(stream, instance).run_requests or []] == ["20"]
     assert execute(stream, instance).success
@@ -92,6 +94,18 @@ def test_a_stream_of_any_key_from_the_sensor_to_the_replay(
     made.mode, made.options = ConsumerMode.LOAD_BALANCED, dict(QUICK)
     made.drain(spark)
     made.assert_each_once()
+
+
+def test_every_stream_has_an_asset_key_of_its_own_that_dagster_takes() -> None:
+    streams = ["user:events", "user:events:new", "user_events", "user%3A42", "user_3A42", "tenants%2F7", "tenants_2F7"]
+    streams += ["a::b", ":a", "événements", "%FF", "{shop}:orders", "percent-encoded:user_3A42", "orders.v1-x", "a~b"]
+    keys = {stream: stream_asset_key("redis", stream) for stream in streams}
+    assert len(set(keys.values())) == len(streams)
+    assert keys["user:events"].path == ["redis", "user", "events"]
+    assert keys["orders.v1-x"].path == ["redis", "orders.v1-x"]
+    for stream in streams:
+        declared = stream_asset(source=f"redis://h/{stream}", group="g", table="t", name="orders")(lambda batch: batch)
+        stream_definitions([declared]).resolve_job_def("ingest_orders")
 
 
 def test_the_example_loads() -> None:
