@@ -235,10 +235,7 @@ def test_deletion_vectors_renamed_columns_and_clones(spark: SparkSession, folder
     spark.sql(f"DELETE FROM {table} WHERE id = 3")
     found = verdict(url, what)
     assert (found.rows, found.missing, found.examples) == (9, 1, {"missing": [4]})
-    spark.sql(
-        f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
-        "'delta.minWriterVersion' = '5')"
-    )
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     spark.sql(f"ALTER TABLE {table} RENAME COLUMN user TO customer")
     write_stream(folder / "orders.ss", 3, shards=1)
     drain(spark, url, replace(what, transform=lambda rows: rows.withColumnRenamed("user", "customer").where("id <> 1")))
