@@ -9,7 +9,13 @@ from click.testing import CliRunner
 from stream_assets.cli.main import main
 from stream_consumers.consumer import Consumer, Edge
 from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
-from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError, UnsupportedError
+from stream_consumers.errors import (
+    InvalidStreamKeyError,
+    NotSubscribedError,
+    OutOfBoundsError,
+    StreamEndedError,
+    UnsupportedError,
+)
 from stream_consumers.kafka import consumer as kafka_consumer
 from stream_consumers.messages import WILDCARD, Message, Shard, from_milliseconds
 from stream_consumers.options import AutoStreamReset, ConsumerMode
@@ -123,7 +129,7 @@ def test_a_streamer_has_the_wildcard_too(stream: Stream) -> None:
         # The wildcard is no stream to send to; a producer has to name one.
         with streamer.create_producer() as producer:
             assert producer.stream is None
-        with pytest.raises(UnsupportedError, match="Name the streams"):
+        with pytest.raises(InvalidStreamKeyError, match="is no stream that a consumer can name"):
             streamer.create_producer(WILDCARD)
 
 
