@@ -17,6 +17,7 @@ from stream_consumers.capabilities import (
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.messages import Message, Shard
+from stream_consumers.options import check_timeout
 
 Result = TypeVar("Result")
 
@@ -63,7 +64,7 @@ class AsyncConsumer(AsyncReader[Message]):
             StreamEndedError: the stream has ended, or the consumer was closed.
             StreamAssetsError: the consumer raised it; the task that asked first gets it.
         """
-        return await self._next(timeout_seconds)
+        return await self._next(None if timeout_seconds is None else check_timeout(timeout_seconds))
 
     async def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""

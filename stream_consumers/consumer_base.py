@@ -13,6 +13,7 @@ from stream_consumers.capabilities import Positions
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
+from stream_consumers.options import check_timeout
 
 POLL_SECONDS = 0.1
 
@@ -66,7 +67,7 @@ class PollingConsumer(ClosesOnExit, ABC):
 
     def next(self, timeout_seconds: float | None = None) -> Message | None:
         """See :meth:`stream_consumers.consumer.Consumer.next`."""
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + check_timeout(timeout_seconds)
         seconds = 0.0
         while True:
             self._check_open()

@@ -168,6 +168,25 @@ def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | N
     return value
 
 
+def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
+    """The seconds to wait: less than none is none, and ``math.inf`` is without an end.
+
+    Args:
+        seconds: what was given.
+        name: of the argument.
+
+    Raises:
+        InvalidOptionError: it is no number.
+
+    Example:
+        >>> check_timeout(-1), check_timeout(2.5)
+        (0.0, 2.5)
+    """
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or math.isnan(seconds):
+        raise InvalidOptionError(f"{name}={seconds!r} is no time to wait", remedy="Give a number of seconds.")
+    return max(0.0, float(seconds))
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one micro-batch holds.
@@ -186,7 +205,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_records", "max_bytes"):
-            check_range(name, getattr(self, name), at_least=1)
+            check_count(name, getattr(self, name))
 
     def override(self, max_records: int | None = None, max_bytes: int | None = None) -> Limits:
         """These limits, with those replaced that are given."""
@@ -235,7 +254,8 @@ class FileProducerOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, creation=FileCreation)
-        if self.beacon_interval <= 0 or self.beacon_interval % 1024:
+        check_count("file_size_limit", self.file_size_limit, at_least=0)
+        if check_count("beacon_interval", self.beacon_interval, at_least=0) == 0 or self.beacon_interval % 1024:
             raise InvalidOptionError(
                 f"beacon_interval={self.beacon_interval} is not a multiple of 1024",
                 remedy="Use 1024, 2048, … ; the default is 1048576.",
@@ -300,7 +320,7 @@ class RedisGroupOptions:
             check_range("auto_claim_interval_seconds", self.auto_claim_interval_seconds, at_least=MIN_CLAIM_SECONDS)
         for name in ("batch_size", "max_deliveries"):
             if (value := getattr(self, name)) is not None:
-                check_range(name, value, at_least=1)
+                check_count(name, value)
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
 

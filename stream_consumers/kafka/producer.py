@@ -22,7 +22,7 @@ from stream_consumers.errors import (
 from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic, check_producer_options
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
-from stream_consumers.options import check_range
+from stream_consumers.options import check_count, check_range
 from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
 from stream_consumers.urls import StreamUrl
 
@@ -122,7 +122,8 @@ class KafkaProducer(ProducerBase):
         url = StreamUrl.parse(url)
         super().__init__(url)
         if shards is not None:
-            check_range("shards", shards, at_least=1)
+            check_count("shards", shards)
+        check_range("flush_seconds", flush_seconds)
         check_producer_options(client or {})
         self._new_shards = shards
         self._patience = flush_seconds

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stream_consumers.options import check_range
+from stream_consumers.options import check_count, check_range
 
 _NAME = re.compile(r"([^/]+)/([1-9][0-9]*)/([0-9a-f]{32})\Z")
 
@@ -98,7 +98,7 @@ class ClaimPolicy:
         # A shorter idle time would take entries away from members that are at work.
         check_range("min_idle_seconds", self.min_idle_seconds, at_least=0.1)
         # Fewer deliveries would make dead letters of entries whose process was just killed.
-        check_range("max_deliveries", self.max_deliveries, at_least=2)
+        check_count("max_deliveries", self.max_deliveries, at_least=2)
 
     @property
     def min_idle_ms(self) -> int:

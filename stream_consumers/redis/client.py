@@ -21,11 +21,16 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
+from stream_consumers.options import check_timeout
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
 CONNECT_SECONDS = 5.0
+# What the client takes as numbers and truth values; a password of digits stays text.
+_SECONDS = {"health_check_interval", "socket_connect_timeout", "socket_timeout"}
+_NUMBERS = {"db", "max_connections", "protocol", "socket_read_size", *_SECONDS}
+_TRUTHS = {"retry_on_timeout", "single_connection_client", "socket_keepalive", "ssl_check_hostname"}
 _POLICY = ("min_idle_seconds", "max_deliveries")
 _OWN = {"message_field", "cluster", *_POLICY}
 RESERVED = {
@@ -55,7 +60,7 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         "socket_connect_timeout": min(CONNECT_SECONDS, reply_seconds),
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": reply_seconds,
-        **{name: value for name, value in options.items() if name not in _OWN},
+        **{name: _typed(name, value) for name, value in options.items() if name not in _OWN},
         "ssl": url.protocol == "rediss",
     }
     nodes = [_address(node) for node in url.nodes]
@@ -73,6 +78,23 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
             f"the Redis client refuses its options: {error}", remedy="Correct the client options."
         ) from error
     return _reply_as_it_is(made)
+
+
+def _typed(name: str, value: Scalar) -> Scalar:
+    """A client option of the command line or the environment is text, and the client wants a number."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if name in _NUMBERS:
+            return check_timeout(float(value), name=name) if name in _SECONDS else int(value)
+        if name in _TRUTHS:
+            return {"true": True, "false": False}[value.lower()]
+    except (ValueError, KeyError) as error:
+        wanted = "a number" if name in _NUMBERS else "true or false"
+        raise InvalidOptionError(
+            f"the client option {name}={value!r} is not {wanted}", remedy=f"Give {wanted}, or leave it out."
+        ) from error
+    return value
 
 
 def check_redis_options(client: ClientConfig) -> None:

@@ -6,12 +6,11 @@ like those of the other backends, use :func:`stream_consumers.create.create_cons
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -21,17 +20,17 @@ from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
 from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
-from stream_consumers.options import check_range
+from stream_consumers.options import check_count, check_timeout
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.group_consumer import GroupReader
+from stream_consumers.redis.ids import check_entry_id
 from stream_consumers.redis.keys import key_of, name_of, shard_of
 from stream_consumers.redis.removal import RemovalWatch
 from stream_consumers.redis.server import REPLY_SECONDS, RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
 
-_IDENTIFIER = re.compile(r"\d+(-\d+)?\Z")
 Self = TypeVar("Self", bound="EntryReader")
 
 
@@ -104,10 +103,10 @@ class EntryReader(ClosesOnExit, ABC):
                 remedy=f"Read are: {', '.join(self._identifiers)}.",
             )
         for name, identifier in (identifiers or {}).items():
-            self._identifiers[name] = check_identifier(identifier, self._special_identifiers)
-        check_range("buffer_size", buffer_size)
+            self._identifiers[name] = check_entry_id(identifier, self._special_identifiers)
+        check_count("buffer_size", buffer_size, at_least=0)
         self._url, self._client, self._on_dead_letter = url, client, on_dead_letter
-        self._timeout_seconds, self._count = timeout_seconds or 0.0, buffer_size + 1
+        self._timeout_seconds, self._count = check_timeout(timeout_seconds or 0.0), buffer_size + 1
         # Entries, and whether they were pending for this member before they were read now.
         self._buffers: dict[str, deque[tuple[Entry, bool]]] = {}
         self._lock = PollingLock()
@@ -139,7 +138,8 @@ class EntryReader(ClosesOnExit, ABC):
             FormatError: a key holds something else than a stream.
             BrokerUnavailableError: nothing is lost; call it again.
         """
-        deadline = time.monotonic() + max(0.0, self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        wait_seconds = self.timeout_seconds if timeout_seconds is None else check_timeout(timeout_seconds)
+        deadline = time.monotonic() + max(0.0, wait_seconds)
         seconds = 0.0
         while True:
             self._check_open()
@@ -169,7 +169,7 @@ class EntryReader(ClosesOnExit, ABC):
             self._check_open()
             if name in self._identifiers:
                 return False
-            checked = None if identifier is None else check_identifier(identifier, self._special_identifiers)
+            checked = None if identifier is None else check_entry_id(identifier, self._special_identifiers)
             self._start()
             self._join({name: checked})
             self._buffers[name], self._identifiers[name] = deque(), checked
@@ -439,7 +439,7 @@ class GroupEntryConsumer(EntryReader):
         )
         if not group or not consumer:
             raise InvalidOptionError("a member needs the names of group and consumer", remedy="Give both.")
-        check_identifier(start, (NOW,))
+        check_entry_id(start, (NOW,))
         self._auto_create, self._start_id = auto_create, start
         self._start_from_backlog, self._auto_acknowledge = start_from_backlog, auto_acknowledge
         self._names = (group, consumer)
@@ -479,7 +479,7 @@ class GroupEntryConsumer(EntryReader):
             with self._lock.moving():
                 self._start()
         # Without the lock, which a waiting reader holds.
-        ids = [entry if isinstance(entry, str) else entry.identifier for entry in entries]
+        ids = [check_entry_id(entry) if isinstance(entry, str) else entry.identifier for entry in entries]
         return self._member.acknowledge(Shard(stream), ids)
 
     @property
@@ -534,24 +534,6 @@ def _names(url: StreamUrl, streams: Sequence[str | bytes]) -> list[str]:
     if not streams or url.streams:
         streams = [*(decode_key(stream) for stream in url.required_streams()), *streams]
     return [stream if isinstance(stream, str) else name_of(stream) for stream in streams]
-
-
-def check_identifier(identifier: str, special: Collection[str]) -> str:
-    """Return ``identifier`` if it is the id of an entry, or one of ``special``.
-
-    Raises:
-        InvalidOptionError: it is neither.
-
-    Example:
-        >>> check_identifier("1700000000000-0", ["$"])
-        '1700000000000-0'
-    """
-    if identifier not in special and not _IDENTIFIER.match(identifier):
-        listed = ", ".join(map(repr, special))
-        raise InvalidOptionError(
-            f"{identifier!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0, or {listed}."
-        )
-    return identifier
 
 
 @overload

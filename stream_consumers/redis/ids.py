@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from stream_consumers.errors import FormatError
+import re
+from collections.abc import Collection
+
+from stream_consumers.errors import FormatError, InvalidOptionError
 from stream_consumers.messages import MAX_SHARD_DIGITS
 
+_ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
 SUB_BITS = 16
 MAX_SUB = (1 << SUB_BITS) - 1
 MAX_MS = (1 << 47) - 1
@@ -43,6 +47,24 @@ def to_id(sequence: int) -> str:
         '1795219782548-1'
     """
     return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
+
+
+def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
+    """Return ``entry_id`` if it is the id of an entry, or one of ``special``.
+
+    Raises:
+        InvalidOptionError: it is neither.
+
+    Example:
+        >>> check_entry_id("1700000000000-0"), check_entry_id("$", special=["$"])
+        ('1700000000000-0', '$')
+    """
+    if not isinstance(entry_id, str) or (entry_id not in special and not _ENTRY_ID.match(entry_id)):
+        listed = "".join(f", or {word!r}" for word in special)
+        raise InvalidOptionError(
+            f"{entry_id!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0{listed}."
+        )
+    return entry_id
 
 
 def behind(entry_id: bytes | str) -> int:

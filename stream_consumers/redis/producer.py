@@ -85,7 +85,7 @@ class RedisProducer(ProducerBase):
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, shards: int | None = None) -> None:
         url = StreamUrl.parse(url)
         super().__init__(url)
-        self._wants_numbers = shards is not None and shards > 1
+        self._wants_numbers = shards is not None and check_count("shards", shards) > 1
         # Per stream that was sent to, whether its shards are keys with numbers.
         self._is_numbered: dict[str, bool] = {}
         self._server = RedisServer(url, client)

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import MIN_CLAIM_SECONDS, check_range, choose_fields
+from stream_consumers.options import MIN_CLAIM_SECONDS, check_count, check_range, choose_fields
 
 MAX_STREAM_BYTES = 1024
 MAX_NAME_BYTES = 256
@@ -58,7 +58,7 @@ class RetryPolicy:
     max_backoff_seconds: float = MAX_BACKOFF_SECONDS
 
     def __post_init__(self) -> None:
-        check_range("max_retries", self.max_retries)
+        check_count("max_retries", self.max_retries, at_least=0)
         check_range("backoff_seconds", self.backoff_seconds)
         check_range("max_backoff_seconds", self.max_backoff_seconds, at_most=MAX_BACKOFF_SECONDS)
 
@@ -144,7 +144,7 @@ class SubscriptionConfig:
                 remedy="Set dead_letter_stream, or choose ack_mode on_receive, which loses them by intention.",
             )
         for name in ("max_in_flight", "ack_batch_size"):
-            check_range(name, getattr(self, name), at_least=1)
+            check_count(name, getattr(self, name))
         for name in ("block_seconds", "claim_interval_seconds", "claim_idle_seconds"):
             check_range(name, getattr(self, name), at_least=MIN_CLAIM_SECONDS)
         check_range("ack_interval_seconds", self.ack_interval_seconds)

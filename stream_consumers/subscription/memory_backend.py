@@ -9,6 +9,8 @@ from itertools import islice
 from stream_consumers.errors import GroupRemovedError
 from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
+from stream_consumers.options import check_count, check_timeout
+from stream_consumers.redis.ids import check_entry_id
 from stream_consumers.subscription.backend import StreamBackend
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
@@ -45,6 +47,7 @@ class MemoryBackend(StreamBackend):
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
+        check_entry_id(start, special=("$",))
         broker, shard = self._broker, Shard(stream)
         with broker.changed:
             end = broker.ends.setdefault(shard, 0)
@@ -92,6 +95,7 @@ class MemoryBackend(StreamBackend):
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
+        check_count("count", count, at_least=0)
         with self._broker.changed:
             known = self._group(stream, group)
             known.consumers.add(consumer)
@@ -106,6 +110,8 @@ class MemoryBackend(StreamBackend):
         self, stream: str, group: str, consumer: str, count: int, timeout_seconds: float
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
+        check_count("count", count)
+        timeout_seconds = check_timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         with self._broker.changed:
             while True:
@@ -121,6 +127,7 @@ class MemoryBackend(StreamBackend):
 
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
+        check_entry_id(entry_id)
         with self._broker.changed:
             known = self._group(stream, group)
             held = known.held_by(consumer, [_sequence(entry_id)])
@@ -128,6 +135,8 @@ class MemoryBackend(StreamBackend):
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
+        for entry_id in entry_ids:
+            check_entry_id(entry_id)
         with self._broker.changed:
             for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
                 held.touched = time.monotonic()
@@ -138,6 +147,8 @@ class MemoryBackend(StreamBackend):
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
+        for entry_id in entry_ids:
+            check_entry_id(entry_id)
         with self._broker.changed:
             pending = self._group(stream, group).pending
             return sum(pending.pop(_sequence(entry_id), None) is not None for entry_id in entry_ids)

@@ -14,9 +14,11 @@ import redis
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
+from stream_consumers.options import check_count, check_timeout
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.entries import original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
+from stream_consumers.redis.ids import check_entry_id
 from stream_consumers.redis.keys import key_of
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
@@ -78,6 +80,7 @@ class RedisBackend(StreamBackend):
 
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
+        check_entry_id(start, special=("$",))
         known, shard = self._group(stream, group), Shard(stream)
         wanted = self._server.last_id(key_of(stream)) if start == NOW else start if "-" in start else f"{start}-0"
         is_new = known.create(shard, start)
@@ -107,6 +110,7 @@ class RedisBackend(StreamBackend):
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
+        check_count("count", count, at_least=0)
         triple = (stream, group, consumer)
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
@@ -131,6 +135,8 @@ class RedisBackend(StreamBackend):
         self, stream: str, group: str, consumer: str, count: int, timeout_seconds: float
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
+        check_count("count", count)
+        timeout_seconds = check_timeout(timeout_seconds)
         member, shard = self._group(stream, group, consumer), Shard(stream)
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -145,11 +151,14 @@ class RedisBackend(StreamBackend):
 
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.redeliver`."""
+        check_entry_id(entry_id)
         triple = (stream, group, consumer)
         return next(iter(self._redelivered(triple, self._run(triple, REDELIVER, [entry_id]))), None)
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
+        for entry_id in entry_ids:
+            check_entry_id(entry_id)
         self._note(stream, group, entry_ids)
         for begin in range(0, len(entry_ids), ACK_CHUNK):
             self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
@@ -160,6 +169,8 @@ class RedisBackend(StreamBackend):
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
+        for entry_id in entry_ids:
+            check_entry_id(entry_id)
         done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)
         with self._lock:
             noted = self._noted.get((stream, group), set())

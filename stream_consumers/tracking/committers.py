@@ -18,14 +18,18 @@ class CommitResult(enum.Enum):
     """What came of a commit; Faust's ``bool`` cannot tell the four apart.
 
     Example:
-        >>> CommitResult.FAILED.value
-        'failed'
+        >>> CommitResult.FAILED.value, bool(CommitResult.FAILED)
+        ('failed', False)
     """
 
     NOTHING_TO_DO = "nothing to do"
     COMMITTED = "committed"
     ANOTHER_WAS_RUNNING = "another was running"
     FAILED = "failed"
+
+    def __bool__(self) -> bool:
+        """Whether something was committed, as Faust's commit tells."""
+        return self is CommitResult.COMMITTED
 
 
 def check_committer(consumer: Consumer, committer: PositionCommitter) -> None:

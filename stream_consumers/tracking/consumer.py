@@ -15,7 +15,7 @@ from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard
-from stream_consumers.options import check_range
+from stream_consumers.options import check_count, check_timeout
 from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import CommitResult, check_committer
 from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
@@ -143,7 +143,7 @@ class TrackedConsumer(PollingConsumer):
             StreamEndedError: the stream has an end, and it was reached before the first one.
             InvalidOptionError: ``max_messages`` is not at least 1.
         """
-        check_range("max_messages", max_messages, at_least=1)
+        check_count("max_messages", max_messages)
         return self._getmany(timeout_seconds, max_messages)
 
     def _getmany(self, timeout_seconds: float | None, max_messages: int) -> Iterator[tuple[Shard, Message]]:
@@ -162,6 +162,7 @@ class TrackedConsumer(PollingConsumer):
 
         Messages that are handed out are tracked already, for one reader.
         """
+        check_count("readers", readers)
         with self._changed:
             self._shards.track(message, readers)
 
@@ -246,7 +247,8 @@ class TrackedConsumer(PollingConsumer):
         Args:
             timeout_seconds: ``close_seconds`` by default.
         """
-        deadline = time.monotonic() + (self._options.close_seconds if timeout_seconds is None else timeout_seconds)
+        seconds = self._options.close_seconds if timeout_seconds is None else check_timeout(timeout_seconds)
+        deadline = time.monotonic() + seconds
         with self._activities.doing(Activity.WAITING_EMPTY):
             while True:
                 with self._changed:
@@ -297,7 +299,7 @@ class TrackedConsumer(PollingConsumer):
 
     def wait_for_stopped_flow(self, timeout_seconds: float) -> bool:
         """Wait until no thread is handing out a message any more; whether that came true in so many seconds."""
-        return self._reader.wait_for_stopped_flow(timeout_seconds)
+        return self._reader.wait_for_stopped_flow(check_timeout(timeout_seconds))
 
     # positions
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from stream_consumers.messages import Shard
-from stream_consumers.options import check_range
+from stream_consumers.options import check_count, check_range
 from stream_consumers.tracking.livelock import Livelock, LivelockOptions, log_livelock
 
 READ_AHEAD = 500
@@ -133,9 +133,9 @@ class TrackingOptions:
             if value is not None or name != "commit_interval_seconds":
                 check_range(name, value, more_than=0)
         check_range("close_seconds", self.close_seconds)
-        check_range("buffer_size", self.buffer_size, at_least=2)
+        check_count("buffer_size", self.buffer_size, at_least=2)
         if self.commit_every is not None:
-            check_range("commit_every", self.commit_every, at_least=1)
+            check_count("commit_every", self.commit_every)
 
     @property
     def full_at(self) -> int:

@@ -77,7 +77,8 @@ class Bench:
     def leave_behind(self, *payloads: bytes, consumer: str = "gone") -> list[str]:
         ids = self.send(*payloads)
         self.backend.create_group(self.stream, GROUP, "0")
-        self.backend.read_new(self.stream, GROUP, consumer, len(ids), 0)
+        if ids:
+            self.backend.read_new(self.stream, GROUP, consumer, len(ids), 0)
         return ids
 
     @property

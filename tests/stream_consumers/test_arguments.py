@@ -1,0 +1,191 @@
+"""One check for each kind of argument: the same nonsense is refused everywhere, with an error of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stream_consumers.async_consumer import AsyncConsumer
+from stream_consumers.create import create_consumer, create_producer
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.kafka.producer import KafkaProducer
+from stream_consumers.memory import MemoryCommitter, forget_memory_broker
+from stream_consumers.options import FileProducerOptions, Limits, RedisGroupOptions
+from stream_consumers.redis.claim_name import ClaimPolicy
+from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
+from stream_consumers.redis.group_consumer import RedisGroupConsumer
+from stream_consumers.redis.producer import RedisProducer
+from stream_consumers.redis.server import RedisServer
+from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
+from stream_consumers.subscription.memory_backend import MemoryBackend
+from stream_consumers.subscription.messages import EventMessage
+from stream_consumers.subscription.redis_backend import RedisBackend
+from stream_consumers.tracking.committers import CommitResult
+from stream_consumers.tracking.consumer import TrackedConsumer
+from stream_consumers.tracking.options import TrackingOptions
+from stream_consumers.urls import StreamUrl
+from tests.support.redis_streams import unique_name
+
+URL = "memory://arguments/orders"
+NO_COUNTS = (0, -1, 1.5, 2.0, True, "1", None, math.nan)
+NO_TIMES = (math.nan, "1", True, [])
+
+
+@pytest.fixture(autouse=True)
+def messages() -> Iterator[None]:
+    with create_producer(URL) as producer:
+        for number in range(3):
+            producer.send(b"%d" % number)
+    yield
+    forget_memory_broker(StreamUrl.parse(URL))
+
+
+@pytest.fixture
+def tracked() -> Iterator[TrackedConsumer]:
+    options = TrackingOptions(close_seconds=0)
+    with TrackedConsumer(
+        create_consumer(URL), MemoryCommitter(StreamUrl.parse(URL), "billing"), options=options
+    ) as made:
+        yield made
+
+
+def options_with_counts() -> dict[str, Callable[[Any], object]]:
+    """Options that are whole numbers, at least 1."""
+    stream: dict[str, Any] = {"stream": "orders", "group": "billing", "dead_letter_stream": "dead"}
+    return {
+        "max_records": lambda count: Limits(max_records=count),
+        "max_bytes": lambda count: Limits(max_bytes=count),
+        "max_records of an asset": lambda count: Limits().override(0 if count is None else count),
+        "batch_size": lambda count: RedisGroupOptions(batch_size=0 if count is None else count),
+        "max_deliveries": lambda count: RedisGroupOptions(max_deliveries=0 if count is None else count),
+        "deliveries of a claim": lambda count: ClaimPolicy(max_deliveries=count),
+        "beacon_interval": lambda count: FileProducerOptions(beacon_interval=count),
+        "buffer_size": lambda count: TrackingOptions(buffer_size=count),
+        "commit_every": lambda count: TrackingOptions(commit_every=0 if count is None else count),
+        "max_in_flight": lambda count: SubscriptionConfig(**stream, max_in_flight=count),
+        "ack_batch_size": lambda count: SubscriptionConfig(**stream, ack_batch_size=count),
+        "max_retries": lambda count: RetryPolicy(max_retries=-1 if count == 0 and count is not False else count),
+        "shards of Kafka": lambda count: KafkaProducer(
+            StreamUrl.parse("kafka://127.0.0.1:1/orders"), shards=0 if count is None else count
+        ),
+        "shards of Redis": lambda count: RedisProducer(
+            StreamUrl.parse("redis://127.0.0.1:1/orders"), shards=0 if count is None else count
+        ),
+    }
+
+
+@pytest.mark.parametrize("option", options_with_counts())
+@pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
+def test_an_option_that_counts_is_a_whole_number(option: str, count: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"out of range|not a multiple"):
+        options_with_counts()[option](count)
+
+
+@pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
+def test_messages_are_asked_for_and_tracked_by_whole_numbers(tracked: TrackedConsumer, count: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="max_messages="):
+        list(tracked.getmany(0, max_messages=count))
+    message = tracked.next(0)
+    assert message is not None
+    with pytest.raises(InvalidOptionError, match="readers="):
+        tracked.track_message(message, readers=count)
+
+
+@pytest.mark.parametrize("seconds", NO_TIMES, ids=repr)
+def test_a_time_to_wait_is_a_number(tracked: TrackedConsumer, redis_address: str, seconds: Any) -> None:
+    def refuses(call: Callable[[], object]) -> None:
+        with pytest.raises(InvalidOptionError, match="no time to wait"):
+            call()
+
+    redis = StreamUrl.parse(f"redis://{redis_address}/{unique_name()}")
+    for url in (URL, str(redis)):
+        with create_consumer(url) as consumer:
+            refuses(lambda: consumer.next(seconds))
+    with RedisGroupConsumer(redis, group="billing") as member:
+        refuses(lambda: member.next(seconds))
+    with EntryConsumer(redis) as entries:
+        refuses(lambda: entries.get_entry(seconds))
+
+    async def ask() -> None:
+        async with AsyncConsumer(create_consumer(URL)) as consumer:
+            await consumer.next(seconds)
+
+    refuses(lambda: asyncio.run(ask()))
+    for call in (tracked.next, tracked.wait_empty, tracked.wait_for_stopped_flow):
+        refuses(lambda call=call: call(seconds))  # type: ignore[misc]
+    for backend in (MemoryBackend(), RedisBackend(redis)):
+        refuses(lambda backend=backend: backend.read_new("orders", "billing", "me", 1, seconds))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("place", [3.7, True, "nonsense", None, math.nan, "7"], ids=repr)
+def test_a_rewind_goes_to_an_edge_or_to_a_whole_number(redis_address: str, tmp_path: Any, place: Any) -> None:
+    create_producer(f"file://{tmp_path}/orders.ss/orders").close()
+    for url in (URL, f"redis://{redis_address}/{unique_name()}", f"file://{tmp_path}/orders.ss/orders"):
+        with create_consumer(url) as consumer, pytest.raises(InvalidOptionError, match="a whole number, or one of"):
+            consumer.rewind(place)
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_stream_backend_counts_in_whole_numbers_and_knows_its_ids(kind: str, redis_address: str) -> None:
+    url = StreamUrl.parse(f"redis://{redis_address}/")
+    stream, words = unique_name(), ("billing", "me")
+    with MemoryBackend() if kind == "memory" else RedisBackend(url) as backend:
+        for number in range(3):
+            backend.publish(stream, EventMessage(b"%d" % number))
+        for start in ("nonsense", "", "-1", "1-", "١"):
+            with pytest.raises(InvalidOptionError, match="not an identifier"):
+                backend.create_group(stream, "billing", start)
+        backend.create_group(stream, "billing", "0")
+        for count in NO_COUNTS:
+            wrong: Any = count
+            with pytest.raises(InvalidOptionError, match="count="):
+                backend.read_new(stream, *words, wrong, 0)
+            if count == 0:
+                assert backend.reclaim_idle(stream, *words, 0.0, wrong) == []
+                continue
+            with pytest.raises(InvalidOptionError, match="count="):
+                backend.reclaim_idle(stream, *words, 0.0, wrong)
+        # Nothing was read meanwhile.
+        (entry,) = backend.read_new(stream, *words, 1, 0)
+        for entry_id in ("nonsense", "", "$", "1-0-0", 7, None):
+            no_id: Any = entry_id
+            with pytest.raises(InvalidOptionError, match="not an identifier"):
+                backend.ack_many(stream, "billing", [entry.id, no_id])
+            with pytest.raises(InvalidOptionError, match="not an identifier"):
+                backend.ack(stream, "billing", no_id)
+            with pytest.raises(InvalidOptionError, match="not an identifier"):
+                backend.touch(stream, *words, [no_id])
+            with pytest.raises(InvalidOptionError, match="not an identifier"):
+                backend.redeliver(stream, *words, no_id)
+        # The good one among the bad is still pending.
+        assert backend.ack(stream, "billing", entry.id) == 1
+
+
+def test_an_entry_is_acknowledged_by_its_id(redis_address: str) -> None:
+    url = StreamUrl.parse(f"redis://{redis_address}/{unique_name()}")
+    member = GroupEntryConsumer(url, group="billing", consumer="me")
+    with member as consumer, pytest.raises(InvalidOptionError, match="not an identifier"):
+        consumer.acknowledge(url.streams[0], "nonsense")
+
+
+def test_only_a_commit_that_happened_is_true() -> None:
+    assert [result for result in CommitResult if result] == [CommitResult.COMMITTED]
+
+
+def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_address: str) -> None:
+    url = StreamUrl.parse(f"redis://{redis_address}/orders")
+    client = {"socket_timeout": "5", "socket_connect_timeout": "2.5", "db": "0", "socket_keepalive": "true"}
+    server = RedisServer(url, client)
+    server.check()
+    found = server.connection.connection_pool.connection_kwargs
+    assert (found["socket_timeout"], found["socket_connect_timeout"], found["db"]) == (5, 2.5, 0)
+    assert found["socket_keepalive"] is True
+    for wrong in ({"socket_timeout": "soon"}, {"db": "nan"}, {"socket_keepalive": "maybe"}):
+        with pytest.raises(InvalidOptionError, match=r"is not (a number|true or false)"):
+            RedisServer(url, wrong).check()
+    # A password of digits is no number.
+    assert RedisServer(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
