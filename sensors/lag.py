@@ -70,9 +70,10 @@ def measure(
     """
     if source.is_claimed:
         return _measure_claims(source, ingestion, ingestion.ledger().read())
-    with source.open() as opened:
+    with source.open() as stream:
         if answer_seconds is not None:
-            opened.answer_within(answer_seconds)
+            stream.answer_within(answer_seconds)
+        opened = ingestion.in_epochs(stream)
         state, _ = read_or_recover(opened, ingestion)
         if state.newest is None:
             ingestion.ledger().check_first(opened.extents())
@@ -87,7 +88,7 @@ def measure(
 def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerState) -> Measurement:
     """In claim mode the lag comes from the pending list and the unread count, which the server keeps."""
     check_sharing(state, ingestion)
-    with source.claims(ingestion.group) as claims:
+    with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams())) as claims:
         claims.check({shard: known.claimed for shard, known in state.shards.items()})
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
         return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True)

@@ -15,6 +15,7 @@ from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
 from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import BrokerUnavailableError
 from stream_consumers.options import AutoStreamReset, choice
 
@@ -201,7 +202,7 @@ def _observations(
         return [], observed
     events = []
     for stream, key in upstream.items():
-        extents = {shard: extent for shard, extent in found.extents.items() if shard.stream == stream}
+        extents = {shard: extent for shard, extent in found.extents.items() if split_epoch(shard.stream)[0] == stream}
         records = [
             dg.TableRecord({"shard": str(shard), "end": extent.end, "lag": found.lag.get(shard, 0)})
             for shard, extent in sorted(extents.items())

@@ -77,7 +77,7 @@ def switch_sharing(
     elif to is not ConsumerMode.LOAD_BALANCED and state.sharing not in _ONE_SEQUENCE:
         _fence(spark, member, switch=SWITCHING)
         # Asked only now: nobody plans on a shard that appears later.
-        for shard in sorted({*source.extents(), *state.shards}):
+        for shard in sorted({*ingestion.in_epochs(source).extents(), *state.shards}):
             _fence(spark, replace(ingestion, shard=shard), switch=None)
     _fence(spark, member, switch=wanted)
     return True

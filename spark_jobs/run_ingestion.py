@@ -21,6 +21,7 @@ from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.create import StreamSource
+from stream_consumers.epochs import EpochNames, named
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
@@ -85,7 +86,8 @@ def drain(
         )
     retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
     if source.is_claimed:
-        with retries.call(lambda: source.claims(ingestion.group)) as claims:
+        names = ingestion.epochs(source.url.required_streams())
+        with retries.call(lambda: source.claims(ingestion.group, names)) as claims:
             own = replace(ingestion, claims=True)
             member = ClaimJob(spark, claims, own, observer=observer, on_wait=on_wait)
             yield from _with_last(_claimed_reports(member, ingestion, max_batches))
@@ -181,6 +183,7 @@ class SharedDrain:
         self._ingestion = ingestion
         self._membership = membership
         self._ledger = ingestion.ledger()
+        self._names = EpochNames(ingestion.epochs(source.url.required_streams()))
         self._job_of = job_of
         self._stop_at = stop
         self._left = max_batches
@@ -204,7 +207,8 @@ class SharedDrain:
                 f"group {self._ingestion.group!r} assigned nothing within {JOIN_SECONDS:g} s",
                 remedy="Check the brokers and the group's other members; nothing was lost, run again.",
             )
-        with self._source.open(self._membership) as opened:
+        with self._source.open(self._membership) as stream:
+            opened = named(stream, self._names.names)
             extents = opened.extents()
             stops = self._stop_at.resolve(opened, extents) if self._stop_at else {}
             ends = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in extents.items()}
@@ -212,7 +216,7 @@ class SharedDrain:
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
             try:
                 while running or not self._is_over(ends):
-                    for shard in sorted(self._membership.shards() - self._done - set(running.values())):
+                    for shard in sorted(self._shards() - self._done - set(running.values())):
                         running[pool.submit(self._drain_shard, shard)] = shard
                     yield from self._take()
                     for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
@@ -233,7 +237,7 @@ class SharedDrain:
 
     def _is_over(self, ends: Mapping[Shard, int]) -> bool:
         """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
-        if self._membership.shards() - self._done:
+        if self._shards() - self._done:
             return False
         if self._left is not None and self._left <= 0:
             return True
@@ -276,7 +280,10 @@ class SharedDrain:
         return False
 
     def _is_ours(self, shard: Shard) -> bool:
-        return not self._stop.is_set() and shard in self._membership.shards()
+        return not self._stop.is_set() and shard in self._shards()
+
+    def _shards(self) -> frozenset[Shard]:
+        return frozenset(map(self._names.out, self._membership.shards()))
 
     def _start(self) -> bool:
         """Count a batch; ``False`` if there were enough."""

@@ -115,6 +115,7 @@ def verify(
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     ledger = ingestion.ledger()
+    source = ingestion.in_epochs(source)
     state = ledger.read()
     extents = source.extents()
     streams = source.identities().keys()

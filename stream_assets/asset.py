@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +11,7 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
+from spark_jobs.batches.accept import accept
 from spark_jobs.batches.ingestion import RETRY_SECONDS, BatchReport, Ingestion, Observer, Transform, ignore_steps
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.ledger_recovery import has_begun
@@ -146,10 +147,23 @@ class StreamAsset:
         """
         with _failures():
             config.check()
+            self._accept(context, config)
             if config.start is not None and not config.move_group:
                 yield from self._results(context, self._replayed(context, config.replay(replay_id(context)), config))
             else:
                 yield from self._results(context, self._drained(context, config))
+
+    def _accept(self, context: dg.AssetExecutionContext, config: StreamConfig) -> None:
+        if not config.accept:
+            return
+        with ExitStack() as stack:
+            opened = stack.enter_context(self.stream.open())
+            names = self.ingestion.epochs(self.source.required_streams())
+            claimed = self.stream.claims(self.ingestion.group, names) if self.stream.is_claimed else None
+            claims = stack.enter_context(claimed) if claimed else None
+            found = accept(self._spark(context), opened, self.ingestion, epochs=config.accept, claims=claims)
+        for one in found:
+            context.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
 
     def replay(
         self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig

@@ -119,6 +119,14 @@ class StreamConfig(ReplayConfig):
         default=False, description="Move the group to start, also backwards; the next runs continue behind this one."
     )
 
+    accept: list[str] = Field(
+        default=[],
+        description=(
+            "Continue with streams that were deleted and made again, by the names of their next epochs, like orders#2. "
+            "One that was accepted before is left alone."
+        ),
+    )
+
     def check(self) -> None:
         """Refuse what does not go together.
 

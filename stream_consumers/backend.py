@@ -20,6 +20,7 @@ from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.committer import PositionCommitter
 from stream_consumers.consumer import Consumer, DeadLetterObserver, Producer, log_dead_letter
+from stream_consumers.epochs import Names
 from stream_consumers.errors import (
     BackendLoadError,
     GroupsNotRememberedError,
@@ -206,8 +207,14 @@ class Backend(ABC):
         """
         raise UnsupportedError(f"{url}: there are no groups to join", remedy="Use mode 'resumable'.")
 
-    def claims(self, url: StreamUrl, group: str, client: ClientConfig) -> Any:
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: Names) -> Any:
         """A group whose members share entries, where :attr:`claims_entries`; close it when done.
+
+        Args:
+            url: the stream.
+            group: whose members share.
+            client: configuration of the broker's client.
+            names: for streams that were recreated the names of their epochs, see :mod:`stream_consumers.epochs`.
 
         Returns:
             What ``spark_jobs.claims`` works with: a :class:`stream_consumers.redis.claims.RedisClaims`, which has no

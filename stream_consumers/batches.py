@@ -80,7 +80,8 @@ class Resume:
 
     Args:
         positions: the next sequence of each shard, as the ledger has them.
-        hint: what :attr:`BatchPlan.hint` of an earlier batch was; a hint is only ever a shortcut.
+        hint: what :attr:`BatchPlan.hint` of an earlier batch was; a hint is only ever a shortcut. Shards stand in it as
+            keys, by their names: those of a stream that was recreated since are left out.
     """
 
     positions: Mapping[Shard, int]
@@ -132,7 +133,11 @@ class BatchSource(ClosesOnExit, ABC):
 
     @abstractmethod
     def identities(self) -> Mapping[str, str]:
-        """The fingerprint of each stream that detects a recreated one (topic id, file creation time)."""
+        """The fingerprint of each stream that detects a recreated one: a topic id, the creation time of a file.
+
+        It is asked for again after each read. Where there is none (Redis), the same text for ever: then a recreated
+        stream is only known by an end that lies before the position.
+        """
 
     @abstractmethod
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
@@ -173,6 +178,13 @@ class BatchSource(ClosesOnExit, ABC):
     def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
         """The parts of ``gaps`` that were removed from the stream; by what :meth:`extents` found last."""
         return {}
+
+    def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
+        """The shards that are known to be others than at these positions, where fingerprints do not tell.
+
+        By what :meth:`extents` found last.
+        """
+        return frozenset()
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""

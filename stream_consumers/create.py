@@ -9,6 +9,7 @@ from stream_consumers.backend import Backend, ConsumerOptions, find_backend
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, DeadLetterObserver, GroupConsumer, Producer, log_dead_letter
+from stream_consumers.epochs import Names
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, choice
 from stream_consumers.urls import StreamUrl
@@ -87,13 +88,17 @@ class StreamSource:
         """Whether the backend has groups whose entries are claimed."""
         return self.backend.claims_entries
 
-    def claims(self, group: str) -> RedisClaims:
+    def claims(self, group: str, names: Names | None = None) -> RedisClaims:
         """The group, where entries are claimed; close it when done.
+
+        Args:
+            group: whose members share.
+            names: for streams that were recreated the names of their epochs.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
-        claims: RedisClaims = self.backend.claims(self.url, group, self.client)
+        claims: RedisClaims = self.backend.claims(self.url, group, self.client, names or {})
         return claims
 
     def open(self, membership: Membership | None = None) -> BatchSource:

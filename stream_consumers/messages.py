@@ -20,11 +20,14 @@ INTERNAL_KEY = "SEA_STREAMER_INTERNAL"
 MAX_SHARD_DIGITS = 20
 MIN_TIMESTAMP_MS, MAX_TIMESTAMP_MS = -62_135_596_800_000, 253_402_300_799_999
 """The times that a datetime, and a TIMESTAMP of Spark, can say: the years 1 to 9999."""
+EPOCH_MARK = "#"
+"""Stands in the names of epochs before their number, see :mod:`stream_consumers.epochs`; no stream key holds it."""
 _STREAM_KEY = re.compile(r"[a-zA-Z0-9._-]*\Z")
-_MEANINGFUL = frozenset(" %/,*?#'\"`\\^<>")
+_MEANINGFUL = frozenset(f" %/,*?{EPOCH_MARK}'\"`\\^<>")
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
 # How a key ends that is a shard; see :func:`stream_consumers.redis.ids.is_shard_id`.
 _NUMBERED = re.compile(rf"(.):(0|[1-9][0-9]{{0,{MAX_SHARD_DIGITS - 1}}})\Z")
+_EPOCH_NAME = re.compile(rf"(.+){EPOCH_MARK}[1-9][0-9]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -133,7 +136,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read ``stream/id`` back.
+        """Read ``stream/id`` back; the stream may be an epoch, like ``orders#2``.
 
         Raises:
             InvalidUrlError: if there is no ``/``, or no whole number of at most 20 digits behind it.
@@ -141,7 +144,10 @@ class Shard:
         stream, slash, number = text.rpartition("/")
         if not slash or not number.isascii() or not number.isdigit() or len(number) > MAX_SHARD_DIGITS:
             raise InvalidUrlError(f"{text!r} is not a shard", remedy="Write it as stream/number, like orders/3.")
-        return cls(check_encoded_key(stream), int(number))
+        epoch = _EPOCH_NAME.match(stream)
+        if epoch:
+            check_encoded_key(epoch[1])
+        return cls(stream if epoch else check_encoded_key(stream), int(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
         UnsupportedError: the members of the group claim entries one by one, so that it has no positions.
         TableUnreadableError: delta-rs cannot read the table's data.
     """
+    source = ingestion.in_epochs(source)
     state = ingestion.ledger().read()
     check_sharing(state, ingestion)
     if CLAIMS in (state.sharing, ingestion.sharing_mode):
@@ -87,6 +88,7 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
             :func:`plan_adoption`.
         WriteError: Spark failed; run it again.
     """
+    source = ingestion.in_epochs(source)
     positions = plan_adoption(source, ingestion)
     ingestion.ledger().check_first(positions)
     identities = source.identities()
@@ -95,9 +97,8 @@ def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Map
         if not without_positions(state, (shard.stream for shard in positions)):
             # Another run did the same at the same time.
             return None
-        known = state.newest.identities if state.newest else {}
         switch = None if state.newest else ingestion.sharing_mode
-        return {"origin": positions, "identities": {**known, **identities}, "switch": switch}
+        return {"origin": positions, "identities": {**state.identities, **identities}, "switch": switch}
 
     commit_empty(spark, ingestion, "init", fields)
     return positions

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from stream_consumers.batches import BatchSource, Extent
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choose_fields
@@ -122,10 +123,16 @@ class Bound:
             return source.at(self.timestamp_ms)
         wanted = self.sequences if self.sequence is None else dict.fromkeys(extents, self.sequence)
         for shard, sequence in sorted(wanted.items()):
-            if shard not in extents:
+            listed, names = ", ".join(map(str, sorted(extents))), {known.stream for known in extents}
+            is_other = split_epoch(shard.stream)[0] in {split_epoch(name)[0] for name in names}
+            if is_other and shard.stream not in names:
                 raise InvalidOptionError(
-                    f"{source.url} has no shard {shard}", remedy=f"It has {', '.join(map(str, sorted(extents)))}."
+                    f"{shard} is of another epoch of {source.url} than the one that can be read: it was recreated, and "
+                    "the messages of the old stream are gone",
+                    remedy=f"It has {listed}. The rows of {shard.stream!r} in the table stay as they are.",
                 )
+            if shard not in extents:
+                raise InvalidOptionError(f"{source.url} has no shard {shard}", remedy=f"It has {listed}.")
             extent = extents[shard]
             if not extent.start <= sequence <= extent.end:
                 raise InvalidOptionError(

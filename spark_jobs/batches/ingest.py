@@ -13,6 +13,7 @@ from spark_jobs.batches.ingestion import (
     Ingestion,
     Observer,
     Step,
+    check_epochs,
     check_loss,
     check_sharing,
     check_source,
@@ -25,7 +26,7 @@ from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.batches import BatchSource, Extent, Range, Resume
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss
@@ -85,6 +86,7 @@ class IngestJob(SourceJob):
                 keep(self._spark, self._source, self._ingestion, state)
                 continue
             check_sharing(state, self._ingestion)
+            check_epochs(state, self._identities, url=self._source.url)
             extents = self._freeze(state)
             if state.newest is None:
                 if not extents and self._origin.edge is AutoStreamReset.EARLIEST:
@@ -134,6 +136,8 @@ class IngestJob(SourceJob):
         self._writer.initialize(state, origin, identities=self._identities)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
+        if state.gone:
+            return self._record_gone(state)
         ends = {shard: self._end(shard, extent) for shard, extent in extents.items()}
         redo = {s: part.clamp(Range(MIN_SEQUENCE, ends[s])) for s in extents for part in _redo(state, s)[:1]}
         redo = {shard: part for shard, part in redo.items() if part.start < part.end}
@@ -170,6 +174,22 @@ class IngestJob(SourceJob):
             hint=plan.hint if mode == "append" else None,
             lost={shard: Intervals.of(part) for shard, part in lost.items() if shard in plan.ranges},
         )
+
+    def _record_gone(self, state: LedgerState) -> Batch:
+        """What a RESTORE removed of a stream that was recreated since: skipped, if that is to be recorded."""
+        listed = ", ".join(f"{shard} {parts}" for shard, parts in state.gone.items())
+        if self._ingestion.on_data_loss is DataLoss.ERROR:
+            raise DataLossError(
+                f"a RESTORE of {self._ingestion.table} removed rows of a stream that was recreated since: {listed}",
+                remedy="Nobody can read their messages again. RESTORE the table to a version that has them; or, to go "
+                "on without them, with the loss recorded in the table's log and its dead letters, set on_data_loss to "
+                "'record'.",
+            )
+        ranges = {shard: parts.ranges[0] for shard, parts in state.gone.items()}
+        lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
+        hint = state.newest.hint if state.newest else None
+        empty = BatchPlan({}, [], 0)
+        return self._planned("batch", state, empty, identities=self._identities, ranges=ranges, lost=lost, hint=hint)
 
     def _check_redo(self, redo: Mapping[Shard, Range]) -> None:
         """Rows are replaced only by what can be read again."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -12,11 +13,19 @@ from pyspark.sql import DataFrame
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import absolute_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
-from stream_consumers.errors import DataLossError, InvalidOptionError, SourceRecreatedError
+from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    LedgerTruncatedError,
+    SourceRecreatedError,
+    TableUnreadableError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choose_fields
 from stream_consumers.urls import StreamUrl
@@ -168,6 +177,26 @@ class Ingestion:
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
+    def epochs(self, streams: Collection[str]) -> Names:
+        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell."""
+        try:
+            state = self.ledger().read()
+            known: Iterable[str] = state.identities
+            is_told = state.newest is not None
+        except LedgerTruncatedError:
+            known, is_told = (), False
+        log = self.ledger().log
+        snapshot = None if is_told else log.snapshot()
+        if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in streams)):
+            # A table without our columns has no epochs.
+            with suppress(TableUnreadableError):
+                known = {shard.stream for shard in last_sequences(log, self.dead_letters().log())}
+        return newest_epochs(known, streams)
+
+    def in_epochs(self, source: BatchSource) -> BatchSource:
+        """The source, with its streams called by the names of their newest epochs."""
+        return named(source, self.epochs(source.url.required_streams()))
+
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""
         log = DeltaLog(self.table, storage_options=self.storage_options)
@@ -258,7 +287,7 @@ def check_source(source: BatchSource, group: str, state: LedgerState, extents: M
     """Refuse a stream that is not the one the ledger remembers, or that ends before the position (I5).
 
     Args:
-        source: the stream.
+        source: the stream, by the names of its epochs.
         group: for the message.
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
@@ -266,23 +295,74 @@ def check_source(source: BatchSource, group: str, state: LedgerState, extents: M
     Raises:
         SourceRecreatedError: with both identities, or the position and the end.
     """
-    known = state.newest.identities if state.newest else {}
     identities = source.identities()
-    for stream, identity in identities.items():
-        if known.get(stream, identity) != identity:
+    check_epochs(state, identities, url=source.url)
+    for error in recreations(source, group, state, extents, identities).values():
+        raise error
+
+
+def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
+    """Refuse to continue with streams whose next epoch was accepted meanwhile.
+
+    Raises:
+        SourceRecreatedError: with the name of the epoch.
+    """
+    for name in streams:
+        newest = newest_epochs(state.identities, [split_epoch(name)[0]])[split_epoch(name)[0]]
+        if newest != name:
             raise SourceRecreatedError(
-                f"{source.url} is not the stream that group {group!r} has read so far",
-                remedy="If it was recreated on purpose, ingest it with a new group name.",
-                ledger=known[stream],
+                f"{url} was recreated, and accepted as {newest!r} while this run was at work on {name!r}",
+                remedy="Nothing was lost; run again.",
+            )
+
+
+def recreations(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    identities: Mapping[str, str],
+) -> Mapping[str, SourceRecreatedError]:
+    """For each epoch of the source that is another stream than the ledger remembers, how that is known.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the stream holds.
+        identities: of the source.
+    """
+    found: dict[str, SourceRecreatedError] = {}
+    for name, identity in identities.items():
+        known = state.identities.get(name, identity)
+        if known != identity:
+            found[name] = SourceRecreatedError(
+                f"{source.url} is not the stream that group {group!r} has read so far as {name!r}",
+                remedy=accept_remedy(name),
+                ledger=known,
                 found=identity,
             )
+    for shard in sorted(source.recreated(state.positions)):
+        found.setdefault(
+            shard.stream,
+            SourceRecreatedError(
+                f"{shard} of {source.url} was deleted and made again since group {group!r} has read it: its entries "
+                "are counted anew, and what was not read before is gone",
+                remedy=accept_remedy(shard.stream),
+                position=state.positions[shard],
+            ),
+        )
     for shard, known_shard in state.shards.items():
         position = known_shard.covered.position or 0
         end = extents[shard].end + extents[shard].blocked if shard in extents else None
         if shard.stream in identities and (end is None or end < position) and position > 0:
-            raise SourceRecreatedError(
-                f"{source.url} ends before the position of group {group!r} in {shard}",
-                remedy="The stream was cut or replaced. Ingest it with a new group name, or bring it back.",
-                position=position,
-                end=end,
+            found.setdefault(
+                shard.stream,
+                SourceRecreatedError(
+                    f"{source.url} ends before the position of group {group!r} in {shard}",
+                    remedy=f"The stream was cut or replaced. Bring it back. {accept_remedy(shard.stream)}",
+                    position=position,
+                    end=end,
+                ),
             )
+    return found

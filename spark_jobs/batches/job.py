@@ -154,7 +154,7 @@ class SourceJob(BatchJob):
         on_wait: Callable[[str], object],
     ) -> None:
         super().__init__(spark, ingestion, url=source.url, observer=observer, on_wait=on_wait)
-        self._source = source
+        self._source = ingestion.in_epochs(source)
 
     @cached_property
     def _identities(self) -> Mapping[str, str]:
@@ -173,7 +173,7 @@ class SourceJob(BatchJob):
         if found != self._identities:
             raise SourceRecreatedError(
                 f"{self._source.url} was recreated while it was read",
-                remedy="Nothing was written. If it was recreated on purpose, ingest it with a new group name.",
+                remedy="Nothing was written. The next run says how to accept it, if it was recreated on purpose.",
                 planned=dict(self._identities),
                 found=dict(found),
             )

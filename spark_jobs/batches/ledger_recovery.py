@@ -129,7 +129,7 @@ def _state(ingestion: Ingestion, source: BatchSource, ends: Mapping[Shard, int])
     shards = {shard: ShardState(Intervals.of((MIN_SEQUENCE, end)), origin=end) for shard, end in ends.items()}
     state = LedgerState(version, shards, None, number, settled, ingestion.sharing_mode)
     kept = ledger.entry("keep", state, number=number, bid="", identities=source.identities())
-    return replace(state, newest=kept)
+    return replace(state, newest=kept, identities=kept.identities)
 
 
 def keep(spark: SparkSession, source: BatchSource, ingestion: Ingestion, state: LedgerState) -> None:

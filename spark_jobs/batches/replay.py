@@ -221,6 +221,7 @@ class ReplayJob(SourceJob):
             self._writer.delete_orphaned(state)
             progress = self._progress(state)
             gaps = progress.gaps(state)
+            self._check_gone(gaps)
             if not gaps:
                 self._writer.delete_orphaned(state, again=True)
                 return None
@@ -228,6 +229,17 @@ class ReplayJob(SourceJob):
                 return self._plan(state, progress, gaps)
             except OutdatedError as outdated:
                 self._look_again(outdated)
+
+    def _check_gone(self, gaps: Mapping[Shard, Range]) -> None:
+        """A replay that was begun before its stream was recreated cannot be taken up again."""
+        gone = {shard: part for shard, part in gaps.items() if shard.stream not in self._identities}
+        if gone:
+            raise DataLossError(
+                f"{self._source.url} was recreated since this replay was begun: what it has left is of a stream that "
+                "is gone",
+                remedy="The rows in the table are the last copy, so they are not touched. Begin a new replay.",
+                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
+            )
 
     def _progress(self, state: LedgerState) -> ReplayProgress:
         """The goal is fixed by the first commit of the replay, or where there is none, by the first look."""

@@ -58,6 +58,7 @@ class Move:
 
 def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
     """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
+    source = ingestion.in_epochs(source)
     try:
         return ingestion.ledger().read(), False
     except LedgerTruncatedError:
@@ -74,6 +75,7 @@ def plan_moves(source: BatchSource, ingestion: Ingestion, to: Bound, *, state: L
     """
     check_replay(state, ingestion)
     check_sharing(state, ingestion)
+    source = ingestion.in_epochs(source)
     extents = source.extents()
     check_source(source, ingestion.group, state, extents)
     moves = []
@@ -134,7 +136,7 @@ def rewind(
         for one in _move_shards(spark, source, ingestion, to, rewind_id):
             moved.append(one)
         if moved:
-            _tell_broker(source, ingestion)
+            _tell_broker(ingestion.in_epochs(source), ingestion)
 
     Retries(ingestion.retry_seconds, on_wait=on_wait).call(move)
     return moved
@@ -144,6 +146,7 @@ def _move_shards(
     spark: SparkSession, source: BatchSource, ingestion: Ingestion, to: Bound, rewind_id: str
 ) -> Iterator[Move]:
     """What was moved, when it is in the ledger; what was moved under this id before stays as it is."""
+    source = ingestion.in_epochs(source)
     ledger = ingestion.ledger()
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:

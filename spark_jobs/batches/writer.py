@@ -92,7 +92,7 @@ class BatchWriter:
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
-        identities = {**(state.newest.identities if state.newest else {}), **identities}
+        identities = {**state.identities, **identities}
         made: dict[str, Any] = {"transform": self._ingestion.transform_name}
         if self._settlement is not None:
             made |= {"settled": self._settlement.version, "uncounted": self._settlement.uncounted}

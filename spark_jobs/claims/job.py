@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_sharing, ignore_steps
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_epochs, check_sharing, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.writer import OutdatedError, Written, commit_empty
 from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
@@ -92,6 +92,7 @@ class ClaimJob(BatchJob):
         while True:
             state = self._ledger.read()
             check_sharing(state, self._ingestion)
+            check_epochs(state, self._claims.identities(), url=self._claims.url)
             check_restored(self._ledger, state, self._ingestion)
             if state.newest is None:
                 origin = self._claims.prepare(self._ingestion.start)
@@ -130,7 +131,7 @@ class ClaimJob(BatchJob):
             if held is None:
                 return writer.write(batch)
             with Heartbeat(self._claims, held):
-                return writer.write(batch)
+                return writer.write(batch, check=self._check_epochs)
         except OutdatedError:
             # The next plan records what is gone, and takes over the rest from our own name.
             # If it was fenced meanwhile, the one who did it found what there was to find.
@@ -142,6 +143,10 @@ class ClaimJob(BatchJob):
         except BaseException:
             self._release(held)
             raise
+
+    def _check_epochs(self) -> None:
+        """After the read: entries of a group that was created after an accept are of the next epoch."""
+        check_epochs(self._ledger.read(), self._claims.identities(), url=self._claims.url)
 
     def _finish(self, batch: Batch) -> Mapping[Shard, int]:
         assert self._open is not None

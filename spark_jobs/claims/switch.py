@@ -16,6 +16,7 @@ from spark_jobs.claims.losses import check_restored
 from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claim_name import ClaimName
@@ -58,7 +59,8 @@ def check_switch(claims: RedisClaims, state: LedgerState, ingestion: Ingestion, 
         DataLossError: a RESTORE removed claimed batches.
         GroupActiveError: entries are pending.
     """
-    missing = sorted({shard.stream for shard in state.shards} - set(claims.url.required_streams()))
+    read = {split_epoch(shard.stream)[0] for shard in state.shards}
+    missing = sorted(read - set(claims.url.required_streams()))
     if missing:
         raise InvalidOptionError(
             f"group {ingestion.group!r} reads {', '.join(missing)}, too, which {claims.url} does not name",

@@ -13,7 +13,7 @@ from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
 
 FORMAT = 1
-KINDS = ("batch", "fence", "init", "replay", "keep")
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,15 @@ class ShardState:
         redo: covered sequences whose rows have to be replaced.
         origin: where reading began; ``None`` if the group has not begun with the shard.
         claimed: behind the last Redis entry that a batch of claimed entries wrote; ``None`` if there is none.
+        ended: where the shard ends for good, since its stream was recreated and the new one accepted; ``None`` while it
+            goes on.
     """
 
     covered: Intervals = field(default_factory=Intervals)
     redo: Intervals = field(default_factory=Intervals)
     origin: int | None = None
     claimed: int | None = None
+    ended: int | None = None
 
     @property
     def position(self) -> int | None:
@@ -41,13 +44,14 @@ class ShardState:
     def to_json(self) -> dict[str, Any]:
         """The state as JSON values."""
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
-        return {**parts, "origin": self.origin, "claimed": self.claimed}
+        known = {"origin": self.origin, "claimed": self.claimed}
+        return {**parts, **known} if self.ended is None else {**parts, **known, "ended": self.ended}
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> ShardState:
         """Read :meth:`to_json` back."""
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
-        return cls(covered, redo, known["origin"], known["claimed"])
+        return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"))
 
 
 State = Mapping[Shard, ShardState]
@@ -68,7 +72,7 @@ class LedgerEntry:
     """One commit of ours; protocol §2 lists the fields.
 
     Args:
-        kind: one of :data:`KINDS`; ``init`` is the first commit of a group.
+        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
             transaction sequence of its own; for a fence that of the fenced sequence.
@@ -83,7 +87,7 @@ class LedgerEntry:
         state: the fold at ``base``.
         rows: messages that were decoded, before the transform.
         dead: dead letters.
-        identities: for each stream, the fingerprint that detects a recreated stream.
+        identities: for each epoch of each stream, the fingerprint that detects a recreated stream.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
         settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
         uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
@@ -98,6 +102,7 @@ class LedgerEntry:
         goal: for a replay, all that it is to replace, in this and in other batches.
         skipped: what the group never reads, because somebody moved it forwards.
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
+        ended: for an accept, where the shards of the epoch before it end.
     """
 
     kind: str
@@ -126,6 +131,7 @@ class LedgerEntry:
     skipped: Mapping[Shard, Range] = field(default_factory=dict)
     transform: str = ""
     uncounted: Uncounted = field(default_factory=dict)
+    ended: Mapping[Shard, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The ``userMetadata`` text."""
@@ -180,8 +186,9 @@ _PER_SHARD: Mapping[str, _Codec] = {
     "claims": _Codec(list, lambda triple: ClaimedRange(*triple)),
     "goal": _RANGE,
     "skipped": _RANGE,
+    "ended": _NUMBER,
 }
 # Field names and their JSON keys.
 _KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
-# Tables written before there were replays do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted")
+# Tables of earlier versions do not have these.
+_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended")

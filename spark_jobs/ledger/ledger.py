@@ -6,6 +6,7 @@ The fold (protocol §4) goes over the commits in log order:
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
     RESTORE to v   covered, redo := those of the fold at v ; origins stay
     init, fence    origins, how the group shares ; the transaction number only otherwise
+    accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
 R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
 """
@@ -45,6 +46,9 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         if known.origin is None:
             after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
+    for shard, end in entry.ended.items():
+        # Nobody can read its messages again: rows that were to be replaced are the last copy.
+        after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
     for shard, claim in entry.claims.items():
         known = after.get(shard, ShardState())
         if shard not in entry.lost:
@@ -59,20 +63,22 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         covered = known.covered | written
         if shard in entry.until:
             redo |= Intervals.of((part.end, entry.until[shard])) & covered
-        after[shard] = replace(known, covered=covered, redo=redo)
+        after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals())
     return after
 
 
 def restore(state: State, past: State) -> State:
-    """The state after a RESTORE to a version with the state ``past``: origins stay as they are now.
+    """The state after a RESTORE to a version with the state ``past``: origins and ends stay as they are now.
 
-    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost.
+    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost. Without its
+    end, what the RESTORE removed of a stream that is gone would be missing in silence.
     """
     after: dict[Shard, ShardState] = {}
     for shard in state.keys() | past.keys():
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
         start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
-        after[shard] = replace(now, covered=then.covered | start, redo=then.redo)
+        redo = then.redo if now.ended is None else Intervals()
+        after[shard] = replace(now, covered=then.covered | start, redo=redo)
     return after
 
 
@@ -89,6 +95,7 @@ class LedgerState:
         uncounted: dead letters that do not count; see :class:`spark_jobs.ledger.entries.LedgerEntry`.
         sharing: how the group shares its shards; empty before its first commit.
         is_restored: whether there was a RESTORE since the newest commit of the group was planned.
+        identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
     """
 
     version: int
@@ -99,11 +106,19 @@ class LedgerState:
     sharing: str = ""
     is_restored: bool = False
     uncounted: Uncounted = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
         """The next sequence of each shard."""
         return {shard: s.position for shard, s in sorted(self.shards.items()) if s.position is not None}
+
+    @property
+    def gone(self) -> Mapping[Shard, Intervals]:
+        """What a RESTORE removed from shards that have ended: nobody can read it again."""
+        ended = {shard: s for shard, s in sorted(self.shards.items()) if s.ended is not None}
+        missing = {s: Intervals.of((MIN_SEQUENCE, known.ended or 0)) - known.covered for s, known in ended.items()}
+        return {shard: part for shard, part in missing.items() if part}
 
 
 class Ledger:
@@ -132,8 +147,7 @@ class Ledger:
             state: the snapshot that the commit is planned from.
             fields: more fields of :class:`LedgerEntry`.
         """
-        newest = state.newest
-        known = {"identities": newest.identities, "transform": newest.transform} if newest else {}
+        known = {"transform": state.newest.transform} if state.newest else {}
         planned = {
             "group": self.group,
             "app": self.app,
@@ -145,6 +159,7 @@ class Ledger:
             "settled": state.settled,
             "uncounted": state.uncounted,
             "sharing": state.sharing,
+            "identities": state.identities,
         }
         return LedgerEntry(kind, **{**known, **planned, **fields})
 
@@ -176,7 +191,10 @@ class Ledger:
         if error is not None:
             raise error
         settled, uncounted = self._dead_letters(newest, is_restored=is_restored)
-        return LedgerState(snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted)
+        identities = self._identities(newest, snapshot.version)
+        return LedgerState(
+            snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted, identities
+        )
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
@@ -337,6 +355,14 @@ class Ledger:
             if entry is not None and entry.switch is not None and (entry.kind == "fence" or not sharing):
                 sharing = entry.switch
         return sharing
+
+    def _identities(self, newest: LedgerEntry, version: int) -> Mapping[str, str]:
+        """Those of the newest commit and of all since its base: one that was on its way does not know an accept."""
+        identities = dict(newest.identities)
+        for number in range(newest.base + 1, version + 1):
+            entry = self._need(number).entry
+            identities.update(entry.identities if entry else {})
+        return identities
 
     def _fold_to(self, version: int) -> _Fold:
         """The fold up to ``version``, starting from the state that the newest commit carries.

@@ -1,4 +1,4 @@
-"""The commands for streams and tables: ``ingest``, ``lag``, ``verify`` and ``switch``."""
+"""The commands for streams and tables: ``ingest``, ``lag``, ``verify``, ``switch`` and ``accept``."""
 
 from __future__ import annotations
 
@@ -173,7 +173,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
     if ledger.sharing == CLAIMS or (table is None and _is_claimed(place)):
         rows = _claimed_rows(place, ledger)
     else:
-        with place.stream().open() as opened:
+        with place.stream().open() as stream:
+            opened = stream if table is None else place.ingestion().in_epochs(stream)
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
@@ -210,7 +211,7 @@ def _is_claimed(place: Place) -> bool:
 
 def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
     """A group that claims entries has no position; the server knows what nobody was given and what is pending."""
-    with place.stream(ConsumerMode.LOAD_BALANCED).claims(place.group) as claims:
+    with place.claims() as claims:
         claims.check({shard: known.claimed for shard, known in ledger.shards.items()})
         return [
             {
@@ -242,7 +243,7 @@ def verify(place: Place, as_json: bool) -> None:
     ingestion = place.ingestion()
     claimed, state = None, ingestion.ledger().read()
     if state.sharing == CLAIMS:
-        with place.stream(ConsumerMode.LOAD_BALANCED).claims(place.group) as claims:
+        with place.claims() as claims:
             claimed = claim_state(claims, ingestion.ledger(), state.shards)
     with place.stream().open() as opened, progress_bar() as progress:
         task = progress.add_task("read", total=None)
@@ -266,6 +267,7 @@ def verify(place: Place, as_json: bool) -> None:
         for v in verdicts
     ]
     print_rows(rows, as_json=as_json, title=f"{place.source} and {place.table}", empty="the stream is empty")
+    _tell_of_ended(state)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             tell(f"{verdict.shard}: {what} {sequences} …", style="red")
@@ -291,9 +293,63 @@ def switch(to: str, place: Place, spark: SparkChoice) -> None:
     ingestion, stream = place.ingestion(single_writer=spark.single_writer), place.stream(mode)
     with ExitStack() as stack:
         opened = stack.enter_context(stream.open())
-        claims = stack.enter_context(stream.claims(place.group)) if stream.may_be_claimed else None
+        claims = stack.enter_context(place.claims()) if stream.may_be_claimed else None
         progress = stack.enter_context(progress_bar())
         ingestion.ledger().read()
         progress.add_task("switching", total=None)
         is_changed = switch_sharing(spark.session(), ingestion, to=mode, source=opened, claims=claims)
     click.echo(f"group {place.group} is {to} now" if is_changed else f"group {place.group} was {to} already")
+
+
+def _tell_of_ended(state: LedgerState) -> None:
+    ended = sorted(str(shard) for shard, known in state.shards.items() if known.ended is not None)
+    if ended:
+        tell(f"note: {', '.join(ended)}: the stream is gone, so that its rows cannot be compared", style="yellow")
+
+
+@click.command()
+@click.option(
+    "--as",
+    "epochs",
+    multiple=True,
+    metavar="EPOCH",
+    help="Only this, the next epoch of a stream, like orders#2; nothing happens if it was accepted before.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be accepted, and change nothing.")
+@place_options(click.option("--group", required=True, help="The consumer group."))
+@spark_options
+@json_option
+def accept(epochs: tuple[str, ...], dry_run: bool, place: Place, spark: SparkChoice, as_json: bool) -> None:
+    """Let a group continue with a stream that was deleted and made again, or replaced.
+
+    The rows that are in the table stay. Those of the new stream come beside them, with the name of a new epoch in
+    _stream, like orders#2, from its first message on. What the old stream held that was not read is given up.
+
+    \b
+    Example:
+      stream-assets accept --source kafka://localhost:9092/orders --table lake/orders --group lakehouse --as orders#2
+    """
+    from spark_jobs.batches.accept import accept as accept_epochs
+    from spark_jobs.batches.accept import plan_accept
+
+    ingestion, stream = place.ingestion(), place.stream()
+    with ExitStack() as stack:
+        opened = stack.enter_context(stream.open())
+        claims = stack.enter_context(place.claims()) if stream.may_be_claimed else None
+        progress = stack.enter_context(progress_bar())
+        accepted = plan_accept(opened, ingestion, ingestion.ledger().read(), epochs=epochs, claims=claims)
+        if accepted and not dry_run:
+            progress.add_task("accepting", total=None)
+            accepted = accept_epochs(spark.session(), opened, ingestion, epochs=epochs, claims=claims)
+    rows = [
+        {
+            "epoch": one.name,
+            "begins at": ", ".join(f"{shard}={start}" for shard, start in sorted(one.origin.items())),
+            "known by": one.identity,
+            "epoch before": one.before,
+            "ended at": ", ".join(f"{shard}={end}" for shard, end in sorted(one.ended.items())),
+        }
+        for one in accepted
+    ]
+    title = f"{'would be' if dry_run else 'is'} accepted by group {place.group} of {place.table}"
+    print_rows(rows, as_json=as_json, title=title, empty=f"{', '.join(epochs)} was accepted before")

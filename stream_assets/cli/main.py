@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from stream_assets.cli.ingest_commands import ingest, lag, switch, verify
+from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
 from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options
 from stream_assets.cli.output import print_rows
 from stream_assets.cli.relay import relay
@@ -60,7 +60,7 @@ def doctor(table: str | None, spark: SparkChoice) -> None:
         sys.exit(1)
 
 
-for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch, adopt):
+for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch, adopt, accept):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.batches.ingestion import Ingestion
+    from stream_consumers.redis.claims import RedisClaims
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -120,6 +121,11 @@ class Place:
     def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
         """The stream as the group reads it in a mode."""
         return StreamSource(self.url, mode, self.client)
+
+    def claims(self) -> RedisClaims:
+        """The group, where members claim entries; close it when done."""
+        names = self.ingestion().epochs(self.url.required_streams())
+        return self.stream(ConsumerMode.LOAD_BALANCED).claims(self.group, names)
 
     def ingestion(self, **settings: Any) -> Ingestion:
         """Group and table, and what else is known of the ingestion."""

@@ -86,7 +86,8 @@ def replay(
         OnReplay(on_replay),
         replay_id or uuid.uuid4().hex,
     )
-    with place.stream().open() as opened, progress_bar() as progress:
+    with place.stream().open() as stream, progress_bar() as progress:
+        opened = ingestion.in_epochs(stream)
         state = ingestion.ledger().read()
         check_replay(state, ingestion)
         maker.check(state)
@@ -147,7 +148,8 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_s
 
     ingestion = replace(_ingestion(place, spark), retry_seconds=retry_seconds)
     mode = ingestion.sharing if ingestion.sharing is ConsumerMode.REAL_TIME else ConsumerMode.RESUMABLE
-    with place.stream(mode).open() as opened, progress_bar() as progress:
+    with place.stream(mode).open() as stream, progress_bar() as progress:
+        opened = ingestion.in_epochs(stream)
         state, _ = read_or_guess(opened, ingestion)
         find = partial(plan_moves, opened, ingestion, to, state=state)
         moves = Retries(retry_seconds, on_wait=tell_waiting).call(find)

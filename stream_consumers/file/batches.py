@@ -348,7 +348,8 @@ class FileBatchSource(BatchSource):
         positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
         own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
         if (
-            any(resume.positions.get(shard, -1) < end for shard, end in own.items())
+            not own
+            or any(resume.positions.get(shard, -1) < end for shard, end in own.items())
             or offset > self._path.stat().st_size
         ):
             return START

@@ -6,6 +6,7 @@ from stream_consumers.backend import Backend, ConsumerOptions
 from stream_consumers.batches import BatchSource, Membership
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Producer
+from stream_consumers.epochs import Names
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import ConsumerMode, Modes, RedisGroupOptions
 from stream_consumers.redis.batches import RedisBatchSource
@@ -74,13 +75,13 @@ class RedisStreams(Backend):
         RedisServer(url, client).check()
         return options
 
-    def claims(self, url: StreamUrl, group: str, client: ClientConfig) -> RedisClaims:
+    def claims(self, url: StreamUrl, group: str, client: ClientConfig, names: Names) -> RedisClaims:
         """See :meth:`stream_consumers.backend.Backend.claims`.
 
         Raises:
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
-        return RedisClaims(url, group, client)
+        return RedisClaims(url, group, client, names=names)
 
     def committer(
         self, url: StreamUrl, group: str, *, consumer: Consumer | None, client: ClientConfig

@@ -277,6 +277,22 @@ class RedisBatchSource(BatchSource):
                 lost[shard] = Range(gap.start, min(max(first, gap.start + 1), gap.end))
         return lost
 
+    def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
+        """Shards with fewer entries ever added than a batch has counted, or with more since than were added.
+
+        A stream that was deleted counts anew, also where its ids go on with the time. Redis 7 counts.
+        """
+        found = set()
+        for shard, position in positions.items():
+            facts, before = self._facts.get(shard), self._added_before.get(shard, {}).get(position)
+            if facts is None or facts.added is None or before is None:
+                continue
+            since = facts.added - before
+            is_all_newer = facts.first is not None and facts.first >= position
+            if since < 0 or (is_all_newer and facts.length > since):
+                found.add(shard)
+        return frozenset(found)
+
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""
         clamped = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
+from stream_consumers.epochs import EpochNames, Names, accept_remedy, split_epoch
 from stream_consumers.errors import GroupRemovedError, SourceRecreatedError, StreamAssetsError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choice
@@ -74,12 +75,15 @@ class RedisClaims(ClosesOnExit):
         group: the consumer group's name; other clients may be in it, too.
         client: as for :class:`stream_consumers.redis.batches.RedisBatchSource`, and the fields of
             :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
+        names: for each stream the name of its epoch, see :mod:`stream_consumers.epochs`; by default the first.
     """
 
-    def __init__(self, url: str | StreamUrl, group: str, client: ClientConfig | None = None) -> None:
+    def __init__(
+        self, url: str | StreamUrl, group: str, client: ClientConfig | None = None, *, names: Names | None = None
+    ) -> None:
         url = StreamUrl.parse(url)
         self.url = url
-        self.server = RedisServer(url, client)
+        self.server = EpochServer(url, client, names=names or {})
         self.group = RedisGroup(self.server, group)
         self.policy = self.server.claim_policy
         self.shards = self.server.shards()
@@ -107,15 +111,17 @@ class RedisClaims(ClosesOnExit):
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
         """
         for shard, written in sorted(known.items()):
-            if shard.stream not in self.url.required_streams():
+            if shard.stream not in self.identities():
                 continue
             facts, group, name = self.server.facts(shard), self.group.facts(shard), self.group.name
+            if facts is not None and group is None and _is_accepted(shard, written):
+                continue
             if facts is None or group is None:
                 raise self._lost_group(shard, facts)
             if group.position > facts.end:
                 raise SourceRecreatedError(
                     f"{shard} of {self.url} ends before the position of group {name!r}: it was recreated",
-                    remedy="Redis would deliver nothing of it. Ingest it with a new group name and another table.",
+                    remedy=f"Redis would deliver nothing of it. {accept_remedy(shard.stream)}",
                     position=group.position,
                     end=facts.end,
                 )
@@ -124,8 +130,8 @@ class RedisClaims(ClosesOnExit):
                     f"group {name!r} of {shard} at {self.url} was moved back, or the server lost its latest state: "
                     "entries that are in the table would be delivered again",
                     remedy="If nothing before it is missing, move it on: "
-                    f"XGROUP SETID {readable(self.server.key(shard))} {name} {to_id(written - 1)}. Else ingest the "
-                    "stream with a new group name into another table.",
+                    f"XGROUP SETID {readable(self.server.key(shard))} {name} {to_id(written - 1)}. "
+                    f"{accept_remedy(shard.stream)}",
                     position=group.position,
                     table=written,
                 )
@@ -147,12 +153,13 @@ class RedisClaims(ClosesOnExit):
         self.check(known)
         positions = {}
         for shard in self.shards:
+            is_created = False
             if self.group.facts(shard) is None:
                 is_latest = start is AutoStreamReset.LATEST and not known
-                self.group.create(shard, NOW if is_latest else START)
+                is_created = self.group.create(shard, NOW if is_latest else START)
             self.check({shard: None})
             # A shard that the ledger knows entered it before: if it is not in it now, somebody switched it back.
-            is_new = shard not in known and self.group.enter_claim_mode(shard)
+            is_new = (is_created or shard not in known) and self.group.enter_claim_mode(shard)
             # A group that another member has created at the beginning may have moved on since.
             positions[shard] = self.position(shard) if is_new or not known else 0
         return positions
@@ -162,10 +169,16 @@ class RedisClaims(ClosesOnExit):
         what = f"the stream {shard}" if facts is None else f"group {name!r} of {shard}"
         return SourceRecreatedError(
             f"{what} is gone from {self.url}, and with it its position and its pending entries",
-            remedy="Ingest it with a new group name and another table; or, if nothing was pending, create it again "
-            f"where it was: XGROUP CREATE {key} {name} <the last id that is in the table>.",
+            remedy=f"If the stream is still the same and nothing was pending, create the group where it was: XGROUP "
+            f"CREATE {key} {name} <the last id that is in the table>. {accept_remedy(shard.stream)}",
             end=facts.end if facts else None,
         )
+
+    def holds(self, shard: Shard, sequence: int) -> bool:
+        """Whether the stream has the entry with this sequence."""
+        entry_id = to_id(sequence)
+        with self.server.explained(f"looking for an entry of {shard}"):
+            return bool(self.server.connection.execute_command("XRANGE", self.server.key(shard), entry_id, entry_id))
 
     def backlog(self) -> Mapping[Shard, Backlog]:
         """How many entries of each shard the group has not finished; all of them where there is no group yet."""
@@ -414,6 +427,37 @@ class Heartbeat(ClosesOnExit):
         """Stop the heartbeat."""
         self._stop.set()
         self._thread.join()
+
+
+def _is_accepted(shard: Shard, written: int | None) -> bool:
+    """Whether the stream was recreated and accepted, and nothing of it is written yet, so that its group is to come."""
+    return written is None and split_epoch(shard.stream)[1] > 1
+
+
+class EpochServer(RedisServer):
+    """A server whose streams are called by the names of their epochs.
+
+    Args:
+        url: see :class:`stream_consumers.redis.server.RedisServer`.
+        client: likewise.
+        names: for each stream the name of its epoch.
+    """
+
+    def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None, *, names: Names) -> None:
+        super().__init__(url, client)
+        self._names = EpochNames(names)
+
+    def shards(self) -> list[Shard]:
+        """See :meth:`stream_consumers.redis.server.RedisServer.shards`."""
+        return sorted(map(self._names.out, super().shards()))
+
+    def key(self, shard: Shard) -> bytes:
+        """The key of a shard."""
+        return super().key(self._names.back(shard))
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        return {self._names.names.get(stream, stream): known for stream, known in super().identities().items()}
 
 
 def _hull(part: Range | None, other: Range) -> Range:

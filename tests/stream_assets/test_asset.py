@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.settings import ROOT
-from tests.support.streams import assert_each_once, write_stream
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 
@@ -159,8 +160,34 @@ def test_a_replaced_file_fails_the_tick(spark: SparkSession, folder: Path, insta
     execute(declare(folder), instance)
     (folder / "orders.ss").unlink()
     write_stream(folder / "orders.ss", 20)
-    with pytest.raises(SourceRecreatedError, match="new group name"):
+    with pytest.raises(SourceRecreatedError, match=r"accept: \[orders#2\]"):
         tick(declare(folder), instance)
+
+
+def test_a_run_accepts_a_replaced_file_and_the_sensor_goes_on_with_it(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 50)
+    execute(declare(folder), instance)
+    config = {"accept": ["orders#2"]}
+    assert not execute(declare(folder), instance, config=config).success, "nothing was recreated"
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 20)
+    assert not execute(declare(folder), instance).success
+    assert execute(declare(folder), instance, config=config).success
+    write_stream(folder / "orders.ss", 4)
+    asked = tick(declare(folder), instance)
+    (observed,) = asked.asset_events
+    assert observed.metadata["stream/lag"].value == 4
+    assert asked.run_requests
+    # The same config accepts nothing more.
+    assert execute(declare(folder), instance, config=config).success
+    rows = sequences_in_table(folder / "t")
+    assert max(rows.values()) == 1
+    assert Counter(stream for stream, _, _ in rows) == {"orders": 50, "orders#2": 24}
+    (folder / "orders.ss").unlink()
+    write_stream(folder / "orders.ss", 1)
+    assert not execute(declare(folder), instance, config=config).success
 
 
 def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(

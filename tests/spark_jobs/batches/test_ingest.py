@@ -278,7 +278,7 @@ def test_a_replaced_file_is_an_error_with_both_identities(spark: SparkSession, f
     drain(spark, url, ingestion(folder / "t"))
     (folder / "orders.ss").unlink()
     write_stream(folder / "orders.ss", 50)
-    with pytest.raises(SourceRecreatedError, match="new group name"):
+    with pytest.raises(SourceRecreatedError, match="stream-assets accept"):
         drain(spark, url, ingestion(folder / "t"))
     assert sum(sequences_in_table(folder / "t").values()) == 10
 
@@ -392,7 +392,7 @@ def test_two_streams_share_a_table_without_noticing_each_other(spark: SparkSessi
     assert sequences_in_table(folder / "t") == dict.fromkeys(wanted, 1)
     (folder / "orders.ss").unlink()
     write_stream(folder / "orders.ss", 90)
-    with pytest.raises(SourceRecreatedError, match="new group name"):
+    with pytest.raises(SourceRecreatedError, match="stream-assets accept"):
         drain(spark, orders, ingestion(folder / "t"))
 
 

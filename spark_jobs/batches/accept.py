@@ -1,0 +1,197 @@
+"""Accepts a stream that was deleted and made again, or replaced by another one of the same name.
+
+One empty commit in the group's transaction sequence begins the stream's next epoch: it says what the new stream is
+known by, where its shards begin, and where those of the epoch before it end. From there on rows and positions are of
+the new epoch (:mod:`stream_consumers.epochs`), and those that are there stay as they are. A batch of the old stream
+that is on its way loses its number to the commit, or lands in the old epoch, where its messages belong. There is
+nothing else to do, so that an accept that was killed has happened or not. tests/model/epochs.py explores all
+interleavings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import (
+    CLAIMS,
+    LEAVING_CLAIMS,
+    SWITCHING,
+    Ingestion,
+    recreations,
+)
+from spark_jobs.batches.writer import commit_empty
+from spark_jobs.ledger.ledger import LedgerState
+from stream_consumers.batches import BatchSource, Resume
+from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch
+from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, StreamNotFoundError
+from stream_consumers.messages import Shard
+from stream_consumers.redis.claims import RedisClaims
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedEpoch:
+    """An epoch that begins.
+
+    Args:
+        name: of the epoch; the rows of its messages have it in ``_stream``.
+        before: the name of the epoch before it.
+        identity: what the new stream is known by.
+        origin: where its shards begin.
+        ended: where the shards of the epoch before it end; what their stream held behind that was not read.
+    """
+
+    name: str
+    before: str
+    identity: str
+    origin: Mapping[Shard, int]
+    ended: Mapping[Shard, int]
+
+
+def plan_accept(
+    source: BatchSource,
+    ingestion: Ingestion,
+    state: LedgerState,
+    *,
+    epochs: Collection[str] = (),
+    claims: RedisClaims | None = None,
+) -> list[AcceptedEpoch]:
+    """What :func:`accept` would do.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing, or the stream is gone and was not made again.
+        InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
+    """
+    _check_begun(state, ingestion)
+    if state.sharing in (SWITCHING, LEAVING_CLAIMS):
+        raise InvalidOptionError(
+            f"group {ingestion.group!r} is about to change its mode", remedy="Finish it with: stream-assets switch."
+        )
+    hint = state.newest.hint if state.newest else None
+    names = newest_epochs(state.identities, source.url.required_streams())
+    if state.sharing == CLAIMS:
+        if claims is None:
+            raise InvalidOptionError(
+                f"group {ingestion.group!r} claims entries one by one", remedy="Give its claims, too."
+            )
+        found = _recreated_claims(claims, state, are_named=bool(epochs))
+    else:
+        current = named(source, names)
+        extents = current.extents(resume=Resume(state.positions, hint))
+        found = recreations(current, ingestion.group, state, extents, current.identities())
+    wanted = _wanted(epochs, names, frozenset(found))
+    return [_next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS) for name in sorted(wanted)]
+
+
+def _check_begun(state: LedgerState, ingestion: Ingestion) -> None:
+    if state.newest is None:
+        raise StreamNotFoundError(
+            f"group {ingestion.group!r} has written nothing into {ingestion.table}: there is no other stream to accept",
+            remedy="Ingest it.",
+        )
+
+
+def _recreated_claims(
+    claims: RedisClaims, state: LedgerState, *, are_named: bool
+) -> Mapping[str, SourceRecreatedError]:
+    """The epochs whose group or stream is gone; unless somebody names them, not where the last entry is still there."""
+    found: dict[str, SourceRecreatedError] = {}
+    for shard, known in state.shards.items():
+        if shard.stream not in claims.identities():
+            continue
+        try:
+            claims.check({shard: known.claimed})
+        except SourceRecreatedError as error:
+            if are_named or known.claimed is None or not claims.holds(shard, known.claimed - 1):
+                found[shard.stream] = error
+    return found
+
+
+def _wanted(epochs: Collection[str], names: Mapping[str, str], recreated: frozenset[str]) -> frozenset[str]:
+    """The epochs that end: all that were recreated, or those before the ones that are asked for."""
+    if not epochs:
+        if not recreated:
+            raise InvalidOptionError(
+                f"{', '.join(sorted(names))} was not recreated: there is nothing to accept",
+                remedy="Ingest it; the group continues where it was.",
+            )
+        return recreated
+    wanted = set()
+    for epoch in epochs:
+        stream, number = split_epoch(epoch)
+        if stream not in names:
+            raise InvalidOptionError(
+                f"{epoch!r} is no epoch of a stream that is read", remedy=f"Read are: {', '.join(sorted(names))}."
+            )
+        known = split_epoch(names[stream])[1]
+        if number <= known:
+            # It was accepted before: by this run, which was killed, or by somebody else.
+            continue
+        if number > known + 1:
+            raise InvalidOptionError(
+                f"{epoch!r} is not the next epoch of {stream!r}", remedy=f"That is {epoch_name(stream, known + 1)}."
+            )
+        if names[stream] not in recreated:
+            raise InvalidOptionError(
+                f"{stream!r} was not recreated: it is the stream that is in the table as {names[stream]!r}",
+                remedy="Ingest it; the group continues where it was.",
+            )
+        wanted.add(names[stream])
+    return frozenset(wanted)
+
+
+def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_claimed: bool) -> AcceptedEpoch:
+    stream, number = split_epoch(before)
+    name = epoch_name(stream, number + 1)
+    shards = [shard for shard in source.extents() if shard.stream == stream]
+    # From the first message on, whatever the group was told about its first run: it has wanted all of the stream.
+    origin = {Shard(name, shard.id): 0 if is_claimed else source.first(shard) for shard in shards}
+    known = {shard: s.covered.ranges for shard, s in state.shards.items() if shard.stream == before}
+    ended = {shard: ranges[-1].end for shard, ranges in sorted(known.items()) if ranges}
+    return AcceptedEpoch(name, before, source.identities()[stream], origin, ended)
+
+
+def accept(
+    spark: SparkSession,
+    source: BatchSource,
+    ingestion: Ingestion,
+    *,
+    epochs: Collection[str] = (),
+    claims: RedisClaims | None = None,
+) -> list[AcceptedEpoch]:
+    """Let the group continue with streams that were recreated; the next run begins with their first messages.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the streams.
+        ingestion: group and table.
+        epochs: only these, each the next epoch of a stream, like ``orders#2``. One that was accepted before is left
+            alone, so that a run with the same settings accepts nothing more. Without any, all that were recreated.
+        claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
+
+    Returns:
+        What was accepted.
+
+    Raises:
+        StreamNotFoundError: the group has written nothing, or the stream is gone and was not made again.
+        InvalidOptionError: a stream was not recreated, or another epoch than its next one is asked for.
+        WriteError: Spark failed; run it again.
+    """
+    _check_begun(ingestion.ledger().read(), ingestion)
+    accepted: list[AcceptedEpoch] = []
+
+    def fields(state: LedgerState) -> Mapping[str, object] | None:
+        # The ledger first: an identity that was asked for earlier may be one that somebody has accepted meanwhile.
+        accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims)
+        if not accepted:
+            return None
+        return {
+            "identities": {**state.identities, **{one.name: one.identity for one in accepted}},
+            "origin": {shard: start for one in accepted for shard, start in one.origin.items()},
+            "ended": {shard: end for one in accepted for shard, end in one.ended.items()},
+        }
+
+    commit_empty(spark, replace(ingestion, member="main", shard=None), "accept", fields)
+    return accepted

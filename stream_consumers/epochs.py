@@ -1,0 +1,250 @@
+"""Epochs: what a stream is called after it was deleted and made again, or replaced by another one of the same name.
+
+The sequences of the new stream collide with those of the old one. So that a row is still known by stream, shard and
+sequence alone, the first epoch has the stream's own name, and the later ones have names that no stream key can be:
+``orders``, ``orders#2``, ``orders#3``. An engine that keeps positions sees an epoch as a stream like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, Split
+from stream_consumers.errors import InvalidUrlError
+from stream_consumers.messages import EPOCH_MARK, Shard
+from stream_consumers.options import Limits
+
+T = TypeVar("T")
+Names = Mapping[str, str]
+"""For each stream key the name of its epoch."""
+
+
+def epoch_name(stream: str, epoch: int) -> str:
+    """The name of an epoch of a stream.
+
+    Example:
+        >>> epoch_name("orders", 1), epoch_name("orders", 2)
+        ('orders', 'orders#2')
+    """
+    return stream if epoch == 1 else f"{stream}{EPOCH_MARK}{epoch}"
+
+
+def split_epoch(name: str) -> tuple[str, int]:
+    """The stream key and the number of an epoch.
+
+    Example:
+        >>> split_epoch("orders"), split_epoch("orders#2")
+        (('orders', 1), ('orders', 2))
+    """
+    stream, mark, number = name.rpartition(EPOCH_MARK)
+    return (stream, int(number)) if mark and number.isdigit() else (name, 1)
+
+
+def newest_epochs(known: Iterable[str], streams: Iterable[str]) -> Names:
+    """For each stream the name of its newest epoch among those that are known; its first one where none is.
+
+    Example:
+        >>> newest_epochs(["orders", "orders#2", "clicks"], ["orders", "users"])
+        {'orders': 'orders#2', 'users': 'users'}
+    """
+    newest: dict[str, int] = {}
+    for name in known:
+        stream, epoch = split_epoch(name)
+        newest[stream] = max(epoch, newest.get(stream, 1))
+    return {stream: epoch_name(stream, newest.get(stream, 1)) for stream in streams}
+
+
+def accept_remedy(name: str) -> str:
+    """How somebody goes on with a stream that was recreated.
+
+    Args:
+        name: of the epoch that the ledger has.
+    """
+    stream, epoch = split_epoch(name)
+    following = epoch_name(stream, epoch + 1)
+    return (
+        f"If it was recreated on purpose, accept it: stream-assets accept --as {following}, with the same --source, "
+        f"--table and --group, or in Dagster the run config accept: [{following}]. The group continues with the first "
+        f"message of the new stream, whose rows have _stream = '{following}'; the rows that are there stay."
+    )
+
+
+def named(source: BatchSource, names: Names) -> BatchSource:
+    """The source, with its streams called by the names of their epochs.
+
+    Args:
+        source: the stream.
+        names: for each stream of the source the name of its epoch.
+    """
+    if isinstance(source, EpochSource) or all(stream == name for stream, name in names.items()):
+        return source
+    return EpochSource(source, names)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochNames:
+    """Shards by the names of epochs, and by the keys of their streams.
+
+    Args:
+        names: for each stream key the name of its epoch.
+
+    Example:
+        >>> names = EpochNames({"orders": "orders#2"})
+        >>> str(names.out(Shard("orders", 3))), str(names.back(Shard("orders#2", 3)))
+        ('orders#2/3', 'orders/3')
+    """
+
+    names: Names
+
+    def out(self, shard: Shard) -> Shard:
+        """The shard, by the name of its epoch."""
+        return Shard(self.names.get(shard.stream, shard.stream), shard.id)
+
+    def back(self, shard: Shard) -> Shard:
+        """The shard, by the key of its stream."""
+        return Shard(split_epoch(shard.stream)[0], shard.id)
+
+    def all_out(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
+        """As :meth:`out`, for what is known of several shards."""
+        return {self.out(shard): value for shard, value in values.items()}
+
+    def all_back(self, values: Mapping[Shard, T]) -> dict[Shard, T]:
+        """As :meth:`back`; without the shards of other epochs and of other streams."""
+        own = frozenset(self.names.values())
+        return {self.back(shard): value for shard, value in values.items() if shard.stream in own}
+
+    def hint_out(self, hint: object) -> object:
+        """A hint with its shards by the names of epochs; hints have them as keys."""
+        return self._hint(hint, is_out=True)
+
+    def hint_back(self, hint: object) -> object:
+        """A hint with its shards by the keys of streams; without those of other epochs of these streams."""
+        return self._hint(hint, is_out=False)
+
+    def _hint(self, hint: object, *, is_out: bool) -> object:
+        if not isinstance(hint, Mapping):
+            return hint
+        renamed = {}
+        for key, value in hint.items():
+            shard = _shard(key)
+            if shard is None or split_epoch(shard.stream)[0] not in self.names:
+                renamed[key] = self._hint(value, is_out=is_out)
+            elif is_out:
+                renamed[str(self.out(shard))] = value
+            elif shard.stream in self.names.values():
+                renamed[str(self.back(shard))] = value
+        return renamed
+
+
+def _shard(key: object) -> Shard | None:
+    try:
+        return Shard.parse(str(key))
+    except InvalidUrlError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSplit:
+    """A split whose messages carry the names of epochs."""
+
+    split: Split
+    names: Names
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        for batch in self.split.read():
+            column = batch.column("stream")
+            for stream, name in self.names.items():
+                column = pc.if_else(pc.equal(column, pa.scalar(stream)), pa.scalar(name), column)
+            yield batch.set_column(batch.schema.get_field_index("stream"), batch.schema.field("stream"), column)
+
+
+class EpochSource(BatchSource):
+    """A batch source whose streams are called by the names of their epochs.
+
+    Args:
+        source: the stream.
+        names: for each stream of the source the name of its epoch.
+    """
+
+    def __init__(self, source: BatchSource, names: Names) -> None:
+        super().__init__(source.url)
+        self._source = source
+        self._names = EpochNames(names)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.BatchSource.identities`."""
+        return {self._names.names[stream]: identity for stream, identity in self._source.identities().items()}
+
+    def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
+        """See :meth:`stream_consumers.batches.BatchSource.extents`."""
+        known = None
+        if resume is not None:
+            hint = self._names.hint_back(resume.hint)
+            known = Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
+        return self._names.all_out(self._source.extents(resume=known, budget_seconds=budget_seconds))
+
+    def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
+        """See :meth:`stream_consumers.batches.BatchSource.plan`."""
+        plan = self._source.plan(self._names.all_back(gaps), limits=limits, parallelism=parallelism)
+        if plan is None:
+            return None
+        splits = [EpochSplit(split, self._names.names) for split in plan.splits]
+        hint = self._names.hint_out(plan.hint)
+        ranges = self._names.all_out(plan.ranges)
+        return BatchPlan(ranges, splits, plan.records, hint if isinstance(hint, Mapping) else None)
+
+    def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.at`."""
+        return self._names.all_out(self._source.at(timestamp_ms))
+
+    def first(self, shard: Shard) -> int:
+        """See :meth:`stream_consumers.batches.BatchSource.first`."""
+        return self._source.first(self._names.back(shard))
+
+    def answer_within(self, seconds: float) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
+        self._source.answer_within(seconds)
+
+    @property
+    def is_exact(self) -> bool:
+        """See :attr:`stream_consumers.batches.BatchSource.is_exact`."""
+        return self._source.is_exact
+
+    def lost(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+        """See :meth:`stream_consumers.batches.BatchSource.lost`."""
+        return self._names.all_out(self._source.lost(self._names.all_back(gaps)))
+
+    def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
+        """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
+        return frozenset(map(self._names.out, self._source.recreated(self._names.all_back(positions))))
+
+    def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.BatchSource.count`."""
+        return self._names.all_out(self._source.count(self._names.all_back(gaps)))
+
+    def unreadable_tail(self) -> str | None:
+        """See :meth:`stream_consumers.batches.BatchSource.unreadable_tail`."""
+        return self._source.unreadable_tail()
+
+    def committed(self, group: str) -> Mapping[Shard, int] | None:
+        """See :meth:`stream_consumers.batches.BatchSource.committed`."""
+        found = self._source.committed(group)
+        return None if found is None else self._names.all_out(found)
+
+    def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.commit`."""
+        self._source.commit(group, self._names.all_back(positions), metadata=metadata)
+
+    def committed_metadata(self, group: str) -> Mapping[Shard, str]:
+        """See :meth:`stream_consumers.batches.BatchSource.committed_metadata`."""
+        return self._names.all_out(self._source.committed_metadata(group))
+
+    def close(self) -> None:
+        """See :meth:`stream_consumers.batches.BatchSource.close`."""
+        self._source.close()
