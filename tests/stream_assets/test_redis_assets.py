@@ -15,6 +15,7 @@ from stream_assets import stream_asset, stream_definitions
 from stream_assets.asset import stream_asset_key
 from stream_consumers.messages import encode_key
 from stream_consumers.options import ConsumerMode
+from stream_consumers.redis.ids import to_sequence
 from tests.support.command_line import run
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.redis_tables import QUICK, Stream
@@ -78,17 +79,19 @@ def test_a_stream_of_any_key_from_the_sensor_to_the_replay(
     assert "no lag" in skip_message(tick(stream, instance))
 
     again = declare(folder, "new", source=made.url, group=made.group)
-    assert execute(again, instance, config={"start": {"rewind": {f"{made.name}/1": 0}}}).success
+    first = [to_sequence(made.entry_ids(shard)[0]) for shard in (0, 1)]
+    assert execute(again, instance, config={"start": {"rewind": {f"{made.name}/1": first[1]}}}).success
     made.assert_each_once()
     rows = spark.read.format("delta").load(str(made.table)).groupBy("_stream", "_shard", "made_by").count().collect()
     assert {tuple(row) for row in rows} == {(made.name, 0, "old", 10), (made.name, 1, "new", 10)}
 
-    place = ("--source", made.url, "--table", str(made.table), "--group", made.group)
-    verified = run("verify", *place)
+    words = ("--source", made.url, "--table", str(made.table), "--group", made.group)
+    verified = run("verify", *words)
     assert verified.exit_code == 0, verified.output
-    moved = run("rewind", *place, "--to", f"{made.name}/0=0,{made.name}/1=0", "--dry-run")
+    to = ",".join(f"{made.name}/{shard}={sequence}" for shard, sequence in enumerate(first))
+    moved = run("rewind", *words, "--to", to, "--dry-run")
     assert moved.exit_code == 0, moved.output
-    switched = run("switch", *place, "--to", "load_balanced")
+    switched = run("switch", *words, "--to", "load_balanced")
     assert switched.exit_code == 0, switched.output
     made.add(10, first=20)
     made.mode, made.options = ConsumerMode.LOAD_BALANCED, dict(QUICK)
