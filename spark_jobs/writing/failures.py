@@ -93,7 +93,7 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     """
     if isinstance(error, StreamAssetsError):
         return error
-    text, told = str(error), cause_of(error)
+    text, told = text_of(error), cause_of(error)
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
     if is_python and "stream_consumers.errors." not in last_line(error):
         return TransformError(
@@ -110,6 +110,14 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     return known.error(f"{known.what.format(table=table)}: {told}", remedy=known.remedy)
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error; that of a Java error is asked of the JVM, which may have ended."""
+    try:
+        return str(error)
+    except Exception as gone:  # noqa: BLE001 - py4j raises what comes
+        return f"{type(error).__name__}, and the JVM of Spark does not answer any more ({type(gone).__name__})"
+
+
 def cause_of(error: BaseException) -> str:
     """What an error of Spark says, and what its deepest cause says, in one line and without Java frames.
 
@@ -118,7 +126,7 @@ def cause_of(error: BaseException) -> str:
         >>> cause_of(RuntimeError(chr(10).join(lines)))
         'it failed; caused by: disk full'
     """
-    text = str(error)
+    text = text_of(error)
     said = re.split(r"\n\s*at |\n\s*JVM stacktrace:|\nCaused by:", text)[0]
     said = re.sub(r"^An error occurred while calling \S+\n: ", "", said)
     # Delta's advice on how to let columns in is not ours, and longer than what is wrong.
@@ -145,6 +153,6 @@ def raised_on_executor(reason: str) -> type[StreamAssetsError]:
 
 def last_line(error: BaseException) -> str:
     """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
-    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", str(error), re.MULTILINE)
+    raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", text_of(error), re.MULTILINE)
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
     return str(python[-1]) if python else cause_of(error)

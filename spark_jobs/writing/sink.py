@@ -16,7 +16,7 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.table_location import spark_location
-from spark_jobs.writing.failures import explain
+from spark_jobs.writing.failures import explain, text_of
 from spark_jobs.writing.storage import check_files, check_seen
 from stream_consumers.errors import SchemaMismatchError
 
@@ -133,7 +133,7 @@ def is_conflict(error: BaseException) -> bool:
 
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
-    return isinstance(error, CONFLICTS) or any(text in str(error) for text in CONFLICT_TEXTS)
+    return isinstance(error, CONFLICTS) or any(text in text_of(error) for text in CONFLICT_TEXTS)
 
 
 def check_columns(rows: StructType, table: StructType | None, *, path: str, merge_schema: bool) -> None:

@@ -16,7 +16,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
 from spark_jobs.writing.failures import cause_of, explain
-from spark_jobs.writing.sink import DeltaSink
+from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.errors import (
     AccessDeniedError,
     ConstraintViolatedError,
@@ -183,3 +183,14 @@ def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_a
     assert explain(known, table="t") is known
     assert cause_of(RuntimeError("")) == "RuntimeError"
     assert len(cause_of(RuntimeError("x" * 10_000))) < 2000
+
+
+def test_an_error_of_a_jvm_that_has_ended_is_told_too() -> None:
+    class GoneError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    error = explain(GoneError(), table="/lake/t")
+    assert isinstance(error, WriteError)
+    assert error.what.startswith("Spark could not write to /lake/t: GoneError, and the JVM of Spark does not answer")
+    assert not is_conflict(GoneError())
