@@ -308,8 +308,9 @@ def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) 
         SourceRecreatedError: with the name of the epoch.
     """
     for name in streams:
-        newest = newest_epochs(state.identities, [split_epoch(name)[0]])[split_epoch(name)[0]]
-        if newest != name:
+        stream, epoch = split_epoch(name)
+        newest = newest_epochs(state.identities, [stream])[stream]
+        if split_epoch(newest)[1] > epoch:
             raise SourceRecreatedError(
                 f"{url} was recreated, and accepted as {newest!r} while this run was at work on {name!r}",
                 remedy="Nothing was lost; run again.",

@@ -505,7 +505,7 @@ def test_a_redis_stream_that_was_made_again_with_lower_ids_continues(
             with stream.source.claims(stream.group, names) as claims:
                 return accept(spark, opened, stream.ingestion(claims=True), epochs=epochs, claims=claims)
 
-    for epoch, count in ((2, 4), (3, 7)):
+    for epoch, count in ((2, 4), (3, 3)):
         stream.client.delete(key)
         add_with_ids(stream, count)
         with pytest.raises(SourceRecreatedError, match=f"accept --as {stream.name}#{epoch}"):
@@ -521,7 +521,7 @@ def test_a_redis_stream_that_was_made_again_with_lower_ids_continues(
         with pytest.raises(InvalidOptionError, match="nothing to accept"):
             accept_epochs()
     found = Counter(name for name, _, _ in sequences_in_table(stream.table).elements())
-    assert found == {stream.name: 10, f"{stream.name}#2": 5, f"{stream.name}#3": 8}
+    assert found == {stream.name: 10, f"{stream.name}#2": 5, f"{stream.name}#3": 4}
     assert max(sequences_in_table(stream.table).values()) == 1
     stream.client.close()
 
