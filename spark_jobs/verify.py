@@ -63,8 +63,8 @@ class ShardVerdict:
         skipped: messages that the group went over because somebody moved it forwards.
         missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered.
         duplicated: sequences with more rows than their batch wrote, or in both of the two.
-        unknown: sequences that are there but not in the stream, from the stream's first one on; or that the transform
-            dropped.
+        unknown: sequences that are there but not in the stream, from the stream's first one and the group's origin on;
+            or that the transform dropped.
         untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
             dropped them.
         lag: messages behind the covered range.
@@ -125,14 +125,14 @@ def verify(
             remedy="Check --source, --table and --group, or ingest first.",
         )
     check_source(source, ingestion.group, state, extents)
-    covered = {s: _covered(known) for s, known in state.shards.items() if s in extents}
+    batches = _Batches(ledger, state)
+    covered = {s: batches.read(s, known) for s, known in state.shards.items() if s in extents}
     # Where members claim entries, what they have not been given yet, or are writing at the moment, is left out.
     delivered: Mapping[Shard, Intervals] = {}
     unsettled: Mapping[Shard, Sequences] = {}
     if claims is not None:
         covered = delivered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
         unsettled = claims.unsettled
-    batches = _Batches(ledger, state)
     dead_letters = _DeadLetters(ingestion.dead_letters(), ledger)
     tallies = {shard: _Tally() for shard in extents}
     for ranges, messages in _parts(
@@ -156,18 +156,13 @@ def verify(
                 ),
             )
             start = extents[shard].start if shard in extents else 0
-            tallies.setdefault(shard, _Tally()).add(shard, part, found, batches, start=start)
+            origin = state.shards[shard].origin if shard in state.shards else None
+            tallies.setdefault(shard, _Tally()).add(shard, part, found, batches, start=start, origin=origin)
     batches.count_rows(tallies)
     behind = lag(source, state, extents) if claims is None else claims.lag
     for shard, count in dead_letters.unplaced.items():
         tallies.setdefault(shard, _Tally()).dead += count
     return [tallies[shard].verdict(shard, behind.get(shard, 0)) for shard in sorted(tallies) if shard.stream in streams]
-
-
-def _covered(known: ShardState) -> Intervals:
-    """What was read: the covered sequences from the origin on."""
-    origin = 0 if known.origin is None else known.origin
-    return known.covered & Intervals.of((origin, 2**63 - 1))
 
 
 def _parts(
@@ -294,6 +289,11 @@ class _Batches:
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
 
+    def read(self, shard: Shard, known: ShardState) -> Intervals:
+        """The covered sequences that the group has read: from its origin on, and what batches wrote before it."""
+        written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
+        return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
+
     def of(self, shard: Shard, part: Range) -> Iterator[tuple[Range, Commit | None]]:
         """The parts of a range, each with the batch that tells what should be there; ``None`` if none does."""
         at = part.start
@@ -357,7 +357,9 @@ class _Tally:
         self.missing = self.duplicated = self.unknown = 0
         self.examples: dict[str, list[int]] = {}
 
-    def add(self, shard: Shard, part: Range, found: _Found, batches: _Batches, *, start: int) -> None:
+    def add(
+        self, shard: Shard, part: Range, found: _Found, batches: _Batches, *, start: int, origin: int | None
+    ) -> None:
         """Compare one range.
 
         Args:
@@ -366,6 +368,7 @@ class _Tally:
             found: what is in it.
             batches: tell what should be.
             start: what the stream has dropped lies before it, and cannot be compared with it.
+            origin: where the group began; rows before it that no batch wrote were adopted, and are what they are.
         """
         if len(found.messages):
             self.first = int(found.messages.min()) if self.first is None else min(self.first, int(found.messages.min()))
@@ -374,7 +377,9 @@ class _Tally:
         self.rows += len(found.rows)
         self.dead += len(found.dead)
         for piece, commit in batches.of(shard, part):
-            self._compare(shard, piece, commit, found.within(piece), batches, start=start)
+            own = piece if commit is not None or origin is None else Range(max(piece.start, origin), piece.end)
+            if own.start < own.end:
+                self._compare(shard, own, commit, found.within(own), batches, start=start)
 
     def _compare(
         self, shard: Shard, part: Range, commit: Commit | None, found: _Found, batches: _Batches, *, start: int

@@ -225,6 +225,27 @@ def test_without_a_transform_each_message_is_one_row(folder: Path) -> None:
     assert found.examples == {"missing": [14], "duplicated": [15]}, "also if the batch itself was wrong"
 
 
+def test_rows_that_were_adopted_are_what_they_are_until_a_batch_writes_them(folder: Path) -> None:
+    lake = Lake(folder)
+    copy = Lake.__new__(Lake)
+    copy.url, copy.what, copy.identities = lake.url, ingestion(folder / "copy"), lake.identities
+    copy.path = copy.what.table
+    copy.insert(1, 2, 2, 4, 5, 5)
+    copy.commit(2, [], kind="init", origin={shard(0): 11}, switch="resumable")
+    begun = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 11)), origin=11)}
+    copy.commit(3, list(copy.within(1)), state=begun, ranges={shard(0): Range(11, 21)}, rows=BATCH)
+    found = copy.verdict()
+    assert (found.messages, found.rows, found.is_right) == (10, 16, True)
+    copy.insert(12)
+    assert copy.verdict().examples == {"duplicated": [12]}
+    # A replay of what lies before the origin is compared again.
+    copy.delete("_sequence < 6 OR _sequence = 12")
+    covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 21)), origin=11)}
+    replay = {"kind": "replay", "mode": "replace", "state": covered}
+    copy.commit(4, [1, 2, 3, 4], ranges={shard(0): Range(1, 6)}, rows=4, **replay)
+    assert copy.verdict().examples == {"missing": [5, 12]}
+
+
 @pytest.mark.spark
 def test_deletion_vectors_renamed_columns_and_clones(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10, shards=1)
