@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+import pytest
+from py4j import java_gateway, protocol
 from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
@@ -70,6 +72,9 @@ def log_store(class_name: str) -> Iterator[LogStore]:
     """A log store in a new JVM."""
     jars = [*(Path(pyspark.__file__).parent / "jars").glob("*.jar"), *delta_jars()]
     classpath = os.pathsep.join(map(str, jars))
+    # Where there is a Spark session, pyspark has this function ask its own JVM about errors of ours.
+    patch = pytest.MonkeyPatch()
+    patch.setattr(java_gateway, "get_return_value", protocol.get_return_value)
     port = launch_gateway(classpath=classpath, die_on_exit=True, java_path=java())
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=port, auto_convert=True),
@@ -83,3 +88,4 @@ def log_store(class_name: str) -> Iterator[LogStore]:
         yield LogStore(gateway, class_name)
     finally:
         gateway.shutdown()
+        patch.undo()
