@@ -124,7 +124,8 @@ class Place:
 
     def claims(self) -> RedisClaims:
         """The group, where members claim entries; close it when done."""
-        names = self.ingestion().epochs(self.url.required_streams())
+        # Without a table the server is asked only: it knows streams by their keys.
+        names = self.ingestion().epochs(self.url.required_streams()) if self.table else None
         return self.stream(ConsumerMode.LOAD_BALANCED).claims(self.group, names)
 
     def ingestion(self, **settings: Any) -> Ingestion:

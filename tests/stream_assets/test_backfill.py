@@ -27,7 +27,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.feeds import FILES_FIRST, FIRST_MS, Feed, make_feed
 from tests.support.old_and_new import Row, made, new, old, rows_of
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 DAY_MS = 86_400_000
 MESSAGES = 100_000
 TUESDAY = range(40_000, 60_000)

@@ -54,6 +54,7 @@ def test_the_sensor_asks_the_run_writes_and_the_group_is_told(
     assert committed(kafka, stream.ingestion.group, topic) == ends(kafka, topic)
 
 
+@pytest.mark.slow
 def test_members_are_runs_and_the_sensor_asks_for_those_that_are_missing(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -71,6 +72,7 @@ def test_members_are_runs_and_the_sensor_asks_for_those_that_are_missing(
     assert "no lag" in skip_message(tick(stream, instance))
 
 
+@pytest.mark.slow
 def test_an_open_transaction_is_named_and_no_alarm(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -92,6 +94,7 @@ def test_an_open_transaction_is_named_and_no_alarm(
     assert committed(kafka, stream.ingestion.group, topic) == ends(kafka, topic) == {0: 2}
 
 
+@pytest.mark.slow
 def test_a_live_member_is_named_in_the_failed_run(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -112,6 +115,7 @@ def test_a_live_member_is_named_in_the_failed_run(
     assert committed(kafka, stream.ingestion.group, topic) == {0: 10}
 
 
+@pytest.mark.slow
 def test_real_time_starts_at_the_end_and_has_no_group(
     spark: SparkSession, kafka: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:

@@ -30,6 +30,7 @@ def instance(folder: Path) -> Iterator[dg.DagsterInstance]:
         yield made
 
 
+@pytest.mark.slow
 def test_members_claim_entries_under_names_of_their_own(
     spark: SparkSession, redis_address: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:
@@ -60,6 +61,7 @@ def test_members_claim_entries_under_names_of_their_own(
     assert "no lag" in skip_message(tick(stream, instance))
 
 
+@pytest.mark.slow
 def test_a_stream_of_any_key_from_the_sensor_to_the_replay(
     spark: SparkSession, redis_address: str, folder: Path, instance: dg.DagsterInstance
 ) -> None:

@@ -17,7 +17,7 @@ from stream_consumers.create import create_producer
 from tests.support.dagster_runs import declare, execute, materializations, tick
 from tests.support.streams import shard, write_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.dagster]
+pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.slow]
 DAY_MS = 86_400_000
 TUESDAY_MS = int(datetime(2026, 11, 17, tzinfo=timezone.utc).timestamp() * 1000)
 

@@ -24,7 +24,7 @@ from tests.support.dagster_runs import execute, skip_message, tick
 from tests.support.feeds import FILES_FIRST, SHARDS, Feed, make_feed
 from tests.support.old_and_new import Row, made, old, rows_of
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 MESSAGES = 60
 RECORDS = 30
 
@@ -133,7 +133,6 @@ def test_after_a_restore_the_next_run_writes_again_what_it_took_away(lake: Lake)
     lake.assert_whole()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lake", ["file"], indirect=True)
 def test_a_restore_after_optimize_and_before_and_after_a_vacuum(lake: Lake) -> None:
     lake.sql("OPTIMIZE {t}")
@@ -152,7 +151,6 @@ def test_a_restore_after_optimize_and_before_and_after_a_vacuum(lake: Lake) -> N
     lake.assert_whole()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lake", ["redis"], indirect=True)
 def test_a_restore_over_the_commits_of_other_writers(lake: Lake) -> None:
     rows = DeltaTable(lake.table).to_pyarrow_table().slice(0, 8)
@@ -196,7 +194,6 @@ def test_a_table_that_somebody_made_anew_is_ingested_from_its_start(lake: Lake) 
     lake.assert_whole()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED])
 def test_a_restore_across_a_switch_of_how_a_group_shares(
     spark: SparkSession,

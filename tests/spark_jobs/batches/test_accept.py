@@ -207,6 +207,7 @@ def test_a_batch_in_another_sequence_that_lands_after_the_accept_does_not_take_i
     assert stage.is_right()
 
 
+@pytest.mark.slow
 def test_two_accepts_at_the_same_time_begin_one_epoch(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +254,7 @@ def test_an_accept_that_dies_before_or_behind_its_commit_is_run_again(
     assert stage.rows() == stage.sent
 
 
+@pytest.mark.slow
 def test_one_of_several_streams_is_accepted_and_the_others_go_on(spark: SparkSession, folder: Path) -> None:
     urls = {name: f"file://{folder}/{name}.ss/{name}" for name in ("orders", "clicks")}
     what = ingestion(folder / "t")
@@ -281,6 +283,7 @@ def test_one_of_several_streams_is_accepted_and_the_others_go_on(spark: SparkSes
     assert rows == {"orders": 5, "clicks": 5, "orders#2": 3, "clicks#2": 3}
 
 
+@pytest.mark.slow
 def test_a_stream_that_was_cut_is_accepted_though_it_is_known_by_the_same_sign(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -322,6 +325,7 @@ def restore(spark: SparkSession, stage: Stage, version: int) -> None:
     spark.sql(f"RESTORE TABLE delta.`{stage.what.table}` TO VERSION AS OF {version}")
 
 
+@pytest.mark.slow
 def test_a_restore_to_before_the_accept_does_not_take_it_back(spark: SparkSession, stage: Stage) -> None:
     stage.send(10)
     stage.drain(spark)  # init 0, batch 1
@@ -335,6 +339,7 @@ def test_a_restore_to_before_the_accept_does_not_take_it_back(spark: SparkSessio
     assert stage.is_right()
 
 
+@pytest.mark.slow
 def test_what_a_restore_removed_of_a_stream_that_is_gone_is_an_error_until_it_is_recorded(
     spark: SparkSession, stage: Stage
 ) -> None:
@@ -366,6 +371,7 @@ def test_what_a_restore_removed_of_a_stream_that_is_gone_is_an_error_until_it_is
     assert stage.is_right()
 
 
+@pytest.mark.slow
 def test_a_replay_of_what_is_gone_says_so_and_touches_nothing(spark: SparkSession, stage: Stage) -> None:
     stage.send(10)
     stage.drain(spark)
@@ -390,6 +396,7 @@ def test_a_replay_of_what_is_gone_says_so_and_touches_nothing(spark: SparkSessio
     assert stage.rows() == stage.sent
 
 
+@pytest.mark.slow
 def test_a_rewind_moves_the_new_epoch_only(spark: SparkSession, stage: Stage) -> None:
     stage.send(10)
     stage.drain(spark)
@@ -405,6 +412,7 @@ def test_a_rewind_moves_the_new_epoch_only(spark: SparkSession, stage: Stage) ->
     assert stage.is_right()
 
 
+@pytest.mark.slow
 def test_rows_that_were_to_be_replaced_stay_when_their_stream_is_gone(spark: SparkSession, stage: Stage) -> None:
     stage.send(10)
     stage.drain(spark)
@@ -418,6 +426,7 @@ def test_rows_that_were_to_be_replaced_stay_when_their_stream_is_gone(spark: Spa
     assert stage.what.ledger().read().shards[Shard("orders")].redo.ranges == ()
 
 
+@pytest.mark.slow
 def test_the_transform_sees_the_epoch_and_dead_letters_carry_it(spark: SparkSession, stage: Stage) -> None:
     stage.send(3)
     stage.drain(spark)
@@ -444,6 +453,7 @@ def identities(topic: str, count: int, *, epoch: int = 1) -> set[tuple[str, int,
     return {(name, 0, number) for number in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True], ids=["resumable", "load_balanced"])
 def test_a_recreated_topic_continues_and_the_broker_hears_of_it(
     spark: SparkSession, broker: Broker, folder: Path, is_shared: bool
@@ -468,6 +478,7 @@ def test_a_recreated_topic_continues_and_the_broker_hears_of_it(
         assert all(verdict.is_right and not verdict.lag for verdict in verify(opened, what.ingestion))
 
 
+@pytest.mark.slow
 def test_the_mode_is_switched_in_a_later_epoch(spark: SparkSession, broker: Broker, folder: Path) -> None:
     topic = broker.create()
     broker.send(topic, orders(8))
@@ -488,6 +499,7 @@ def test_the_mode_is_switched_in_a_later_epoch(spark: SparkSession, broker: Brok
 # On Redis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
 def test_a_redis_stream_that_was_made_again_with_lower_ids_continues(
     spark: SparkSession, redis_address: str, folder: Path, mode: str
@@ -531,6 +543,7 @@ def add_with_ids(stream: Stream, count: int, *, first: int = 0) -> None:
         stream.client.xadd(stream.keys[0], {"msg": b'{"id": 1, "user": "u"}'}, id=f"{1000 + number}-0")
 
 
+@pytest.mark.slow
 def test_a_group_that_is_gone_from_the_same_stream_is_not_accepted_as_another_one(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
@@ -547,6 +560,7 @@ def test_a_group_that_is_gone_from_the_same_stream_is_not_accepted_as_another_on
     stream.client.close()
 
 
+@pytest.mark.slow
 def test_members_that_claim_from_the_new_group_under_the_old_name_write_nothing(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(
     assert sum(report.rows for report in reports) == 60, "each batch is reported once"
 
 
+@pytest.mark.slow
 def test_what_an_outage_interrupted_is_no_delivery_that_counts(
     spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
 ) -> None:
@@ -99,6 +100,7 @@ def test_beyond_the_budget_the_error_says_how_long_was_tried_and_the_next_run_go
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_a_replay_and_a_rewind_go_on_when_the_server_is_back(
     spark: SparkSession, folder: Path, redis: tuple[Stoppable, str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_the_command_line_says_why_it_waits_and_for_how_long_it_tried(
     assert "still after 2 more tries in 2 s" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [Step.VERIFIED, pytest.param(Step.PLANNED, marks=pytest.mark.slow)])
 def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
     spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str], step: Step

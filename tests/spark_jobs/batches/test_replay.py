@@ -101,6 +101,7 @@ def test_a_replay_by_sequence_replaces_its_range_and_nothing_else(spark: SparkSe
         assert all(verdict.is_right for verdict in verify(source, what))
 
 
+@pytest.mark.slow
 def test_a_replay_by_time_replaces_what_has_such_timestamps(spark: SparkSession, folder: Path) -> None:
     url, what = f"file://{folder}/orders.ss/orders", ingestion(folder / "t")
     with create_producer(url) as producer:
@@ -134,6 +135,7 @@ def test_ingestion_stops_where_it_is_told_to(spark: SparkSession, folder: Path) 
     assert what.ledger().read().positions == {shard(0): 11, shard(1): 6}
 
 
+@pytest.mark.slow
 def test_append_adds_to_what_is_there(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 40), ingestion(folder / "t")
     ingest(spark, url, what)
@@ -157,6 +159,7 @@ def test_dead_letters_of_a_replayed_range_are_replaced(spark: SparkSession, fold
         assert all(verdict.is_right for verdict in verify(source, what))
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_stopped_goes_on_behind_its_last_batch(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 1000), ingestion(folder / "t")
     ingest(spark, url, what)
@@ -175,6 +178,7 @@ def test_a_replay_that_was_stopped_goes_on_behind_its_last_batch(spark: SparkSes
     assert run_replay(spark, url, what, wanted) == [], "it is done"
 
 
+@pytest.mark.slow
 def test_a_replay_next_to_ingestion_is_written_again_not_read_again(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 200), ingestion(folder / "t")
     ingest(spark, url, what, max_batches=1)
@@ -215,6 +219,7 @@ def assert_each_once_filtered(folder: Path, count: int) -> None:
     assert not lacking
 
 
+@pytest.mark.slow
 def test_rewind_moves_the_position_and_the_next_run_replaces(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 200), ingestion(folder / "t", records=40)
     ingest(spark, url, what)
@@ -245,6 +250,7 @@ def test_rewind_with_the_id_of_one_that_is_done_does_nothing(spark: SparkSession
     assert what.ledger().read().positions == {shard(0): 21, shard(1): 21}
 
 
+@pytest.mark.slow
 def test_forwards_is_a_skip_that_the_ledger_and_verify_know(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 200), ingestion(folder / "t", records=40)
     ingest(spark, url, what, max_batches=1)

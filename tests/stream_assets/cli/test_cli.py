@@ -27,6 +27,8 @@ COMMANDS = [
     "rewind",
     "seek",
     "replay",
+    "accept",
+    "adopt",
     "switch",
     "demo",
     "doctor",

@@ -24,7 +24,7 @@ from tests.support.old_and_new import made, new, rows_of
 from tests.support.polling import until
 from tests.support.settings import ROOT
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 MESSAGES = 90
 SCHEMA = ("--decode", "json", "--schema", "id BIGINT, user STRING")
 NEW = (*SCHEMA, "--transform", "tests.support.old_and_new:new")
@@ -201,7 +201,6 @@ def test_a_group_that_has_written_nothing_cannot_be_moved_or_replayed(spark: Spa
     assert not (folder / "t").exists()
 
 
-@pytest.mark.slow
 def test_a_replay_that_was_killed_goes_on_with_its_id(spark: SparkSession, server: str, lake: Lake) -> None:
     span = ("--from", lake.feed.bound(9), "--until", lake.feed.bound(81))
     limited = ("--max-records", "3", "--remote", server)

@@ -220,7 +220,7 @@ def test_entry_consumers_call_a_stream_by_its_key(address: str, client: Any, key
         found = consumer.get_entry(PATIENCE)
         assert found is not None
         assert found[0] == name
-        assert consumer.positions == {name: found[1].id}
+        assert consumer.positions == {name: found[1].identifier}
     with create_entry_consumer(f"redis://{address}/{KEYS[key]}", group="g", consumer="me") as member:
         found = member.get_entry(PATIENCE)
         assert found is not None
