@@ -275,7 +275,12 @@ VARIANTS = (
         "PASS",
         lambda: model(restored="files", empty_rewind=True, replay_app="own", size=2),
     ),
-    Variant("g3", "same, two RESTOREs", "PASS", lambda: model(restored="files", empty_rewind=True, restores=2, size=2)),
+    Variant(
+        "g3",
+        "same, two RESTOREs, no replay",
+        "PASS",
+        lambda: model(restored="files", empty_rewind=True, restores=2, replay=0, size=2),
+    ),
     Variant(
         "g2-small",
         "same, no replay",
