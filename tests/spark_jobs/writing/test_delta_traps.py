@@ -151,7 +151,9 @@ def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
     assert_each_once(what.rows(), stream.messages())
 
 
-@pytest.mark.parametrize("position", [0, pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    "position", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5]
+)
 def test_a_lost_ledger_goes_on_anywhere_without_doubling(
     spark: SparkSession, stream: Stream, folder: Path, position: int
 ) -> None:

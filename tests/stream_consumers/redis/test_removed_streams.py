@@ -169,7 +169,8 @@ def test_a_position_that_the_stream_has_not_got_to_is_told(place: Place) -> None
 def test_a_tracked_consumer_tells_it(place: Place) -> None:
     place.send(range(3))
     with TrackedConsumer(create_consumer(place.url), ProcessCommitter()) as consumer:
-        take(consumer, 3)
+        for message in take(consumer, 3):
+            consumer.ack(message)
         make_again(place)
         assert_told(lambda: consumer.next(0.1), "made again")
 
