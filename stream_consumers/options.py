@@ -159,8 +159,12 @@ def check_count(name: str, value: object, *, at_least: int = 1, at_most: int | N
         Traceback (most recent call last):
         stream_consumers.errors.InvalidOptionError: max_messages=0 is out of range. It must be a whole number >= 1.
     """
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not isinstance(value, int) or not is_whole or value < at_least or (at_most is not None and value > at_most):
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < at_least
+        or (at_most is not None and value > at_most)
+    ):
         highest = "" if at_most is None else f" and <= {at_most}"
         raise InvalidOptionError(
             f"{name}={value!r} is out of range", remedy=f"It must be a whole number >= {at_least}{highest}."
