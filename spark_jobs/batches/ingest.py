@@ -81,7 +81,7 @@ class IngestJob(SourceJob):
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state, is_recovered = read_or_recover(self._source, self._ingestion)
+            state, is_recovered = read_or_recover(self._source, self._ingestion, self._ledger)
             if is_recovered:
                 keep(self._spark, self._source, self._ingestion, state)
                 continue

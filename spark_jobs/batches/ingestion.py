@@ -177,15 +177,21 @@ class Ingestion:
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
-    def epochs(self, streams: Collection[str]) -> Names:
-        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell."""
+    def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> Names:
+        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell.
+
+        Args:
+            streams: their keys.
+            ledger: of the group, where the caller has one: what one read of it has found, the next one need not.
+        """
+        ledger = ledger or self.ledger()
         try:
-            state = self.ledger().read()
+            state = ledger.read()
             known: Iterable[str] = state.identities
             is_told = state.newest is not None
         except LedgerTruncatedError:
             known, is_told = (), False
-        log = self.ledger().log
+        log = ledger.log
         snapshot = None if is_told else log.snapshot()
         if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in streams)):
             # A table without our columns has no epochs.
@@ -193,9 +199,9 @@ class Ingestion:
                 known = {shard.stream for shard in last_sequences(log, self.dead_letters().log())}
         return newest_epochs(known, streams)
 
-    def in_epochs(self, source: BatchSource) -> BatchSource:
-        """The source, with its streams called by the names of their newest epochs."""
-        return named(source, self.epochs(source.url.required_streams()))
+    def in_epochs(self, source: BatchSource, ledger: Ledger | None = None) -> BatchSource:
+        """The source, with its streams called by the names of their newest epochs; see :meth:`epochs`."""
+        return named(source, self.epochs(source.url.required_streams(), ledger))
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""

@@ -154,7 +154,7 @@ class SourceJob(BatchJob):
         on_wait: Callable[[str], object],
     ) -> None:
         super().__init__(spark, ingestion, url=source.url, observer=observer, on_wait=on_wait)
-        self._source = ingestion.in_epochs(source)
+        self._source = ingestion.in_epochs(source, self._ledger)
 
     @cached_property
     def _identities(self) -> Mapping[str, str]:

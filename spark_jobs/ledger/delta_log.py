@@ -112,6 +112,8 @@ class DeltaLog:
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}
         self._seen: tuple[str, int] | None = None
+        # The commit that was opened last: who has just looked for a batch asks for its files next.
+        self._opened: tuple[int, str] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
         """The newest version; ``None`` if there is no table yet.
@@ -139,6 +141,7 @@ class DeltaLog:
     def _forget(self) -> None:
         self._commits.clear()
         self._restored.clear()
+        self._opened = None
 
     def newest_versions(self, *, after: int = -1) -> range:
         """The versions behind ``after``, the newest first."""
@@ -209,10 +212,8 @@ class DeltaLog:
         """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
         if "://" in self.path:
             return []
-        lines = self._read(f"_delta_log/{version:020d}.json").split("\n")
-        actions = [json.loads(line) for line in lines if line]
-        paths = [unquote(action["add"]["path"]) for action in actions if "add" in action]
-        return [path for path in paths if not (Path(self.path) / path).exists()]
+        paths = [unquote(path) for path, _ in self._file_changes(version).added]
+        return sorted(path for path in paths if not (Path(self.path) / path).exists())
 
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
@@ -222,7 +223,7 @@ class DeltaLog:
         """
         if version not in self._commits:
             try:
-                self._commits[version] = parse_commit(version, self._read(f"_delta_log/{version:020d}.json"))
+                self._commits[version] = parse_commit(version, self._text(version))
             except FileNotFoundError:
                 return None
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -299,7 +300,7 @@ class DeltaLog:
 
     def _file_changes(self, version: int) -> _FileChanges:
         try:
-            return _file_changes(self._read(f"_delta_log/{version:020d}.json"))
+            return _file_changes(self._text(version))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerUnreadableError(
                 f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
@@ -311,6 +312,12 @@ class DeltaLog:
             f"cannot be told: {why}",
             remedy=RESTORE_REMEDY,
         )
+
+    def _text(self, version: int) -> str:
+        opened = self._opened
+        if opened is None or opened[0] != version:
+            opened = self._opened = version, self._read(f"_delta_log/{version:020d}.json")
+        return opened[1]
 
     def _read(self, name: str) -> str:
         if "://" not in self.path:

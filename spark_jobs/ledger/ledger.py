@@ -138,6 +138,7 @@ class Ledger:
         self.group = group
         self.member = str(member)
         self.app = app_id(group, member)
+        self._last: tuple[str, LedgerState] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
@@ -180,6 +181,8 @@ class Ledger:
                 f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
+        if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
+            return self._last[1]
         number = snapshot.last_number(self.app)
         newest = self._newest_readable(snapshot.version)
         if newest is None:
@@ -192,9 +195,11 @@ class Ledger:
             raise error
         settled, uncounted = self._dead_letters(newest, is_restored=is_restored)
         identities = self._identities(newest, snapshot.version)
-        return LedgerState(
+        found = LedgerState(
             snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted, identities
         )
+        self._last = snapshot.table_id, found
+        return found
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.

@@ -169,12 +169,13 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
     from spark_jobs.ledger.ledger import LedgerState as State
 
     place = Place(url, table or "", group, client)
-    ledger = State(-1) if table is None else place.ingestion().ledger().read()
+    read = None if table is None else place.ingestion().ledger()
+    ledger = read.read() if read else State(-1)
     if ledger.sharing == CLAIMS or (table is None and _is_claimed(place)):
         rows = _claimed_rows(place, ledger)
     else:
         with place.stream().open() as stream:
-            opened = stream if table is None else place.ingestion().in_epochs(stream)
+            opened = place.ingestion().in_epochs(stream, read) if read else stream
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}
