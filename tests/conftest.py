@@ -24,13 +24,17 @@ load_profile()
 
 # Started once for all processes of a run: the tests that need one are given to the same process.
 STARTED_ONCE = ("server", "own_kafka", "ingested", "cluster")
+# Ten times what the longest of them take alone: a test that is given up in the middle of a call breaks the Spark session.
+LONG_SECONDS = 3000
 
 
 # Before pytest-xdist looks at the marks, or it sees none of these.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tell the processes of ``pytest -n`` which tests belong together."""
+    """Tell the processes of ``pytest -n`` which tests belong together, and give long tests more time."""
     for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("kill"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
         needed = getattr(item, "fixturenames", ())
         group = next((name for name in STARTED_ONCE if name in needed), None)
         if group:
