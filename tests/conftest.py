@@ -24,7 +24,7 @@ load_profile()
 
 # Started once for all processes of a run: the tests that need one are given to the same process.
 STARTED_ONCE = ("server", "own_kafka", "ingested", "cluster")
-# Ten times what the longest of them take alone: a test that is given up in the middle of a call breaks the Spark session.
+# Ten times what the longest take alone: a test that is given up in the middle of a call breaks its Spark session.
 LONG_SECONDS = 3000
 
 
