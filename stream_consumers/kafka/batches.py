@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.batches import (
-    BATCH_BYTES,
     BATCH_ROWS,
     MESSAGE_SCHEMA,
     BatchPlan,
@@ -28,14 +27,13 @@ from stream_consumers.batches import (
     Range,
     Resume,
     fair_shares,
-    headers_array,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import read_headers
+from stream_consumers.kafka.headers import headers_columns
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
@@ -68,16 +66,8 @@ class KafkaSplit:
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
         with RangeReader(KafkaCluster(self.url, self.client), self.ranges, self.stall_seconds) as reader:
-            block: list[KafkaMessage] = []
-            size = 0
             for messages in reader:
-                block += messages
-                size += sum(len(message) for message in messages)
-                if len(block) >= BATCH_ROWS or size >= BATCH_BYTES:
-                    yield _record_batch(block)
-                    block, size = [], 0
-            if block:
-                yield _record_batch(block)
+                yield _record_batch(messages, self.ranges)
 
 
 class RangeReader(ClosesOnExit):
@@ -113,9 +103,22 @@ class RangeReader(ClosesOnExit):
                 deadline = time.monotonic() + self._stall_seconds
             elif time.monotonic() > deadline:
                 raise self._stalled()
-            block = [message for message in found if self._advance(message)]
+            block = self._take(found)
             if block:
                 yield block
+
+    def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
+        """Those of the messages that are in their ranges; notes where the partitions are now."""
+        if found and not any(map(KafkaMessage.error, found)):
+            # Offsets grow within a partition, so that the last message of each says all.
+            last: dict[Any, Any] = dict.fromkeys(self._ends, found[-1].offset())
+            if len(last) > 1:
+                places = zip(map(KafkaMessage.topic, found), map(KafkaMessage.partition, found))
+                last = dict(zip(places, map(KafkaMessage.offset, found)))
+            if all(place in self.next and offset < self._ends[place] - 1 for place, offset in last.items()):
+                self.next.update((place, offset + 1) for place, offset in last.items())
+                return found
+        return [message for message in found if self._advance(message)]
 
     def _advance(self, message: KafkaMessage) -> bool:
         """Note where the partition is now; whether the message is in its range."""
@@ -184,20 +187,30 @@ def _cut(
     return {shard: part for shard, part in cut.items() if part.start < part.end}
 
 
-def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
-    headers, errors = zip(*map(read_headers, messages))
+def _record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
+    """Messages of these shards as a record batch; each is asked only for what may differ between them."""
+    count = len(messages)
+    streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
+    headers, errors = headers_columns(messages)
     columns: list[pa.Array[Any]] = [
-        pa.array([m.topic() for m in messages], pa.string()),
-        pa.array([m.partition() for m in messages], pa.int64()),
-        pa.array([m.offset() for m in messages], pa.int64()),
-        pa.array([m.timestamp()[1] for m in messages], pa.int64()),
-        pa.array([m.key() for m in messages], pa.binary()),
-        pa.array([m.value() for m in messages], pa.binary()),
-        headers_array(headers),
-        pa.array(errors, pa.string()),
-        pa.nulls(len(messages), pa.int64()),
+        _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
+        _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
+        pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
+        pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
+        pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
+        pa.array(list(map(KafkaMessage.value, messages)), pa.binary()),
+        headers,
+        errors,
+        pa.nulls(count, pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
+    if len(possible) > 1:
+        return pa.array(list(values), kind)
+    (value,) = possible
+    return pa.array(pa.repeat(value, count), kind)
 
 
 class KafkaBatchSource(BatchSource):
