@@ -81,6 +81,6 @@ def main(
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
     )
     spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
-    for report, _ in drain(spark, source, ingestion, observer=watch):
+    for report in drain(spark, source, ingestion, observer=watch):
         print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)
