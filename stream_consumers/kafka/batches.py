@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,7 +27,6 @@ from stream_consumers.batches import (
     Range,
     Resume,
     fair_shares,
-    widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
@@ -69,19 +68,6 @@ class KafkaSplit:
         with RangeReader(KafkaCluster(self.url, self.client), self.ranges, self.stall_seconds) as reader:
             for messages in reader:
                 yield _record_batch(messages, self.ranges)
-
-    def counts(self) -> Mapping[Shard, int]:
-        """A message at each offset: then nothing is missing, neither compacted away nor a transaction's marker."""
-        return widths(self.ranges)
-
-    def identities(self) -> Mapping[str, str]:
-        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
-        return topic_ids(KafkaCluster(self.url, self.client), sorted({shard.stream for shard in self.ranges}))
-
-
-def topic_ids(cluster: KafkaCluster, streams: Sequence[str]) -> Mapping[str, str]:
-    """The fingerprints of topics, asked anew at each call."""
-    return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
 
 class RangeReader(ClosesOnExit):
@@ -262,7 +248,7 @@ class KafkaBatchSource(BatchSource):
 
     def identities(self) -> Mapping[str, str]:
         """The topic ids; asked anew at each call."""
-        return topic_ids(self.cluster, self._streams)
+        return {name: f"kafka:{topic.id}" for name, topic in sorted(self.cluster.topics(self._streams).items())}
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""
@@ -275,10 +261,6 @@ class KafkaBatchSource(BatchSource):
             shard: Extent(starts[shard], ends[shard], max(0, highs[shard] - ends[shard])) for shard in shards
         }
         return self._extents
-
-    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; partitions that are new are left out."""
-        return self.cluster.ends(extents) != {shard: extent.end for shard, extent in extents.items()}
 
     def _shards(self) -> list[Shard]:
         topics = self.cluster.topics(self._streams)

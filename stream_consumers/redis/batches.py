@@ -23,7 +23,6 @@ from stream_consumers.batches import (
     fair_shares,
     message_row,
     record_batches,
-    total_counts,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
@@ -31,7 +30,7 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.ids import behind, to_id, to_sequence
+from stream_consumers.redis.ids import to_id, to_sequence
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -81,16 +80,6 @@ class RedisSplit:
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
         return record_batches(self._rows())
-
-    def counts(self) -> Mapping[Shard, int] | None:
-        """What the slices held when they were planned; ``None`` if some of it is to be dead letters."""
-        if any(piece.error is not None for piece in self.slices):
-            return None
-        return total_counts({piece.shard: piece.count} for piece in self.slices)
-
-    def identities(self) -> Mapping[str, str]:
-        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
-        return RedisServer(self.url, self.client).identities()
 
     def _rows(self) -> Iterator[MessageRow]:
         server = RedisServer(self.url, self.client)
@@ -244,12 +233,6 @@ class RedisBatchSource(BatchSource):
         }
         self._remember(resume)
         return self._extents
-
-    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
-        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
-        ends = list(extents.values())
-        grown = self.server.growth([self.server.key(shard) for shard in extents])
-        return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def _remember(self, resume: Resume | None) -> None:
         """Note how many entries were added before each position, where an earlier batch has written that down."""
