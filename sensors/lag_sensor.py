@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import dagster as dg
@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import BrokerUnavailableError
-from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.options import AutoStreamReset, check_count, check_range, choice
 
 LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
@@ -50,6 +50,13 @@ class LagPolicy:
     after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
     stale_run_seconds: float = 6 * 3600.0
     max_runs: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("min_lag", self.min_lag, at_least=0)
+        check_count("max_runs", self.max_runs)
+        for field in fields(self):
+            if field.name.endswith("_seconds"):
+                check_range(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True, slots=True)

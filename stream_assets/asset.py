@@ -26,7 +26,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice, choose_fields
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_count, choice, choose_fields
 from stream_consumers.urls import StreamUrl
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -70,6 +70,13 @@ class StreamAsset:
 
     def __post_init__(self) -> None:
         choose_fields(self, sensor_status=dg.DefaultSensorStatus)
+        check_count("sensor_seconds", self.sensor_seconds)
+        days = self.replay_partitions
+        if days is not None and not isinstance(days, dg.TimeWindowPartitionsDefinition):
+            raise InvalidOptionError(
+                f"replay_partitions={days!r} are no windows of time",
+                remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
+            )
 
     @property
     def source(self) -> StreamUrl:
@@ -398,8 +405,7 @@ def stream_asset(
     chosen_mode = choice(ConsumerMode, mode, option="mode")
     chosen_status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
     stream = StreamSource(source, chosen_mode, client or {})
-    if members < 1:
-        raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
+    check_count("members", members)
     if single_writer and chosen_mode is ConsumerMode.LOAD_BALANCED and members > 1:
         raise InvalidOptionError(
             f"single_writer=True says that one run writes at a time, but members={members} lets several do so",
@@ -419,7 +425,7 @@ def stream_asset(
             ingestion=Ingestion(
                 group=ledger_group,
                 table=table,
-                decoder=decode or Raw(),
+                decoder=Raw() if decode is None else decode,
                 transform=transform,
                 sharing=chosen_mode,
                 claims=stream.is_claimed,

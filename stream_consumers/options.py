@@ -191,6 +191,48 @@ def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
     return max(0.0, float(seconds))
 
 
+def check_switch(name: str, value: object) -> bool:
+    """Return ``value`` if it is ``True`` or ``False``: text like ``"false"`` would count as true.
+
+    Args:
+        name: of the argument.
+        value: what it is set to.
+
+    Raises:
+        InvalidOptionError: it is something else.
+
+    Example:
+        >>> check_switch("single_writer", "false")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: single_writer='false' is neither on nor off. Use True or False.
+    """
+    if not isinstance(value, bool):
+        raise InvalidOptionError(f"{name}={value!r} is neither on nor off", remedy="Use True or False.")
+    return value
+
+
+def check_name(name: str, value: object, *, without: str = "") -> str:
+    """Return ``value`` if it is text that names something.
+
+    Args:
+        name: of the argument.
+        value: what it is set to.
+        without: characters that it cannot have.
+
+    Raises:
+        InvalidOptionError: it is no text, there is nothing but spaces in it, or one of those characters.
+
+    Example:
+        >>> check_name("group", "a/b", without="/")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: group='a/b' cannot be used. Use a name without '/'.
+    """
+    if not isinstance(value, str) or not value.strip() or set(value) & set(without):
+        besides = f" without {without!r}" if without else ""
+        raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy=f"Use a name{besides}.")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one micro-batch holds.
@@ -258,6 +300,7 @@ class FileProducerOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, creation=FileCreation)
+        check_switch("end_with_eos", self.end_with_eos)
         check_count("file_size_limit", self.file_size_limit, at_least=0)
         if check_count("beacon_interval", self.beacon_interval, at_least=0) == 0 or self.beacon_interval % 1024:
             raise InvalidOptionError(
@@ -316,6 +359,7 @@ class RedisGroupOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, auto_commit=AutoCommit)
+        check_switch("create_stream", self.create_stream)
         for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
             check_range(name, getattr(self, name))
         # A shorter idle time would take entries from members that are working on them.

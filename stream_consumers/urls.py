@@ -48,6 +48,8 @@ class StreamUrl:
         """
         if isinstance(text, StreamUrl):
             return text
+        if not isinstance(text, str):
+            raise InvalidUrlError(f"{text!r} is no text", remedy="Write it like file://path/to/orders.ss/orders.")
         protocol, separator, rest = text.partition("://")
         if not separator or not protocol:
             raise InvalidUrlError(f"{text!r} has no protocol", remedy="Write it like file://path/to/orders.ss/orders.")

@@ -27,7 +27,16 @@ from stream_consumers.errors import (
     TableUnreadableError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choose_fields
+from stream_consumers.options import (
+    AutoStreamReset,
+    ConsumerMode,
+    DataLoss,
+    Limits,
+    check_name,
+    check_range,
+    check_switch,
+    choose_fields,
+)
 from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
@@ -151,10 +160,18 @@ class Ingestion:
     single_writer: bool = False
 
     def __post_init__(self) -> None:
-        # A relative path would be another one for Spark, and after the next change of the working directory.
-        object.__setattr__(self, "table", absolute_location(self.table))
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
         check_range("retry_seconds", self.retry_seconds)
+        check_name("group", self.group, without="/")
+        check_name("member", self.member, without="/")
+        for name in ("merge_schema", "single_writer"):
+            check_switch(name, getattr(self, name))
+        if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
+            raise InvalidOptionError(
+                f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
+            )
+        # A relative path would be another one for Spark, and after the next change of the working directory.
+        object.__setattr__(self, "table", absolute_location(check_name("table", self.table)))
 
     @property
     def sharing_mode(self) -> str:

@@ -29,6 +29,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
 )
 from stream_consumers.messages import Shard
+from stream_consumers.options import check_name
 
 _Fold = tuple[State, StreamAssetsError | None]
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
@@ -132,8 +133,8 @@ class Ledger:
 
     def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
         for name, value in (("group", group), ("member", member)):
-            if isinstance(value, str) and (not value or "/" in value):
-                raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without '/'.")
+            if not isinstance(value, Shard):
+                check_name(name, value, without="/")
         self.log = log
         self.group = group
         self.member = str(member)

@@ -20,6 +20,7 @@ from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsu
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.producer import RedisProducer
 from stream_consumers.redis.server import RedisServer
+from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.messages import EventMessage
@@ -83,6 +84,29 @@ def options_with_counts() -> dict[str, Callable[[Any], object]]:
 def test_an_option_that_counts_is_a_whole_number(option: str, count: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"out of range|not a multiple"):
         options_with_counts()[option](count)
+
+
+def options_that_are_switched() -> dict[str, Callable[[Any], object]]:
+    """Options that are on or off."""
+    member: dict[str, Any] = {"group": "billing", "consumer": "me", "streams": ["orders"]}
+    server = "redis://127.0.0.1:1/"
+    return {
+        "live": lambda switch: create_consumer(URL, live=switch),
+        "end_with_eos": lambda switch: FileProducerOptions(end_with_eos=switch),
+        "create_stream": lambda switch: RedisGroupOptions(create_stream=switch),
+        "bare": lambda switch: StdioProducerOptions(bare=switch),
+        "loopback": lambda switch: StdioProducerOptions(loopback=switch),
+        "auto_create": lambda switch: GroupEntryConsumer(server, **member, auto_create=switch),
+        "start_from_backlog": lambda switch: GroupEntryConsumer(server, **member, start_from_backlog=switch),
+        "auto_acknowledge": lambda switch: GroupEntryConsumer(server, **member, auto_acknowledge=switch),
+    }
+
+
+@pytest.mark.parametrize("option", options_that_are_switched())
+@pytest.mark.parametrize("switch", ["false", "", 0, 1, None], ids=repr)
+def test_an_option_that_is_on_or_off_is_no_text(option: str, switch: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=f"{option}=.* is neither on nor off"):
+        options_that_are_switched()[option](switch)
 
 
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
