@@ -51,6 +51,12 @@ def test_a_decoder_is_none_by_its_name_or_its_class(decode: object) -> None:
         declare(decode=decode)
 
 
+@pytest.mark.parametrize("schema", ["", " ", None], ids=repr)
+def test_a_schema_without_columns_would_keep_nothing(schema: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="schema="):
+        Json(schema)
+
+
 @pytest.mark.parametrize("source", [None, 5, b"memory://declared/orders"], ids=repr)
 def test_a_source_is_text(source: object) -> None:
     with pytest.raises(InvalidUrlError, match=r"is no text.*file://"):
