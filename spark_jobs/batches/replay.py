@@ -292,7 +292,4 @@ class ReplayJob(SourceJob):
         gaps = self._progress(state).gaps(state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
             return None
-        fresh = replace(
-            batch.entry, number=state.last_number + 1, bid=uuid.uuid4().hex, base=state.version, state=state.shards
-        )
-        return replace(batch, entry=fresh)
+        return replace(batch, entry=self._ledger.renewed(batch.entry, state))

@@ -46,7 +46,7 @@ class Commit:
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
             :meth:`DeltaLog.deleted_rows`.
-        user_metadata: the commit's ``userMetadata``, if it is a JSON object.
+        user_metadata: the commit's ``userMetadata``, if it is a JSON object and not our entry.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
         is_exact_time: whether time travel goes by just this time (in-commit timestamps).
@@ -359,15 +359,17 @@ def parse_commit(version: int, text: str) -> Commit:
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
     stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
+    metadata = _json_object(info.get("userMetadata"))
+    entry = LedgerEntry.from_document(metadata)
     return Commit(
         version,
         info.get("operation", ""),
         transactions,
-        LedgerEntry.from_json(info.get("userMetadata")),
+        entry,
         restored,
         int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
         int(deleted) if deleted is not None else None,
-        _json_object(info.get("userMetadata")),
+        metadata if entry is None else {},
         str(parameters.get("predicate", "")),
         stamp if exact is None else exact,
         exact is not None,
