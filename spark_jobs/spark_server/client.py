@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,14 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from spark_jobs.spark_server.configuration import CORES, configuration_key, lasting
-from spark_jobs.spark_server.folder import Address, ServerFolder, servers_folder, write_private
+from spark_jobs.spark_server.folder import Address, ServerFolder, server_folders, servers_folder, write_private
 from spark_jobs.spark_server.process import USER
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 
 START_SECONDS = 300.0
+# Beside the one that is started: tests that change their folder would leave a server each behind.
+MOST_IDLE = 1
+KEPT_SECONDS = 7 * 86400.0
 ANSWER_SECONDS = 30.0
 END_SECONDS = 30.0
 LOG_LINES = 20
@@ -59,7 +63,7 @@ class ServerSession(ConnectSession):
         os.environ.pop(_MODE_VARIABLE, None)
         descriptor, self._client_descriptor = self._client_descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            ServerFolder.leave(descriptor)
 
 
 class _Channel(DefaultChannelBuilder):
@@ -112,7 +116,10 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
     folder.make()
     name = str(uuid.uuid4())
     with folder.starting():
-        address = _running(folder) or _started(folder, settings)
+        address = _running(folder)
+        if address is None:
+            make_room(folder)
+            address = _started(folder, settings)
         client = folder.client(name)
     os.environ[_MODE_VARIABLE] = "1"
     session = ServerSession(folder, address, name, client)
@@ -132,6 +139,28 @@ def end(folder: ServerFolder) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
     _becomes(lambda: not folder.is_alive(), END_SECONDS)
+
+
+def make_room(folder: ServerFolder) -> None:
+    """Before a server is started: ask those to end that nobody uses, but the last one; remove what is long dead.
+
+    Args:
+        folder: of the server to start.
+    """
+    others = [other for other in server_folders() if other.path != folder.path]
+    idle = []
+    for other in others:
+        # Who has it now does not wait for us, so that we do not wait for each other.
+        with suppress(OSError), other.starting(waits=False):
+            if not other.is_alive():
+                if time.time() - other.used() > KEPT_SECONDS:
+                    shutil.rmtree(other.path)
+            elif other.address() is not None and not other.connected():
+                idle.append(other)
+    for other in sorted(idle, key=ServerFolder.used)[: len(idle) - MOST_IDLE]:
+        with suppress(OSError), other.starting(waits=False):
+            if not other.connected():
+                other.withdraw()
 
 
 def _running(folder: ServerFolder) -> Address | None:

@@ -96,11 +96,19 @@ class ServerFolder:
         private_folder(self.clients)
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Of those who would start, use or end a server, one at a time."""
+    def starting(self, *, waits: bool = True) -> Iterator[None]:
+        """Of those who would start, use or end a server, one at a time.
+
+        Raises:
+            BlockingIOError: somebody does, and this one does not wait.
+        """
         with (self.path / "starting").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             yield
+
+    def used(self) -> float:
+        """When a client came or went, in seconds since 1970."""
+        return self.clients.stat().st_mtime
 
     @contextmanager
     def life(self) -> Iterator[int]:
@@ -152,16 +160,21 @@ class ServerFolder:
     def client(self, session: str) -> int:
         """A descriptor that the process has open as long as it wants the session, and the server, to live.
 
-        The process may be killed, too: then it has it no more. Unlike locks of ``flock``, a forked child does not
-        have it, either.
+        The process may be killed, too: then it has it no more.
         """
         while True:
             descriptor = os.open(self.clients / session, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor
             # The server looked between the two calls, and took it for one that was left behind.
             os.close(descriptor)
+
+    @staticmethod
+    def leave(client: int) -> None:
+        """Give a descriptor of :meth:`client` back; a forked child that has it, too, does not count."""
+        fcntl.flock(client, fcntl.LOCK_UN)
+        os.close(client)
 
     def connected(self) -> list[str]:
         """The sessions whose clients live."""
@@ -178,7 +191,7 @@ class ServerFolder:
 def _gone(client: Path, *, forget: bool = False) -> bool:
     try:
         with client.open("r+") as opened:
-            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if forget:
                 client.unlink()
     except BlockingIOError:

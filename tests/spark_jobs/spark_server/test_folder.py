@@ -80,15 +80,15 @@ def test_a_client_that_is_killed_is_forgotten_once(server: ServerFolder) -> None
     child.start()
     assert started.wait(60)
     own = server.client("own")
-    # Locks of a process do not show to itself: only others see that it lives.
-    assert "theirs" in server.connected()
-    assert "theirs" not in server.forget_gone()
+    assert server.connected() == ["own", "theirs"]
+    assert server.forget_gone() == []
     child.kill()
     child.join()
-    assert "theirs" not in server.connected()
-    assert "theirs" in server.forget_gone()
+    assert server.connected() == ["own"]
+    assert server.forget_gone() == ["theirs"]
     assert server.forget_gone() == []
-    os.close(own)
+    server.leave(own)
+    assert server.forget_gone() == ["own"]
 
 
 def _connect(server: ServerFolder, started: Event) -> None:

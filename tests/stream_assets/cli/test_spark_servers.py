@@ -3,64 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from multiprocessing.synchronize import Event
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from spark_jobs.spark_server import client
-from spark_jobs.spark_server.folder import Address, ServerFolder
+from spark_jobs.spark_server.folder import Address
 from tests.support.command_line import failing, run
-
-_processes = multiprocessing.get_context("forkserver")
-
-
-def obedient(server: ServerFolder, started: Event) -> None:
-    """Ends when its address is withdrawn."""
-    with server.life() as life:
-        _serve(server, life, started)
-        while server.address() is not None:
-            time.sleep(0.01)
-
-
-def deaf(server: ServerFolder, started: Event) -> None:
-    """Does not end when it is asked to."""
-    with server.life() as life:
-        _serve(server, life, started)
-        signal.pause()
-
-
-def _serve(server: ServerFolder, life: int, started: Event) -> None:
-    os.setsid()
-    os.pwrite(life, str(os.getpid()).encode(), 0)
-    server.publish(Address(1, "secret", os.getpid(), 2, "local[2]", "/bin/python", "/work", 0.0))
-    started.set()
-
-
-def client_of(server: ServerFolder, started: Event) -> None:
-    """Uses a server."""
-    server.client("a-session")
-    started.set()
-    signal.pause()
-
-
-@contextmanager
-def process(act: Callable[[ServerFolder, Event], None], server: ServerFolder) -> Iterator[None]:
-    started = _processes.Event()
-    child = _processes.Process(target=act, args=(server, started))
-    child.start()
-    try:
-        assert started.wait(60)
-        yield
-    finally:
-        child.kill()
-        child.join()
+from tests.support.held_servers import client_of, deaf, made, obedient, process
 
 
 @pytest.fixture
@@ -68,13 +19,6 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "servers"
     monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(folder))
     return folder
-
-
-def made(folder: Path, name: str) -> ServerFolder:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    server = ServerFolder(folder / name)
-    server.make()
-    return server
 
 
 def test_servers_that_run_are_shown_without_what_lets_in(servers: Path) -> None:
