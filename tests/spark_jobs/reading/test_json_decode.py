@@ -29,7 +29,7 @@ SCHEMA = pa.schema(
 
 
 def decode(payloads, schema=SCHEMA):
-    decoded = Json("").decode(pa.array(payloads, pa.binary()), schema)
+    decoded = Json("v BIGINT").decode(pa.array(payloads, pa.binary()), schema)
     assert [column.type for column in decoded.columns] == [field.type for field in schema]
     for column in decoded.columns:
         column.validate(full=True)
