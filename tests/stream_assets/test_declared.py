@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from sensors.lag_sensor import LagPolicy
-from stream_assets import Json, StreamAsset, stream_asset
+from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 
 
@@ -70,3 +70,29 @@ def test_a_source_is_text(source: object) -> None:
 def test_the_times_of_a_policy_are_numbers(name: str, seconds: Any) -> None:
     with pytest.raises(InvalidOptionError, match=f"{name}="):
         LagPolicy(**{name: seconds})
+
+
+def claiming(name: str, **options: Any) -> StreamAsset:
+    source = "redis://localhost:6379/jobs,more"
+    return declare(**{"name": name, "source": source, "mode": "load_balanced", "table": f"lake/{name}", **options})
+
+
+@pytest.mark.parametrize("other", [{}, {"source": "redis://localhost:6379/more"}], ids=repr)
+def test_two_tables_do_not_share_a_group_that_claims_entries(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError, match=r"one and two share group 'lakehouse' of .*more.*a group of its own"):
+        stream_definitions([claiming("one"), claiming("two", **other)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"group": "another"},
+        {"table": "lake/one"},
+        {"source": "redis://localhost:6379/others"},
+        {"source": "redis://localhost:6380/jobs"},
+        {"mode": "resumable"},
+    ],
+    ids=repr,
+)
+def test_but_whatever_else_two_tables_may_share(other: dict[str, Any]) -> None:
+    stream_definitions([claiming("one"), claiming("two", **other)])
