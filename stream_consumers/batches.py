@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -98,6 +98,53 @@ class Split(Protocol):
             DataLossError: if messages of the range are gone.
         """
         ...
+
+
+@runtime_checkable
+class CountedSplit(Split, Protocol):
+    """A split that can say before it is read what a clean read of it gives, and afterwards of which stream that was.
+
+    An engine can then write a batch while it reads it: executors compare, and whatever differs fails the write.
+    """
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """How many messages of each shard a read yields if each of them is there, and none is malformed.
+
+        ``None`` where that is not known, or known not to be so: then the batch is read and counted first.
+        """
+        ...
+
+    def identities(self) -> Mapping[str, str]:
+        """The fingerprints of its streams at this moment, as :meth:`BatchSource.identities` has them.
+
+        Asked where the split is read, at the end of the read: only then is it known of which stream the messages are.
+
+        Raises:
+            StreamAssetsError: it cannot be told.
+        """
+        ...
+
+
+def clean_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
+    """How many messages of each shard a clean read of all these splits gives; ``None`` if one of them cannot tell."""
+    return total_counts(split.counts() if isinstance(split, CountedSplit) else None for split in splits)
+
+
+def total_counts(parts: Iterable[Mapping[Shard, int] | None]) -> Mapping[Shard, int] | None:
+    """The sum of counts; ``None`` if one of them is not known.
+
+    Example:
+        >>> total_counts([{Shard("orders"): 3}, {Shard("orders"): 4}])
+        {Shard(stream='orders', id=0): 7}
+        >>> total_counts([{Shard("orders"): 3}, None])
+    """
+    total: dict[Shard, int] = {}
+    for counts in parts:
+        if counts is None:
+            return None
+        for shard, count in counts.items():
+            total[shard] = total.get(shard, 0) + count
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, Split
+from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, Range, Resume, Split
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import EPOCH_MARK, Shard
 from stream_consumers.options import Limits
@@ -162,6 +162,16 @@ class EpochSplit:
             for stream, name in self.names.items():
                 column = pc.if_else(pc.equal(column, pa.scalar(stream)), pa.scalar(name), column)
             yield batch.set_column(batch.schema.get_field_index("stream"), batch.schema.field("stream"), column)
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """See :meth:`stream_consumers.batches.CountedSplit.counts`."""
+        counts = self.split.counts() if isinstance(self.split, CountedSplit) else None
+        return None if counts is None else EpochNames(self.names).all_out(counts)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        assert isinstance(self.split, CountedSplit)
+        return {self.names[stream]: identity for stream, identity in self.split.identities().items()}
 
 
 class EpochSource(BatchSource):

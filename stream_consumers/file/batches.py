@@ -19,9 +19,10 @@ from stream_consumers.batches import (
     Resume,
     dead_letter_row,
     record_batches,
+    total_counts,
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
-from stream_consumers.file.format import HEADER_SIZE
+from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.scanner import Damage, Frame, FrameScanner
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import DeadLetter, Shard
@@ -111,6 +112,16 @@ class FileSplit:
     streams: frozenset[str]
     frozen_size: int
     created_at_ms: int
+    messages: Mapping[Shard, int] | None
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """What the walk that planned it has found; ``None`` if there is damage among it."""
+        return self.messages
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        with StreamFile(self.path) as file:
+            return _fingerprints(self.streams, file.header)
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
@@ -183,7 +194,7 @@ class FileBatchSource(BatchSource):
 
     def identities(self) -> Mapping[str, str]:
         """The creation time in the header."""
-        return {stream: f"ss:{self._header.created_at_ms}" for stream in sorted(self._streams)}
+        return _fingerprints(self._streams, self._header)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
@@ -239,6 +250,8 @@ class FileBatchSource(BatchSource):
     ) -> BatchPlan | None:
         ends: dict[Shard, int] = {}
         cuts = [begin]
+        counts: list[dict[Shard, int]] = [{}]
+        damaged: set[int] = set()
         records = size = cut_at = 0
         behind: set[Shard] = set()
         walk = _Walk(begin, self._streams)
@@ -252,6 +265,9 @@ class FileBatchSource(BatchSource):
                     records += 1
                     size += payload_bytes
                     ends[shard] = sequence + 1
+                    counts[-1][shard] = counts[-1].get(shard, 0) + 1
+                if isinstance(item, Damage):
+                    damaged.add(len(cuts) - 1)
                 walk.step(item)
                 if shard is not None and sequence is not None and sequence + 1 >= gaps.get(shard, _ENDLESS).end:
                     behind.add(shard)
@@ -260,11 +276,13 @@ class FileBatchSource(BatchSource):
                     break
                 if records - cut_at >= CHECKPOINT_FRAMES and walk.open_damage is None:
                     cuts.append(walk.checkpoint())
+                    counts.append({})
                     cut_at = records
             else:
                 ends = {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        splits = self._splits(cuts, walk.offset, ranges, parallelism)
+        known = [None if index in damaged else count for index, count in enumerate(counts)]
+        splits = self._splits(cuts, known, walk.offset, ranges, parallelism)
         place = walk.checkpoint()
         hint = {
             "created_at_ms": self._header.created_at_ms,
@@ -274,11 +292,17 @@ class FileBatchSource(BatchSource):
         return BatchPlan(ranges, splits, records, hint)
 
     def _splits(
-        self, cuts: list[Checkpoint], stop: int, ranges: Mapping[Shard, Range], parallelism: int
+        self,
+        cuts: list[Checkpoint],
+        counts: list[dict[Shard, int] | None],
+        stop: int,
+        ranges: Mapping[Shard, Range],
+        parallelism: int,
     ) -> list[FileSplit]:
         step = math.ceil(len(cuts) / parallelism)
         starts = cuts[::step]
         stops = [cut.offset for cut in starts[1:]] + [stop]
+        totals = [total_counts(counts[place : place + step]) for place in range(0, len(cuts), step)]
         return [
             FileSplit(
                 self._path,
@@ -289,8 +313,9 @@ class FileBatchSource(BatchSource):
                 self._streams,
                 self._frozen_size,
                 self._header.created_at_ms,
+                total,
             )
-            for cut, end in zip(starts, stops)
+            for cut, end, total in zip(starts, stops, totals)
         ]
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
@@ -354,6 +379,10 @@ class FileBatchSource(BatchSource):
         ):
             return START
         return Checkpoint(offset, positions)
+
+
+def _fingerprints(streams: frozenset[str], header: Header) -> Mapping[str, str]:
+    return {stream: f"ss:{header.created_at_ms}" for stream in sorted(streams)}
 
 
 def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -27,6 +27,7 @@ from stream_consumers.batches import (
     Range,
     Resume,
     fair_shares,
+    widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
@@ -68,6 +69,19 @@ class KafkaSplit:
         with RangeReader(KafkaCluster(self.url, self.client), self.ranges, self.stall_seconds) as reader:
             for messages in reader:
                 yield _record_batch(messages, self.ranges)
+
+    def counts(self) -> Mapping[Shard, int]:
+        """A message at each offset: then nothing is missing, neither compacted away nor a transaction's marker."""
+        return widths(self.ranges)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        return topic_ids(KafkaCluster(self.url, self.client), sorted({shard.stream for shard in self.ranges}))
+
+
+def topic_ids(cluster: KafkaCluster, streams: Sequence[str]) -> Mapping[str, str]:
+    """The fingerprints of topics, asked anew at each call."""
+    return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
 
 class RangeReader(ClosesOnExit):
@@ -248,7 +262,7 @@ class KafkaBatchSource(BatchSource):
 
     def identities(self) -> Mapping[str, str]:
         """The topic ids; asked anew at each call."""
-        return {name: f"kafka:{topic.id}" for name, topic in sorted(self.cluster.topics(self._streams).items())}
+        return topic_ids(self.cluster, self._streams)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""

@@ -23,6 +23,7 @@ from stream_consumers.batches import (
     fair_shares,
     message_row,
     record_batches,
+    total_counts,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
@@ -80,6 +81,16 @@ class RedisSplit:
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
         return record_batches(self._rows())
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """What the slices held when they were planned; ``None`` if some of it is to be dead letters."""
+        if any(piece.error is not None for piece in self.slices):
+            return None
+        return total_counts({piece.shard: piece.count} for piece in self.slices)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        return RedisServer(self.url, self.client).identities()
 
     def _rows(self) -> Iterator[MessageRow]:
         server = RedisServer(self.url, self.client)
