@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -375,6 +376,42 @@ def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
             block, size = [], 0
     if block:
         yield _record_batch(block)
+
+
+def plain_batch(
+    stream: str,
+    numbers: pa.Array[Any],
+    sequences: pa.Array[Any],
+    timestamps_ms: pa.Array[Any],
+    payloads: pa.Array[Any],
+) -> pa.RecordBatch:
+    """Messages of one stream that have no keys and no headers, as a record batch of :data:`MESSAGE_SCHEMA`."""
+    count = len(sequences)
+    columns: list[pa.Array[Any]] = [
+        pa.array(pa.repeat(stream, count), pa.string()),
+        numbers,
+        sequences,
+        timestamps_ms,
+        pa.nulls(count, pa.binary()),
+        payloads,
+        headers_array([None] * count),
+        pa.nulls(count, pa.string()),
+        pa.nulls(count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small record batches into ones of some thousand rows or some megabytes each."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+        if held and (batch is None or rows >= BATCH_ROWS // 2 or size >= BATCH_BYTES):
+            yield from held if len(held) == 1 else pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, rows, size = [], 0, 0
 
 
 def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:
