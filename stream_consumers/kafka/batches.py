@@ -40,11 +40,14 @@ from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
 
 Partition = tuple[str, int]
-POLL_SECONDS = 0.2
+# So long a read waits behind the last message of a range that ends in a marker.
+POLL_SECONDS = 0.05
 STALL_SECONDS = 60.0
 SAMPLE_MESSAGES = 256
 # A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
 SAFE_PART = 0.5
+# Nor is a batch sampled that would be below the limit if its messages were so many times as large as any sample's.
+FAR_BELOW = 100
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 
@@ -255,6 +258,8 @@ class KafkaBatchSource(BatchSource):
         self._membership = membership
         self.cluster = KafkaCluster(url, client)
         self._extents: dict[Shard, Extent] = {}
+        # What a message weighed in the samples, on average, in the heaviest of them.
+        self._message_bytes: float | None = None
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
@@ -302,7 +307,8 @@ class KafkaBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.plan`.
 
         Each shard gets a fair share of ``max_records`` offsets; a gap's part below the first offset is covered, not
-        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted.
+        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted. A
+        batch that is far below it by what earlier plans have sampled is not sampled again.
         """
         clamped = {
             shard: gap.clamp(Range(gap.start, self._extents[shard].end))
@@ -326,7 +332,11 @@ class KafkaBatchSource(BatchSource):
         return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism), records)
 
     def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
+        records = sum(widths(ranges).values())
+        if self._message_bytes is not None and records * self._message_bytes * FAR_BELOW <= max_bytes:
+            return ranges
         guess = self._guess_bytes(ranges)
+        self._message_bytes = max(self._message_bytes or 1.0, guess / max(1, records))
         return ranges if guess <= SAFE_PART * max_bytes else self._measured(ranges, max_bytes)
 
     def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:

@@ -9,9 +9,12 @@ import pytest
 
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
 from stream_consumers.errors import DataLossError
-from stream_consumers.kafka.batches import KafkaSplit
+from stream_consumers.kafka import batches
+from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
+from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.headers import headers_columns
 from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_topics import Broker, orders
 
@@ -30,11 +33,11 @@ def split(broker: Broker, ranges: Mapping[Shard, Range]) -> KafkaSplit:
 
 
 def read(broker: Broker, ranges: Mapping[Shard, Range]) -> list[dict[str, Any]]:
-    batches = list(split(broker, ranges).read())
-    for batch in batches:
+    found = list(split(broker, ranges).read())
+    for batch in found:
         assert batch.schema == MESSAGE_SCHEMA
         batch.validate(full=True)
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [row for batch in found for row in batch.to_pylist()]
 
 
 def places(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
@@ -105,3 +108,34 @@ def test_a_range_that_is_gone_or_ends_early_is_an_error(broker: Broker) -> None:
     broker.remove_before(topic, 10, partition=1)
     with pytest.raises(DataLossError, match="are gone that should be read"):
         read(broker, {Shard(topic, 0): Range(0, 30), Shard(topic, 1): Range(0, 30)})
+
+
+def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.create()
+    broker.send(topic, [b"x" * 100] * 400)
+    shard = Shard(topic)
+    sampled: list[Range] = []
+    reader = batches.RangeReader
+
+    def watched(cluster: KafkaCluster, ranges: Mapping[Shard, Range], stall_seconds: float) -> batches.RangeReader:
+        sampled.extend(ranges.values())
+        return reader(cluster, ranges, stall_seconds)
+
+    monkeypatch.setattr(batches, "RangeReader", watched)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+
+        def plan(start: int, end: int, max_bytes: int) -> Range:
+            sampled.clear()
+            found = source.plan({shard: Range(start, end)}, limits=Limits(max_bytes=max_bytes), parallelism=1)
+            assert found is not None
+            return found.ranges[shard]
+
+        source.extents()
+        wide = 400 * 100 * batches.FAR_BELOW
+        assert plan(0, 10, wide) == Range(0, 10)
+        assert sampled == [Range(0, 10)]
+        assert plan(10, 400, wide) == Range(10, 400)
+        assert sampled == []
+        assert plan(0, 400, wide // 2) == Range(0, 400)
+        assert sampled == [Range(0, 256), Range(144, 400)]
+        assert plan(0, 400, 450) == Range(0, 4)
