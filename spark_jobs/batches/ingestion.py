@@ -15,7 +15,7 @@ from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.reading.decode import Decoder, Raw
-from spark_jobs.table_location import absolute_location
+from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
@@ -171,7 +171,7 @@ class Ingestion:
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
             )
         # A relative path would be another one for Spark, and after the next change of the working directory.
-        object.__setattr__(self, "table", absolute_location(check_name("table", self.table)))
+        object.__setattr__(self, "table", check_location(self.table))
 
     @property
     def sharing_mode(self) -> str:
