@@ -149,6 +149,7 @@ def test_the_readme_from_the_first_message_to_the_verdict(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_page_about_tests_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -206,6 +206,7 @@ def double_and_repair(spark: SparkSession, url: str, what: Ingestion) -> None:
     drain(spark, url, what)
 
 
+@pytest.mark.slow
 def test_f5_rows_doubled_by_restores_are_replaced(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 40)
     what = ingestion(folder / "t", records=20)
@@ -426,6 +427,7 @@ def counted_letters(spark: SparkSession, what: Ingestion) -> list[tuple[int, int
     return sorted((row["_shard"], row["_sequence"]) for row in letters.collect())
 
 
+@pytest.mark.slow
 def test_i8_dead_letters_count_once_over_restores_back_and_forth(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 40, malformed=frozenset({2, 30}))
     what = ingestion(folder / "t", records=20)
