@@ -1,4 +1,4 @@
-"""Drains a source into a table, with one member for all shards or as one of several."""
+"""A run: drains a source into a table, with one member for all shards or as one of several, and stays if it is to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
@@ -48,9 +50,13 @@ def drain(
     on_tail: Callable[[str], None] = _log.warning,
     origin: Bound | None = None,
     stop: Bound | None = None,
+    linger_seconds: float = 0.0,
+    on_next: Callable[[], object] = lambda: None,
     on_wait: Callable[[str], object] = _log.warning,
-) -> Iterator[tuple[BatchReport, bool]]:
-    """Micro-batches up to the end that the source had at the beginning.
+) -> Iterator[BatchReport]:
+    """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
+
+    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.interruption.HeldSignals`.
 
     Args:
         spark: a session that can write Delta tables.
@@ -61,14 +67,25 @@ def drain(
         on_tail: told what is wrong behind the last message, if anything is.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
+        linger_seconds: how long the run has, from now on: until then it looks for new messages when it has written all
+            that there were. 0 for a run that ends then.
+        on_next: called before another batch is written, and from time to time while the run stays without any: what
+            was yielded so far is not the last.
         on_wait: told what is tried again, how long it was tried, and when the next try is.
 
     Yields:
-        Each batch when it is in the table and committed, and whether it is the last one.
+        Each batch when it is in the table and committed.
 
     Raises:
+        InvalidOptionError: arguments that do not go together.
         StreamAssetsError: whatever stops it; what was yielded before is safe.
     """
+    linger = Linger(linger_seconds)
+    if stop and linger_seconds:
+        raise InvalidOptionError(
+            f"a run with a stop ends there, but linger_seconds={linger_seconds:g} lets it stay",
+            remedy="Leave one of them out.",
+        )
     if source.mode is not ingestion.sharing:
         raise InvalidOptionError(
             f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
@@ -90,7 +107,7 @@ def drain(
         with retries.call(lambda: source.claims(ingestion.group, names)) as claims:
             own = replace(ingestion, claims=True)
             member = ClaimJob(spark, claims, own, observer=observer, on_wait=on_wait)
-            yield from _with_last(_claimed_reports(member, ingestion, max_batches))
+            yield from _claimed_reports(member, ingestion, max_batches, on_next)
         return
     if source.mode is ConsumerMode.LOAD_BALANCED:
         job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
@@ -100,31 +117,38 @@ def drain(
         def shared(count: int) -> Iterator[BatchReport]:
             left = None if max_batches is None else max_batches - count
             with source.join(ingestion.group) as membership:
-                yield from SharedDrain(source, own, membership, job_of, max_batches=left, stop=stop).reports()
+                yield from SharedDrain(
+                    source, own, membership, job_of, max_batches=left, stop=stop, on_next=on_next
+                ).reports()
 
-        yield from _with_last(retries.iterate(shared))
+        yield from retries.iterate(shared)
         return
     with source.open() as opened:
-        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop, on_wait=on_wait)
-        yield from drain_batches(job, max_batches=max_batches)
+        job = IngestJob(
+            spark, opened, ingestion, observer=observer, origin=origin, stop=stop, linger=linger, on_wait=on_wait
+        )
+        yield from drain_batches(job, max_batches=max_batches, linger=linger, on_next=on_next)
         tail = opened.unreadable_tail()
         if tail:
             on_tail(tail)
 
 
-def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | None) -> Iterator[BatchReport]:
+def _claimed_reports(
+    job: ClaimJob, ingestion: Ingestion, max_batches: int | None, on_next: Callable[[], object]
+) -> Iterator[BatchReport]:
     """Until the group is done with what was there at the beginning: a member stays, to take over from one that dies."""
     count, since = 0, time.monotonic()
-    while True:
-        batch = job.plan()
-        if batch is not None:
-            report, since = job.run(batch), time.monotonic()
-            if report is not None:
-                count += 1
-                yield report
-                if count == max_batches:
-                    return
-            continue
+    while count != max_batches:
+        # What a plan claims is to be written, or released.
+        with HeldSignals():
+            batch = job.plan()
+            if batch is not None:
+                on_next()
+                report, since = job.run(batch), time.monotonic()
+                if report is not None:
+                    count += 1
+                    yield report
+                continue
         if job.is_drained():
             return
         if time.monotonic() - since > STANDBY_SECONDS:
@@ -135,21 +159,6 @@ def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | Non
             )
             return
         time.sleep(job.wait_seconds)
-
-
-def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:
-    previous: BatchReport | None = None
-    try:
-        for report in reports:
-            if previous is not None:
-                yield previous, False
-            previous = report
-    except Exception:
-        if previous is not None:
-            yield previous, False
-        raise
-    if previous is not None:
-        yield previous, True
 
 
 class SharedDrain:
@@ -165,6 +174,7 @@ class SharedDrain:
         job_of: makes the job of one shard; its observer is told of each step of each batch, from several threads.
         max_batches: stop after so many, of all shards together.
         stop: go no further than this.
+        on_next: called when it is known that what was yielded is not the last.
         parallel_shards: how many batches are written at the same time.
     """
 
@@ -177,6 +187,7 @@ class SharedDrain:
         *,
         max_batches: int | None = None,
         stop: Bound | None = None,
+        on_next: Callable[[], object] = lambda: None,
         parallel_shards: int = PARALLEL_SHARDS,
     ) -> None:
         self._source = source
@@ -186,6 +197,7 @@ class SharedDrain:
         self._names = EpochNames(ingestion.epochs(source.url.required_streams()))
         self._job_of = job_of
         self._stop_at = stop
+        self._on_next = on_next
         self._left = max_batches
         self._parallel = parallel_shards
         self._done: set[Shard] = set()
@@ -213,11 +225,14 @@ class SharedDrain:
             stops = self._stop_at.resolve(opened, extents) if self._stop_at else {}
             ends = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in extents.items()}
         running: dict[Future[bool], Shard] = {}
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
+        with HeldSignals() as held, ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
             try:
-                while running or not self._is_over(ends):
-                    for shard in sorted(self._shards() - self._done - set(running.values())):
-                        running[pool.submit(self._drain_shard, shard)] = shard
+                while running or not (held.is_pending or self._is_over(ends)):
+                    if held.is_pending:
+                        self._stop.set()
+                    else:
+                        for shard in sorted(self._shards() - self._done - set(running.values())):
+                            running[pool.submit(self._drain_shard, shard)] = shard
                     yield from self._take()
                     for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
                         shard = running.pop(future)
@@ -262,7 +277,9 @@ class SharedDrain:
 
     def _take(self) -> Iterator[BatchReport]:
         while not self._found.empty():
-            yield self._found.get()
+            report = self._found.get()
+            self._on_next()
+            yield report
 
     def _drain_shard(self, shard: Shard) -> bool:
         """Whether it was drained; ``False`` if somebody else has it now."""

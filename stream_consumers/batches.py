@@ -218,6 +218,19 @@ class BatchSource(ClosesOnExit, ABC):
         For those who ask again later, and have others waiting meanwhile. By default there is no broker.
         """
 
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """Whether there is more than ``extents``, which :meth:`extents` found last.
+
+        It is asked some times a second while a run waits for messages, so that it should be cheap; shards that are new
+        may be overlooked. By default the ends are looked for anew.
+
+        Args:
+            extents: what was known.
+            resume: see :meth:`extents`.
+        """
+        found = self.extents(resume=resume)
+        return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
+
     @property
     def is_exact(self) -> bool:
         """Whether the last :meth:`extents` saw everything; ``False`` if its budget was too short."""

@@ -193,11 +193,18 @@ class EpochSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
-        known = None
-        if resume is not None:
-            hint = self._names.hint_back(resume.hint)
-            known = Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
-        return self._names.all_out(self._source.extents(resume=known, budget_seconds=budget_seconds))
+        found = self._source.extents(resume=self._resume(resume), budget_seconds=budget_seconds)
+        return self._names.all_out(found)
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`."""
+        return self._source.has_grown(self._names.all_back(extents), resume=self._resume(resume))
+
+    def _resume(self, resume: Resume | None) -> Resume | None:
+        if resume is None:
+            return None
+        hint = self._names.hint_back(resume.hint)
+        return Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""

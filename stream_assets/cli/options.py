@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +38,31 @@ class ReportingGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with _orderly_end():
+                return super().invoke(ctx)
         except StreamAssetsError as error:
             err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             sys.exit(1)
+        except KeyboardInterrupt:
+            # As shells have it.
+            sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:
             sys.stderr.close()
             sys.exit(0)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM closes what is open, as Ctrl-C does, before it ends the process."""
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:

@@ -295,10 +295,11 @@ class FileBatchSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
+        with StreamFile(self._path) as file:
+            # It may have been replaced since.
+            self._header, self._frozen_size = file.header, file.size
         first = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        with StreamFile(self._path) as file:
-            self._frozen_size = file.size
         self._checkpoints = [first]
         self._tail = None
         self._is_exact = True
@@ -335,6 +336,13 @@ class FileBatchSource(BatchSource):
             if shard.stream in self._streams
         }
         return self._extents
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`: whether the file has another size by now."""
+        try:
+            return self._path.stat().st_size != self._frozen_size
+        except FileNotFoundError:
+            return True
 
     @property
     def is_exact(self) -> bool:

@@ -281,6 +281,10 @@ class KafkaBatchSource(BatchSource):
         }
         return self._extents
 
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; partitions that are new are left out."""
+        return self.cluster.ends(extents) != {shard: extent.end for shard, extent in extents.items()}
+
     def _shards(self) -> list[Shard]:
         topics = self.cluster.topics(self._streams)
         return [shard for _, topic in sorted(topics.items()) for shard in topic.shards]

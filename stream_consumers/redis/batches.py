@@ -32,7 +32,7 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import Entry, plain_entries, read_entry
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.ids import behind, to_id, to_sequence
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -253,6 +253,12 @@ class RedisBatchSource(BatchSource):
         }
         self._remember(resume)
         return self._extents
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
+        ends = list(extents.values())
+        grown = self.server.growth([self.server.key(shard) for shard in extents])
+        return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def _remember(self, resume: Resume | None) -> None:
         """Note how many entries were added before each position, where an earlier batch has written that down."""

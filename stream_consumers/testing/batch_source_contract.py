@@ -253,6 +253,18 @@ class BatchSourceContract(Contract):
                 assert read(later) == identities(second)
         assert read(plan) == identities(first)
 
+    def test_growth_is_seen(self, stream: Stream) -> None:
+        stream.send(in_turn(10, shards=3))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source)
+            resume = Resume({shard: part.end for shard, part in plan.ranges.items()}, plan.hint)
+            before = source.extents(resume=resume)
+            assert not source.has_grown(before, resume=resume)
+            stream.send(in_turn(1))
+            assert source.has_grown(before, resume=resume)
+            after = source.extents(resume=resume)
+            assert not source.has_grown(after, resume=resume)
+
     def test_extents_are_frozen(self, stream: Stream) -> None:
         first = stream.send(in_turn(50, shards=2))
         with open_batch_source(stream.url()) as source:

@@ -104,6 +104,6 @@ def main(
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
     )
     spark = _session(remote)
-    for report, _ in drain(spark, source, ingestion, observer=watch):
+    for report in drain(spark, source, ingestion, observer=watch):
         print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)

@@ -48,7 +48,7 @@ def test_batches_of_a_replay_that_are_in_the_table_are_told_of_before_an_error()
 
     with pytest.raises(DataLossError):
         tell()
-    assert told == [("first is in the table", False), ("second is in the table", False)]
+    assert told == ["first is in the table", "second is in the table"]
 
 
 class Member:
