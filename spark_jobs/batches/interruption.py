@@ -34,6 +34,7 @@ class HeldSignals:
         self._seconds = FINISH_SECONDS if seconds is None else seconds
         self._handlers: dict[int, Any] = {}
         self._pending: int | None = None
+        self._alarm = (0.0, 0.0)
 
     @property
     def is_pending(self) -> bool:
@@ -58,12 +59,12 @@ class HeldSignals:
             return
         self._pending = number
         self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: self._deliver())
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        self._alarm = signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def _deliver(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, *self._alarm)
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -28,7 +28,7 @@ def interrupt(number: signal.Signals) -> None:
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """The handlers of signals are as they were, whatever a test did."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     found = {number: signal.getsignal(number) for number in numbers}
