@@ -401,7 +401,8 @@ def stream_asset(
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all.
         linger_seconds: how long a run has: until then it looks for new messages when it has written all that there
-            were, so that they are in the table within seconds. 0 for a run that ends then.
+            were, so that they are in the table within seconds, and the sensor asks for the next run when it has ended.
+            0 for a run that ends then.
         materialize_seconds: the least time between two materializations of a run, each of which stands for all batches
             since the one before; 0 for one a batch. By default 30 in a run that stays, else 0.
         min_lag: the sensor waits for so many messages,
@@ -443,6 +444,11 @@ def stream_asset(
             f"single_writer=True says that one run writes at a time, but members={members} lets several do so",
             remedy="Use members=1; or a log store that puts a commit only if it is absent, without single_writer.",
         )
+    if linger_seconds and min_lag > 1:
+        raise InvalidOptionError(
+            f"min_lag={min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for them",
+            remedy="Leave one of them out.",
+        )
     ledger_group = stream.group(group)
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
     chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
@@ -473,6 +479,7 @@ def stream_asset(
                 min_lag=min_lag,
                 max_wait_seconds=max_wait_seconds,
                 max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
+                keeps_alive=linger_seconds > 0,
             ),
             sensor_seconds=sensor_seconds,
             sensor_status=chosen_status,
