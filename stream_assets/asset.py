@@ -20,7 +20,7 @@ from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.run_ingestion import drain
 from stream_assets.config import ReplayConfig, StreamConfig
-from stream_assets.materializations import Materializations, describe_ranges
+from stream_assets.materializations import Context, Materializations, describe_ranges
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
@@ -36,7 +36,6 @@ from stream_consumers.options import (
 )
 from stream_consumers.urls import StreamUrl
 
-Context = dg.AssetExecutionContext | dg.OpExecutionContext
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 from pyspark.sql import SparkSession
@@ -14,9 +14,7 @@ from spark_jobs.writing.storage import read_table
 from stream_assets.metadata import BatchSum, sum_metadata
 from stream_consumers.messages import Shard
 
-if TYPE_CHECKING:
-    from stream_assets.asset import Context
-
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
 
 

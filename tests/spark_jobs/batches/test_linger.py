@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches import ingest
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.linger import LONGEST_PAUSE_SECONDS, Linger
 from spark_jobs.batches.rewind import rewind
+from spark_jobs.claims import job
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource, create_producer
@@ -22,9 +23,11 @@ from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ingestion
+from tests.support.kafka_topics import Pipeline
 from tests.support.outages import stoppable_redis
 from tests.support.redis_tables import Stream
 from tests.support.streams import assert_each_once, sequences_in_table, shard, write_stream
+from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
 
 LONG = 600.0
 
@@ -66,9 +69,9 @@ class Job:
 
 def test_the_time_of_a_run_counts_from_its_beginning_and_the_batch_in_hand_is_finished() -> None:
     time = Time()
-    job: Any = Job(time, ["a", None, "b", "c", "d", "e", "f"])
+    jobs: Any = Job(time, ["a", None, "b", "c", "d", "e", "f"])
     linger = time.linger(25.0)
-    assert list(drain_batches(job, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
+    assert list(drain_batches(jobs, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
     assert linger.is_over
     assert time.pauses == [], "there was something at each look"
     assert list(drain_batches(Job(time, ["a"]), linger=linger)) == ["a"]  # type: ignore[arg-type]
@@ -77,20 +80,20 @@ def test_the_time_of_a_run_counts_from_its_beginning_and_the_batch_in_hand_is_fi
 
 def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_run() -> None:
     time = Time()
-    job: Any = Job(time, [])
+    jobs: Any = Job(time, [])
     told: list[float] = []
-    assert list(drain_batches(job, linger=time.linger(5.0), on_next=lambda: told.append(time.now))) == []
+    assert list(drain_batches(jobs, linger=time.linger(5.0), on_next=lambda: told.append(time.now))) == []
     assert time.pauses[:3] == [0.02, 0.03, 0.045]
     assert max(time.pauses) == LONGEST_PAUSE_SECONDS
     assert time.now == pytest.approx(1005.0)
-    assert len(told) == len(time.pauses) == job.looks
+    assert len(told) == len(time.pauses) == jobs.looks
 
 
 def test_a_run_that_stays_stops_behind_its_last_batch() -> None:
     time = Time()
-    job: Any = Job(time, ["a", None, "b", "c"])
-    assert list(drain_batches(job, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
-    assert job.looks == 1
+    jobs: Any = Job(time, ["a", None, "b", "c"])
+    assert list(drain_batches(jobs, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
+    assert jobs.looks == 1
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan"), True])
@@ -127,11 +130,16 @@ class Idle:
 
 
 def staying(
-    spark: SparkSession, url: str, what: Any, *acts: Callable[[], object], batches: int, **options: Any
+    spark: SparkSession,
+    source: str | StreamSource,
+    what: Ingestion,
+    *acts: Callable[[], object],
+    batches: int,
+    **options: Any,
 ) -> list[BatchReport]:
     found = drain(
         spark,
-        StreamSource(StreamUrl.parse(url), what.sharing),
+        source if isinstance(source, StreamSource) else StreamSource(source),
         what,
         linger_seconds=LONG,
         max_batches=batches,
@@ -169,20 +177,40 @@ def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", ["resumable", "real_time"])
-def test_redis_is_followed(spark: SparkSession, folder: Path, redis_address: str, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["resumable", pytest.param("real_time", marks=pytest.mark.slow), "load_balanced"])
+def test_redis_is_followed_and_so_are_its_new_shards(
+    spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ingest, job):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     stream = Stream(redis_address, folder, mode=mode)
     stream.add(5)
-    reports = staying(
-        spark,
-        stream.url,
-        stream.ingestion(),
-        lambda: stream.add(10, first=5),
-        lambda: stream.add(20, first=15),
-        batches=3,
-    )
-    assert [report.rows for report in reports] == [5, 10, 20]
+
+    def add_to_more_shards() -> None:
+        stream.keys.append(f"{stream.name}:2")
+        stream.add(21, first=15)
+
+    acts = [lambda: stream.add(10, first=5), add_to_more_shards]
+    what = stream.ingestion(claims=mode == "load_balanced")
+    found = staying(spark, stream.source, what, *acts, batches=3)
+    assert [report.rows for report in found] == [5, 10, 21]
     assert stream.rows() == stream.there()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
+def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: str) -> None:
+    topic = create_topic(kafka, 2)
+    fill(kafka, topic, 10, partitions=2)
+    pipe = Pipeline.of(spark, f"kafka://{kafka}/{topic}", folder / "t", records=100, group=unique_group())
+    pipe = pipe.shared() if mode == "load_balanced" else pipe
+    batches = 3 if mode == "resumable" else 6
+    acts = [lambda: fill(kafka, topic, 10, partitions=2), lambda: fill(kafka, topic, 20, partitions=2)]
+    found = staying(spark, pipe.source, pipe.ingestion, *acts, batches=batches)
+    assert sum(report.rows for report in found) == 40
+    assert pipe.rows() == dict.fromkeys(sequences_in_topic(kafka, topic), 1)
+    assert pipe.positions() == ends(kafka, topic)
 
 
 @pytest.mark.spark
@@ -257,7 +285,7 @@ def test_an_outage_while_a_run_waits_is_waited_for(spark: SparkSession, folder: 
                 stream.add(6, first=5)
 
         what = stream.ingestion(retry_seconds=LONG)
-        reports = staying(spark, stream.url, what, server.stop, batches=2, on_wait=on_wait)
+        reports = staying(spark, stream.source, what, server.stop, batches=2, on_wait=on_wait)
         assert [report.rows for report in reports] == [5, 6]
         assert f"of {LONG:g} s at most" in told[0]
         stream.assert_each_once()
