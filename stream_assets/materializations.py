@@ -64,8 +64,12 @@ class Materializations:
 
     def tell_rest(self) -> None:
         """The run ends without a result: tell of what was written. Spark is not asked for anything any more."""
-        if self._sum is not None and self._sum.batches:
+        if self._sum is None or not self._sum.batches:
+            return
+        try:
             self._context.log_event(self.materialization(is_spark_asked=False))
+        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
+            self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
 
     def result(self) -> dg.MaterializeResult[Any] | None:
         """The run ends: what is left to tell, as the result of the asset; ``None`` if it wrote nothing."""

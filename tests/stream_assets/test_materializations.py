@@ -52,7 +52,9 @@ class Run:
         self.now = 0.0
         self.told: list[dict[str, Any]] = []
         self._stream = declare(folder)
-        context: Any = SimpleNamespace(log_event=self._remember, log=SimpleNamespace(info=lambda text: None))
+        self.warnings: list[str] = []
+        log = SimpleNamespace(info=lambda text: None, warning=self.warnings.append)
+        context: Any = SimpleNamespace(log_event=self._remember, log=log)
         spark: Any = None
         self.materializations = Materializations(
             context,
@@ -143,6 +145,25 @@ def test_what_was_written_is_told_when_the_run_fails_or_is_cancelled(
     assert [one["stream/batches"] for one in run.told] == [1, 2]
     assert "stream/replaced_rows" not in run.told[1]
     assert run.told[0]["stream/replaced_rows"] == 4
+
+
+def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+
+    def gone(log: DeltaLog) -> int:
+        raise OSError("the storage is gone")
+
+    def reports() -> Iterator[BatchReport]:
+        yield report(1)
+        monkeypatch.setattr(DeltaLog, "row_count", gone)
+        raise BrokerUnavailableError("gone", remedy="Wait.")
+
+    with pytest.raises(BrokerUnavailableError):
+        run.go(reports())
+    assert run.told == []
+    assert run.warnings == ["Dagster could not be told of 1 batches: the storage is gone"]
 
 
 @pytest.mark.parametrize(

@@ -119,17 +119,19 @@ def test_in_another_thread_nothing_is_held() -> None:
 
 @pytest.mark.spark
 @pytest.mark.kill
-@pytest.mark.parametrize("step", ["planned", "writing", "verified"])
+@pytest.mark.parametrize(
+    ("step", "code", "batches"),
+    [("planned", -signal.SIGTERM, 1), ("writing", 128 + signal.SIGTERM, 2), ("verified", 128 + signal.SIGTERM, 2)],
+)
 def test_a_run_that_is_asked_to_end_finishes_its_batch_and_tells_of_it(
-    spark: SparkSession, server: str, folder: Path, step: str
+    spark: SparkSession, server: str, folder: Path, step: str, code: int, batches: int
 ) -> None:
     url, table = write_stream(folder / "orders.ss", 100, malformed=frozenset({5})), folder / "t"
     words = (f"{step}@3!SIGTERM", "lakehouse", "resumable", server)
     with running(url, table, *words, records=20) as one:
-        assert one.wait() == 128 + signal.SIGTERM, logs(table)
-    batches = [entry for entry in entries(ingestion(table)) if entry.kind == "batch"]
-    expected = 1 if step == "planned" else 2
-    assert len(batches) == logs(table).count("report") == expected
+        assert one.wait() == code, logs(table)
+    written = [entry for entry in entries(ingestion(table)) if entry.kind == "batch"]
+    assert len(written) == logs(table).count("report {") == batches
     drain(spark, url, ingestion(table))
     assert_each_once(folder / "orders.ss", table)
 
