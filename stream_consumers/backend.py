@@ -72,6 +72,11 @@ class ConsumerOptions:
     def __post_init__(self) -> None:
         choose_fields(self, mode=ConsumerMode, reset=AutoStreamReset)
         check_switch("live", self.live)
+        if not callable(self.on_dead_letter):
+            raise InvalidOptionError(
+                f"on_dead_letter={self.on_dead_letter!r} cannot be called",
+                remedy="Give a function that takes a DeadLetter, or leave it out.",
+            )
 
 
 class Backend(ABC):

@@ -214,13 +214,17 @@ def check_switch(name: str, value: object) -> bool:
 def check_name(name: str, value: object, *, without: str = "") -> str:
     """Return ``value`` if it is text that names something.
 
+    Clients that are written in C end a name at its first NUL, so that two groups would be one, and end the process
+    over text that has no UTF-8.
+
     Args:
         name: of the argument.
         value: what it is set to.
         without: characters that it cannot have.
 
     Raises:
-        InvalidOptionError: it is no text, there is nothing but spaces in it, or one of those characters.
+        InvalidOptionError: it is no text, there is nothing but spaces in it, or one of those characters, or a NUL or a
+            lone surrogate.
 
     Example:
         >>> check_name("group", "a/b", without="/")
@@ -230,7 +234,19 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
     if not isinstance(value, str) or not value.strip() or set(value) & set(without):
         besides = f" without {without!r}" if without else ""
         raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy=f"Use a name{besides}.")
+    if not is_plain_text(value):
+        raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without NUL and surrogates.")
     return value
+
+
+def is_plain_text(text: str) -> bool:
+    r"""Whether a client that is written in C takes this text as it is.
+
+    Example:
+        >>> is_plain_text("ü"), is_plain_text("a\0b"), is_plain_text("\ud800")
+        (True, False, False)
+    """
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +385,11 @@ class RedisGroupOptions:
         for name in ("batch_size", "max_deliveries"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
+        check_switch("create_stream", self.create_stream)
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
+        if self.consumer is not None:
+            check_name("consumer", self.consumer)
 
 
 HOST_VARIABLE = "HOST_ID"
@@ -497,9 +516,11 @@ Use mode 'real_time' or 'load_balanced'.
             )
         if name == "":
             raise InvalidOptionError("group='' names no group", remedy="Give the group a name.")
-        if name is None and mode not in self.host_groups:
+        if name is not None:
+            return check_name("group", name)
+        if mode not in self.host_groups:
             raise InvalidOptionError(f"mode {mode.value} needs a group", remedy="Give all members the same group.")
-        return f"{host_id()}{self.host_groups[mode]}" if name is None else name
+        return f"{host_id()}{self.host_groups[mode]}"
 
 
 def _mode(mode: ConsumerMode) -> ConsumerMode:

@@ -14,6 +14,7 @@ from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
+from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions, Limits, RedisGroupOptions
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
@@ -30,6 +31,7 @@ from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
+from tests.support.topics import create_topic
 
 URL = "memory://arguments/orders"
 NO_COUNTS = (0, -1, 1.5, 2.0, True, "1", None, math.nan)
@@ -213,3 +215,56 @@ def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_ad
             RedisServer(url, wrong).check()
     # A password of digits is no number.
     assert RedisServer(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
+
+
+@pytest.mark.parametrize("flag", ["no", "false", 0, 1, None], ids=repr)
+def test_a_flag_is_true_or_false_since_text_would_be_true(flag: Any) -> None:
+    for make in (
+        lambda: create_consumer(URL, live=flag),
+        lambda: RedisGroupOptions(create_stream=flag),
+        lambda: FileProducerOptions(end_with_eos=flag),
+        lambda: StdioProducerOptions(bare=flag),
+        lambda: StdioProducerOptions(loopback=flag),
+    ):
+        with pytest.raises(InvalidOptionError, match="neither on nor off"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, b"billing"], ids=ascii)
+def test_a_name_is_text_that_every_client_takes_as_it_is(name: Any) -> None:
+    # A client in C would join group 'a' instead of 'a\0b', and abort the process over '\ud800'.
+    for url in (URL, "redis://127.0.0.1:1/orders", "kafka://127.0.0.1:1/orders"):
+        with pytest.raises(InvalidOptionError, match="cannot be used"):
+            create_consumer(url, mode="load_balanced", group=name)
+    with pytest.raises(InvalidOptionError, match="cannot be used"):
+        RedisGroupOptions(consumer=name)
+    with pytest.raises(InvalidOptionError, match="is not a valid name"):
+        SubscriptionConfig(stream="orders", group=name, dead_letter_stream="dead")
+
+
+def test_a_moment_a_shard_and_an_observer_are_what_they_should_be(tracked: TrackedConsumer) -> None:
+    consumer = create_consumer(URL)
+    with consumer:
+        for moment in ("2026-01-01", 5, None):
+            with pytest.raises(InvalidOptionError, match="is no moment"):
+                consumer.seek(moment)  # type: ignore[arg-type]
+        for shard in ("orders/0", ("orders", 0), Shard("orders", -1), Shard("orders", "0"), None):  # type: ignore[arg-type]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                consumer.assign(shard)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                tracked.pause_partitions([shard])  # type: ignore[list-item]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                tracked.resume_partitions([shard])  # type: ignore[list-item]
+        for position in ("1", 1.5, None, True):
+            with pytest.raises(InvalidOptionError, match="the position in orders/0"):
+                tracked.go_to({Shard("orders"): position})  # type: ignore[dict-item]
+    for observer in (None, 5):
+        with pytest.raises(InvalidOptionError, match="cannot be called"):
+            create_consumer(URL, on_dead_letter=observer)  # type: ignore[arg-type]
+
+
+def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_has_nothing_to_flush(kafka: str) -> None:
+    producer = KafkaProducer(f"kafka://{kafka}/{create_topic(kafka, 1)}")
+    with producer, pytest.raises(InvalidOptionError, match="cannot send a header named"):
+        producer.send(b"", headers=[("a\0b", b"")])
+    producer.flush()
