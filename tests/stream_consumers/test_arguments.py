@@ -31,7 +31,6 @@ from stream_consumers.tracking.consumer import TrackedConsumer
 from stream_consumers.tracking.options import TrackingOptions
 from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
-from tests.support.topics import create_topic
 
 URL = "memory://arguments/orders"
 NO_COUNTS = (0, -1, 1.5, 2.0, True, "1", None, math.nan)
@@ -261,10 +260,3 @@ def test_a_moment_a_shard_and_an_observer_are_what_they_should_be(tracked: Track
     for observer in (None, 5):
         with pytest.raises(InvalidOptionError, match="cannot be called"):
             create_consumer(URL, on_dead_letter=observer)  # type: ignore[arg-type]
-
-
-def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_has_nothing_to_flush(kafka: str) -> None:
-    producer = KafkaProducer(f"kafka://{kafka}/{create_topic(kafka, 1)}")
-    with producer, pytest.raises(InvalidOptionError, match="cannot send a header named"):
-        producer.send(b"", headers=[("a\0b", b"")])
-    producer.flush()
