@@ -385,7 +385,6 @@ class RedisGroupOptions:
         for name in ("batch_size", "max_deliveries"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
-        check_switch("create_stream", self.create_stream)
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
         if self.consumer is not None:

@@ -216,19 +216,6 @@ def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_ad
     assert RedisServer(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
 
 
-@pytest.mark.parametrize("flag", ["no", "false", 0, 1, None], ids=repr)
-def test_a_flag_is_true_or_false_since_text_would_be_true(flag: Any) -> None:
-    for make in (
-        lambda: create_consumer(URL, live=flag),
-        lambda: RedisGroupOptions(create_stream=flag),
-        lambda: FileProducerOptions(end_with_eos=flag),
-        lambda: StdioProducerOptions(bare=flag),
-        lambda: StdioProducerOptions(loopback=flag),
-    ):
-        with pytest.raises(InvalidOptionError, match="neither on nor off"):
-            make()
-
-
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, b"billing"], ids=ascii)
 def test_a_name_is_text_that_every_client_takes_as_it_is(name: Any) -> None:
     # A client in C would join group 'a' instead of 'a\0b', and abort the process over '\ud800'.
