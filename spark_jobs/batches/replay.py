@@ -106,6 +106,9 @@ class ReplayProgress:
 
 def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
     """The replay with this id as the ledger remembers it; ``None`` if it has written nothing."""
+    if not ledger.last_number(REPLAY_MEMBER):
+        # Numbers outlive everything: nothing was ever replayed, and the log need not be searched.
+        return None
     entries = [c.entry for c in ledger.surviving() if c.entry and c.entry.replay == replay_id]
     if not entries:
         return None

@@ -22,6 +22,7 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
+KEPT_COMMITS = 10_000
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 # Delta goes by the times of the files, which are written after the times in them.
 LATE_FILE_MS = 60_000
@@ -221,16 +222,21 @@ class DeltaLog:
         Raises:
             LedgerUnreadableError: it is there but cannot be read.
         """
-        if version not in self._commits:
+        commit = self._commits.get(version)
+        if commit is None:
             try:
-                self._commits[version] = parse_commit(version, self._text(version))
+                commit = parse_commit(version, self._text(version))
             except FileNotFoundError:
                 return None
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
                 ) from error
-        return self._commits[version]
+            self._commits[version] = commit
+            if len(self._commits) > KEPT_COMMITS:
+                # A job may stay for days.
+                self._commits.pop(next(iter(self._commits)), None)
+        return commit
 
     def restored_versions(self, commit: Commit) -> tuple[int, ...]:
         """The versions that a RESTORE may have gone back to, the newest first.

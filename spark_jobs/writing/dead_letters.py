@@ -180,9 +180,10 @@ class DeadLetterTable:
         orphaned = self.orphaned(ledger, state)
         told = _united(self._replaced(ledger), _whole(batch for batch in orphaned if batch.is_removed))
         uncounted = _united(state.uncounted, told)
+        untold = {bid: ranges for bid, ranges in state.uncounted.items() if bid not in told}
         # No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
-        is_final = not any(commit.restored is not None for commit in ledger.log.readable())
-        stale = {bid: ranges for bid, ranges in state.uncounted.items() if is_final and bid not in told}
+        is_final = bool(untold) and not any(commit.restored is not None for commit in ledger.log.readable())
+        stale = untold if is_final else {}
         never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
         if never and not self._delete(spark, never):
             return Settlement(state.settled, uncounted)
