@@ -48,7 +48,7 @@ SERVER_SETTINGS: Mapping[str, str] = {
     # A session ends with its client, which may wait for messages for days.
     "spark.connect.session.manager.defaultSessionTimeout": "365d",
     # What Spark remembers for a user interface that nobody looks at; plans can be large.
-    "spark.connect.session.inactiveOperations.cacheExpiration": "1m",
+    "spark.connect.session.inactiveOperations.cacheExpiration": "5m",
     "spark.sql.connect.ui.retainedSessions": "1",
     "spark.sql.connect.ui.retainedStatements": "1",
     "spark.sql.ui.retainedExecutions": "1",
