@@ -47,7 +47,7 @@ class ServerSession(ConnectSession):
 
     def __init__(self, folder: ServerFolder, address: Address, session: str, client: int) -> None:
         self._client_descriptor: int | None = client
-        self._policy = _WhileItLives(folder, address)
+        self._policy = WhileItLives(folder, address)
         super().__init__(connection=_Channel(address, session))
         self.client.set_retry_policies([self._policy])
 
@@ -80,7 +80,7 @@ class _Channel(DefaultChannelBuilder):
         return self._secure_channel(self.endpoint, credentials)
 
 
-class _WhileItLives(DefaultPolicy):
+class WhileItLives(DefaultPolicy):
     """Spark's own policy would try for ten minutes to reach a server that is gone."""
 
     def __init__(self, folder: ServerFolder, address: Address) -> None:
@@ -89,9 +89,15 @@ class _WhileItLives(DefaultPolicy):
         self._address = address
 
     def is_alive(self) -> bool:
+        """Whether the server is the one that it was."""
         return self._folder.address() == self._address and self._folder.is_alive()
 
     def can_retry(self, e: BaseException) -> bool:
+        """Whether the call is made again.
+
+        Raises:
+            SparkEndedError: nobody would answer it.
+        """
         if not isinstance(e, grpc.RpcError):
             return False
         if self.is_alive():
