@@ -26,6 +26,7 @@ Column: TypeAlias = "pa.Array[Any]"
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 64 << 20
 FEW = 8
+CHUNK_ROWS = 512
 _TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, STRUCT and ARRAY"
 # Arrow does not check for overflow when it scales: 38 digits before and 38 behind the point cannot overflow 76.
 _PARSED_DECIMAL = pa.decimal256(38, 38)
@@ -40,6 +41,7 @@ _TOMBSTONE = b"{}"
 _WHITE_SPACE = " \t\n\r\x0b\x0c"
 # Where Arrow reads a value. Behind a quotation mark, a letter or a digit there is none, so that "Info" is no suspect.
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
+_NAMED_ROW = re.compile(r" in row ([0-9]+)\Z")
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
@@ -163,24 +165,58 @@ def decode_carefully(documents: list[bytes | None], schema: pa.Schema) -> tuple[
     try:
         columns = _parse_lines(lines, schema)
     except _FAILURES:
-        for row, line in zip(rows, lines):
-            errors[row] = _mismatch(line, schema)
-        lines = [line for row, line in zip(rows, lines) if errors[row] is None]
-        rows = [row for row in rows if errors[row] is None]
         parts = [[pa.nulls(0, field.type) for field in schema]]
         found: list[str | None] = []
-        for part, part_errors in _halve(lines, schema):
-            parts.append(part)
-            found.extend(part_errors)
+        for start in range(0, len(lines), CHUNK_ROWS):
+            for part, part_errors in _divided(lines[start : start + CHUNK_ROWS], schema):
+                parts.append(part)
+                found.extend(part_errors)
         columns = _joined(parts)
         for row, error in zip(rows, found):
             errors[row] = error
-    if len(rows) == len(documents):
-        return columns, errors
-    places: list[int | None] = [None] * len(documents)
+    return _placed(columns, rows, len(documents)), errors
+
+
+def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
+    """Parse lines without those that fail; yields parts in order.
+
+    Arrow names the first that it cannot parse. Is that one of few, and bad by itself, the others need no look.
+    """
+    for _ in range(FEW):
+        try:
+            columns = _parse_lines(lines, schema)
+        except _FAILURES as error:
+            named = _NAMED_ROW.search(str(error))
+            row = int(named[1]) if named else len(lines)
+            reason = _mismatch(lines[row], schema) if row < len(lines) else None
+            if reason is None:
+                break
+            yield from _halve(lines[:row], schema)
+            yield [pa.nulls(1, field.type) for field in schema], [reason]
+            lines = lines[row + 1 :]
+            if not lines:
+                return
+        else:
+            yield columns, [None] * len(lines)
+            return
+    reasons = [_mismatch(line, schema) for line in lines]
+    rows = [row for row, reason in enumerate(reasons) if reason is None]
+    parts = [[pa.nulls(0, field.type) for field in schema]]
+    for part, part_errors in _halve([lines[row] for row in rows], schema):
+        for row, reason in zip(rows[len(parts[0][0]) :], part_errors):
+            reasons[row] = reason
+        parts = [_joined([*parts, part])]
+    yield _placed(parts[0], rows, len(lines)), reasons
+
+
+def _placed(columns: list[Column], rows: list[int], count: int) -> list[Column]:
+    """The columns of these rows among ``count`` rows, the others null."""
+    if len(rows) == count:
+        return columns
+    places: list[int | None] = [None] * count
     for place, row in enumerate(rows):
         places[row] = place
-    return [column.take(pa.array(places, pa.int64())) for column in columns], errors
+    return [column.take(pa.array(places, pa.int64())) for column in columns]
 
 
 def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
@@ -191,7 +227,7 @@ def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column]
         columns = _parse_lines(lines, schema)
     except _FAILURES as error:
         if len(lines) == 1:
-            yield [pa.nulls(1, field.type) for field in schema], [_reason(error)]
+            yield [pa.nulls(1, field.type) for field in schema], [_mismatch(lines[0], schema) or _reason(error)]
             return
         size = 1 if len(lines) <= FEW else (len(lines) + 1) // 2
         for start in range(0, len(lines), size):
