@@ -284,3 +284,19 @@ def test_a_replace_that_lands_behind_a_restore_may_have_removed_nothing():
         assert str(Ledger(log.log(), group="g", member="a").read().shards[shard].redo) == "[1,3)"
 
     in_folder(check)
+
+
+def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_fold_starts_from():
+    shard = SHARDS[0]
+    state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 5)), origin=0)}
+
+    def check(log):
+        log.ours(LedgerEntry("init", "g", "g/a", 1, "a", "init", -1, origin={shard: 0}))
+        log.ours(LedgerEntry("batch", "g", "g/a", 2, "a", "batch", 0, ranges={shard: Range(0, 5)}, state=None))
+        log.restore(version=1)
+        log.ours(LedgerEntry("fence", "g", "g/a", 3, "a", "fence", 2, state=state))
+        replay = {"ranges": {shard: Range(1, 3)}, "mode": "replace", "state": None}
+        log.ours(LedgerEntry("replay", "g", "g/b", 1, "b", "late", 1, **replay))
+        assert str(Ledger(log.log(), group="g", member="a").read().shards[shard].redo) == "[1,3)"
+
+    in_folder(check)
