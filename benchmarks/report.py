@@ -65,11 +65,13 @@ def write(page: Path, found: Mapping[str, Mapping[str, Any]], order: Sequence[st
     suites = {name: known[name] for name in order if name in known}
     page.parent.mkdir(parents=True, exist_ok=True)
     data.write_text(json.dumps(suites, indent=1, ensure_ascii=False) + "\n")
-    page.write_text("\n".join(_page(page, suites)))
+    page.write_text("\n".join(_page(page, suites, [name for name in order if name not in suites])))
 
 
-def _page(page: Path, suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> Iterator[str]:
     yield INTRODUCTION
+    if missing:
+        yield f"Not measured here yet: {', '.join(missing)}.\n"
     yield "## What was to be reached\n"
     yield from _targets(suites)
     yield "\n## What it ran on\n"

@@ -56,8 +56,10 @@ def test_the_report_keeps_the_suites_that_were_not_run_again(bench: Bench, tmp_p
     told = {"date": "now", "commit": "abc", "scale": 1.0, "rounds": 2, "load": [0.1, 0.2], "machine": report.machine()}
     page = tmp_path / "docs" / "page.md"
     report.write(page, {"first": {**told, "sections": bench.to_json()}}, ("first", "second"))
+    assert "Not measured here yet: second." in page.read_text()
     report.write(page, {"second": {**told, "sections": []}}, ("first", "second"))
     text = page.read_text()
+    assert "Not measured" not in text
     assert "| times | ≤ 2 | 4 | **missed** |" in text
     assert "| second | now | abc | 2 | 1 | 0.1 and 0.2 |" in text
     assert list(json.loads(page.with_suffix(".json").read_text())) == ["first", "second"]
