@@ -47,8 +47,8 @@ def versions(bench: Bench) -> None:
     """A look-up in the ledger, from 10 versions of the table to 10,000."""
     section = bench.section(
         "A look-up in the ledger, over the versions of the table",
-        "Where a group of 12 shards stands, by a process that knows nothing of the table yet. The log has a checkpoint "
-        "at its last multiple of ten, as Delta makes them.",
+        "Where a group of 12 shards stands, by a process that knows nothing of the table yet. Each commit adds a file, "
+        "and the log has a checkpoint five commits before its end.",
         ("ms",),
         plot=("ms",),
         is_line=True,
