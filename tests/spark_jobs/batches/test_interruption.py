@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from tests.support.command_line import run
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.killed_runs import logs, running
 from tests.support.polling import until
+from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 
@@ -136,29 +139,31 @@ def test_a_run_that_is_asked_to_end_finishes_its_batch_and_tells_of_it(
     assert_each_once(folder / "orders.ss", table)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ingest_that_stays_ends_when_it_is_told_to_and_prints_what_it_wrote(
-    spark: SparkSession, folder: Path, number: signal.Signals
+    server: str, folder: Path, number: signal.Signals
 ) -> None:
+    """In a process of its own: a signal that comes too late would end the tests."""
     url, table = write_stream(folder / "orders.ss", 10), folder / "t"
-
-    def end() -> None:
-        until(lambda: sum(sequences_in_table(table).values()) == 10, seconds=100, what="the rows")
+    words = ["ingest", "--source", url, "--table", str(table), "--linger", "3600", "--json", "--remote", server]
+    words += ["--decode", "json", "--schema", "id BIGINT, user STRING"]
+    with Path(folder / "out").open("wb") as output, Path(folder / "errors").open("wb") as errors:
+        command = [sys.executable, "-m", "stream_assets.cli.main", *words]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors)
+    try:
+        until((table / "_delta_log" / f"{1:020d}.json").exists, seconds=600, what="the table")
+        until(lambda: sum(sequences_in_table(table).values()) == 10, seconds=600, what="the rows")
         write_stream(folder / "orders.ss", 10)
-        until(lambda: sum(sequences_in_table(table).values()) == 20, seconds=100, what="the rows that came later")
-        interrupt(number)
-
-    thread = threading.Thread(target=end)
-    thread.start()
-    words = ("--source", url, "--table", table, "--decode", "json", "--schema", "id BIGINT, user STRING")
-    began = time.monotonic()
-    done = run("ingest", *words, "--linger", "3600", "--json")
-    thread.join()
-    assert done.exit_code == 128 + number, done.output
-    assert '"rows": 10' in done.stdout
-    assert "Traceback" not in done.output
-    assert time.monotonic() - began < 300
+        until(lambda: sum(sequences_in_table(table).values()) == 20, seconds=600, what="the rows that came later")
+        process.send_signal(number)
+        assert process.wait(600) == 128 + number, (folder / "errors").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert '"rows": 10' in (folder / "out").read_text()
+    assert "Traceback" not in (folder / "errors").read_text()
     assert_each_once(folder / "orders.ss", table)
 
 
