@@ -28,23 +28,20 @@ def interrupt(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
+DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """The handlers of signals are as they were, whatever a test did."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+def default_handlers() -> Iterator[None]:
+    """As in a process of its own: Dagster and Spark leave handlers behind, of which one ends the tests."""
+    before = {number: signal.signal(number, handler) for number, handler in DEFAULTS.items()}
     yield
-    found = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert found == before
+    left = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert left == DEFAULTS, "a handler was not put back"
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_waits_until_the_batch_is_finished(
-    number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def test_a_signal_waits_until_the_batch_is_finished(number: signal.Signals, error: type[BaseException]) -> None:
     done: list[str] = []
 
     def work() -> None:
@@ -53,11 +50,8 @@ def test_a_signal_waits_until_the_batch_is_finished(
             assert held.is_pending
             done.append("the batch")
 
-    try:
-        with pytest.raises(error) as caught:
-            work()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(error) as caught:
+        work()
     assert done == ["the batch"]
     if isinstance(caught.value, SystemExit):
         assert caught.value.code == 143
