@@ -58,10 +58,9 @@ class Move:
 
 def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
     """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
-    ledger = ingestion.ledger()
-    source = ingestion.in_epochs(source, ledger)
+    source = ingestion.in_epochs(source)
     try:
-        return ledger.read(), False
+        return ingestion.ledger().read(), False
     except LedgerTruncatedError:
         return surviving_state(ingestion, source), True
 

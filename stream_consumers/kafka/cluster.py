@@ -130,7 +130,7 @@ def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Sc
         >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
         'a:9092,b:1'
     """
-    url.check_servers()
+    url.check_credentials()
     check_client_options(client or {})
     given = resolve(client or {})
     servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"

@@ -22,7 +22,7 @@ from stream_consumers.errors import (
 from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic, check_producer_options
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
-from stream_consumers.options import check_count, check_range, is_plain_text
+from stream_consumers.options import check_count, check_range
 from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
 from stream_consumers.urls import StreamUrl
 
@@ -75,12 +75,6 @@ def produce(
     value = check_payload(payload, may_be_none=True)
     key = check_payload(key, option="key", may_be_none=True)
     pairs: list[tuple[str, str | bytes | None]] | None = [*check_headers(headers, may_be_none=True)] or None
-    for name, _ in pairs or ():
-        if not is_plain_text(name):
-            raise InvalidOptionError(
-                f"Kafka's client cannot send a header named {name!r}",
-                remedy="Leave NUL and lone surrogates out of its name.",
-            )
     full_since = 0.0
     while True:
         try:
@@ -137,7 +131,6 @@ class KafkaProducer(ProducerBase):
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
         self._dropped: list[Shard] = []
-        self._is_closed = False
         self._cluster = KafkaCluster(url, client)
         for stream in url.required_streams():
             self._look_up(stream)
@@ -189,8 +182,6 @@ class KafkaProducer(ProducerBase):
             StreamAssetsError: the client has given messages up; the message says how many to which shard. They are not
                 queued any more: those behind them may have arrived, so that they cannot be sent in their place.
         """
-        if self._is_closed:
-            return
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
             self.check_progress(since, left, "Check the address and that the broker runs, then flush again.")
@@ -208,7 +199,6 @@ class KafkaProducer(ProducerBase):
             # The client's own close would wait for ever for a broker that is away.
             self._client.purge()
             self._client.close()
-            self._is_closed = True
 
     def _drop(self) -> None:
         """Empty the queue; each message that is dropped is told to its receipt."""
