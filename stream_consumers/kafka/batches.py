@@ -368,3 +368,7 @@ class KafkaBatchSource(BatchSource):
     def committed_metadata(self, group: str) -> Mapping[Shard, str]:
         """The metadata of the group's positions."""
         return {} if self._mode is ConsumerMode.REAL_TIME else self.cluster.committed_metadata(group, self._shards())
+
+    def close(self) -> None:
+        """Release the clients."""
+        self.cluster.close()

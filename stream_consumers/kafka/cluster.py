@@ -480,9 +480,17 @@ class KafkaCluster:
         One that was connected to a broker which was restarted waits in vain for the coordinator of a group, for good,
         and its reasons are those of the outage.
         """
+        self.close()
+        self._reasons = ConnectionReasons()
+
+    def close(self) -> None:
+        """Release the clients, which are made anew where they are needed once more.
+
+        An error keeps the cluster in a reference cycle. If Python collected it in a thread of another client,
+        librdkafka would end the process.
+        """
         self.__dict__.pop("_admin", None)
         self._position_clients.clear()
-        self._reasons = ConnectionReasons()
 
     def reason(self, error: KafkaError) -> str:
         """What is known of the connection, if that is what the error is about."""
