@@ -66,7 +66,8 @@ class KafkaStreams(Backend):
         Raises:
             BrokerUnavailableError, AccessDeniedError, BrokerError: as they say.
         """
-        KafkaCluster(url, client).check()
+        with KafkaCluster(url, client) as cluster:
+            cluster.check()
         return options
 
     def join(self, url: StreamUrl, group: str, client: ClientConfig) -> Membership:

@@ -67,7 +67,10 @@ class KafkaSplit:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
-        with RangeReader(KafkaCluster(self.url, self.client), self.ranges, self.stall_seconds) as reader:
+        with (
+            KafkaCluster(self.url, self.client) as cluster,
+            RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
+        ):
             block: list[KafkaMessage] = []
             size = 0
             for messages in reader:

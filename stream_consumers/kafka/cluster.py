@@ -28,6 +28,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
+from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import (
     BrokerUnavailableError,
     GroupActiveError,
@@ -173,8 +174,8 @@ class Topic:
         return [Shard(self.name, number) for number in range(self.partitions)]
 
 
-class KafkaCluster:
-    """Asks and tells the brokers of a URL; no messages are read here.
+class KafkaCluster(ClosesOnExit):
+    """Asks and tells the brokers of a URL; no messages are read here. Close it when done; it is a context manager.
 
     Args:
         url: ``kafka://host:9092/orders``.

@@ -311,6 +311,7 @@ class KafkaConsumer(PollingConsumer):
         self._closed.set()
         with self._lock.moving(), self._committing:
             self._consumer.close()
+            self._cluster.close()
 
     def _take(self, seconds: float) -> Message | DeadLetter | None:
         if not self._lock.acquire(seconds):

@@ -113,6 +113,7 @@ class KafkaMembership(Membership):
                 return
             self._answer_requests()
             self._consumer.close()
+            self._cluster.close()
 
     def _poll_until_closed(self) -> None:
         while not self._closing.is_set():

@@ -199,6 +199,7 @@ class KafkaProducer(ProducerBase):
             # The client's own close would wait for ever for a broker that is away.
             self._client.purge()
             self._client.close()
+            self._cluster.close()
 
     def _drop(self) -> None:
         """Empty the queue; each message that is dropped is told to its receipt."""

@@ -233,6 +233,7 @@ class KafkaTransactions(ClosesOnExit):
                 self.abort()
             finally:
                 self._is_ended = True
+                self._cluster.close()
                 # A client that was fenced out says so once more, whatever it is asked to.
                 with suppress(KafkaException):
                     self._producer.purge()

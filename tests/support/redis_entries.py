@@ -11,7 +11,7 @@ from stream_consumers.redis.entry_consumer import Entry, EntryConsumer, GroupEnt
 from tests.support.redis_streams import unique_name
 
 GROUP, ME = "group-a", "consumer-1"
-PATIENCE = 10.0
+PATIENCE = 60.0
 Found = tuple[str, Entry]
 
 

@@ -14,7 +14,7 @@ from stream_consumers.create import create_producer
 from stream_consumers.messages import Message, Receipt
 from tests.support.polling import until
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 _numbers = itertools.count()
 
 

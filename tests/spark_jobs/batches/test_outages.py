@@ -137,7 +137,7 @@ def test_the_command_line_says_why_it_waits_and_for_how_long_it_tried(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [Step.VERIFIED, pytest.param(Step.PLANNED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [Step.VERIFIED, Step.PLANNED])
 def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
     spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str], step: Step
 ) -> None:
