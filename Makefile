@@ -27,10 +27,8 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
 
-bench: setup ## 1,000,000 Kafka messages and 500,000 Redis entries into Delta, next to just reading them; 1000 shards next to 10
-	@$(BIN)/python -m benchmarks.kafka
-	@$(BIN)/python -m benchmarks.redis
-	@$(BIN)/python -m benchmarks.shards
+bench: setup ## How fast it is, beside its peers, into docs/benchmarks.md: an hour; ARGS="--scale 0.1 --only kafka --rounds 3"
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C
 	@$(BIN)/python -m tests.support.kafka_broker --port 9092

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag
 from spark_jobs.batches.ledger_recovery import read_or_recover
-from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Extent, Resume
 from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
@@ -68,15 +68,16 @@ def measure(
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
         BrokerUnavailableError: it does not answer.
     """
+    ledger = ingestion.ledger()
     if source.is_claimed:
-        return _measure_claims(source, ingestion, ingestion.ledger().read())
+        return _measure_claims(source, ingestion, ledger)
     with source.open() as stream:
         if answer_seconds is not None:
             stream.answer_within(answer_seconds)
-        opened = ingestion.in_epochs(stream)
-        state, _ = read_or_recover(opened, ingestion)
+        opened = ingestion.in_epochs(stream, ledger)
+        state, _ = read_or_recover(opened, ingestion, ledger)
         if state.newest is None:
-            ingestion.ledger().check_first(opened.extents())
+            ledger.check_first(opened.extents())
         resume = Resume(state.positions, state.newest.hint) if state.newest else None
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
         if opened.is_exact:
@@ -85,10 +86,11 @@ def measure(
     return Measurement(state, extents, behind, is_exact)
 
 
-def _measure_claims(source: StreamSource, ingestion: Ingestion, state: LedgerState) -> Measurement:
+def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) -> Measurement:
     """In claim mode the lag comes from the pending list and the unread count, which the server keeps."""
+    state = ledger.read()
     check_sharing(state, ingestion)
-    with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams())) as claims:
+    with source.claims(ingestion.group, ingestion.epochs(source.url.required_streams(), ledger)) as claims:
         claims.check({shard: known.claimed for shard, known in state.shards.items()})
         extents = {shard: Extent(0, end) for shard, end in claims.ends.items()}
         return Measurement(state, extents, {s: b.total for s, b in claims.backlog().items()}, is_exact=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import dagster as dg
@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import BrokerUnavailableError
-from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.options import AutoStreamReset, check_count, check_range, choice
 
 LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
@@ -40,6 +40,8 @@ class LagPolicy:
             one.
         stale_run_seconds: a run in flight for longer no longer holds the next one back; two runs at once are safe.
         max_runs: how many runs share the work at the same time.
+        keeps_alive: runs stay and wait for messages: one is asked for whenever there are too few in flight, also
+            without lag, so that no message waits for a run to start.
     """
 
     min_lag: int = 1
@@ -50,6 +52,14 @@ class LagPolicy:
     after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
     stale_run_seconds: float = 6 * 3600.0
     max_runs: int = 1
+    keeps_alive: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("min_lag", self.min_lag, at_least=0)
+        check_count("max_runs", self.max_runs)
+        for field in fields(self):
+            if field.name.endswith("_seconds"):
+                check_range(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +151,7 @@ def build_lag_sensor(
         return dg.SensorResult(
             # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
-            run_requests=None if reason else _requests(found, policy.max_runs, taken),
+            run_requests=None if reason else _requests(found, policy, taken),
             skip_reason=None if reason is None else dg.SkipReason(reason),
             cursor=LagCursor(waiting_since, observed, number).to_json(),
             asset_events=events,
@@ -175,20 +185,21 @@ def _why_not(
     if len(runs.in_flight) >= policy.max_runs:
         return f"{runs.busy()}; {found.describe()}"
     is_first_from_the_end = found.state.newest is None and ingestion.start is AutoStreamReset.LATEST
-    if found.is_exact and not found.total and not is_first_from_the_end:
+    is_lag_asked = found.is_exact and not policy.keeps_alive
+    if is_lag_asked and not found.total and not is_first_from_the_end:
         return f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}"
-    if found.is_exact and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
+    if is_lag_asked and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
         left = policy.max_wait_seconds - waited
         return f"{found.describe()} is below min_lag {policy.min_lag}; it is written in {left:.0f} s at the latest"
     pause = runs.pause(retry_seconds=policy.retry_seconds, after_cancel_seconds=policy.after_cancel_seconds)
     return pause and f"{pause}; {found.describe()}"
 
 
-def _requests(found: Measurement, most: int, taken: Sequence[str]) -> list[dg.RunRequest]:
-    """No more runs than there are shards with something to read, each a member of its own."""
-    behind = sum(1 for count in found.lag.values() if count)
-    members = ["main", *(f"member-{number}" for number in range(2, most + 1))]
-    free = [member for member in members if member not in taken][: max(1, min(most - len(taken), behind))]
+def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> list[dg.RunRequest]:
+    """No more runs than there are shards with something to read, or to wait for, each a member of its own."""
+    shards = sum(1 for count in found.lag.values() if count or policy.keeps_alive)
+    members = ["main", *(f"member-{number}" for number in range(2, policy.max_runs + 1))]
+    free = [member for member in members if member not in taken][: max(1, min(policy.max_runs - len(taken), shards))]
     return [dg.RunRequest(tags={LAG_TAG: str(found.total), MEMBER_TAG: member}) for member in free]
 
 

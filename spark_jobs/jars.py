@@ -68,7 +68,7 @@ def _shipped() -> list[Path]:
     return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
-def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset()) -> Path:
+def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(), is_alone: bool = False) -> Path:
     """A folder with an artifact and all it depends on; downloaded at the first call.
 
     Processes that ask at the same time wait for the one that downloads.
@@ -76,18 +76,19 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
     Args:
         coordinate: group, artifact and version, as Maven has them.
         without: names of artifacts, without versions, that are left out.
+        is_alone: without what it depends on.
 
     Raises:
         MissingDependencyError: no Java, or the download failed.
     """
 
     def make(target: Path) -> None:
-        _download(coordinate, target)
+        _download(coordinate, target, *(["-notransitive"] if is_alone else []))
         for jar in target.glob("*.jar"):
             if _artifact(jar) in without:
                 jar.unlink()
 
-    return _once("-".join(coordinate[1:]), make)
+    return _once("-".join((*coordinate[1:], *(["alone"] if is_alone else []))), make)
 
 
 def _once(name: str, make: Callable[[Path], None]) -> Path:
@@ -108,14 +109,14 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _download(coordinate: tuple[str, str, str], target: Path) -> None:
+def _download(coordinate: tuple[str, str, str], target: Path, *options: str) -> None:
     """Fetch it with the Ivy that pyspark ships; more than once, since repositories have bad moments.
 
     Ivy has a cache of its own here: a Maven cache with a pom but no jar would make it give up.
     """
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     pattern = target / "[artifact]-[revision].[ext]"
-    command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-dependency", *coordinate]
+    command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-dependency", *coordinate, *options]
     command += ["-confs", "default", "-retrieve", str(pattern)]
     for pause in (*RETRY_PAUSES_SECONDS, None):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words

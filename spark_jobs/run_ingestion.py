@@ -1,4 +1,4 @@
-"""Drains a source into a table, with one member for all shards or as one of several."""
+"""A run: drains a source into a table, with one member for all shards or as one of several, and stays if it is to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingest import LOOK_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
 from stream_consumers.batches import BatchSource, Membership
@@ -48,9 +51,13 @@ def drain(
     on_tail: Callable[[str], None] = _log.warning,
     origin: Bound | None = None,
     stop: Bound | None = None,
+    linger_seconds: float = 0.0,
+    on_next: Callable[[], object] = lambda: None,
     on_wait: Callable[[str], object] = _log.warning,
-) -> Iterator[tuple[BatchReport, bool]]:
-    """Micro-batches up to the end that the source had at the beginning.
+) -> Iterator[BatchReport]:
+    """Micro-batches up to the end that the source had at the beginning, and what comes while the run stays.
+
+    SIGINT and SIGTERM let the batch in hand be finished, see :class:`spark_jobs.batches.interruption.HeldSignals`.
 
     Args:
         spark: a session that can write Delta tables.
@@ -61,14 +68,25 @@ def drain(
         on_tail: told what is wrong behind the last message, if anything is.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
+        linger_seconds: how long the run has, from now on: until then it looks for new messages when it has written all
+            that there were. 0 for a run that ends then.
+        on_next: called before another batch is written, and from time to time while the run stays without any: what
+            was yielded so far is not the last.
         on_wait: told what is tried again, how long it was tried, and when the next try is.
 
     Yields:
-        Each batch when it is in the table and committed, and whether it is the last one.
+        Each batch when it is in the table and committed.
 
     Raises:
+        InvalidOptionError: arguments that do not go together.
         StreamAssetsError: whatever stops it; what was yielded before is safe.
     """
+    linger = Linger(linger_seconds)
+    if stop and linger_seconds:
+        raise InvalidOptionError(
+            f"a run with a stop ends there, but linger_seconds={linger_seconds:g} lets it stay",
+            remedy="Leave one of them out.",
+        )
     if source.mode is not ingestion.sharing:
         raise InvalidOptionError(
             f"the source is {source.mode.value}, but the ingestion {ingestion.sharing.value}",
@@ -90,43 +108,66 @@ def drain(
         with retries.call(lambda: source.claims(ingestion.group, names)) as claims:
             own = replace(ingestion, claims=True)
             member = ClaimJob(spark, claims, own, observer=observer, on_wait=on_wait)
-            yield from _with_last(_claimed_reports(member, ingestion, max_batches))
+            yield from _claimed_reports(member, ingestion, max_batches, linger, on_next)
         return
     if source.mode is ConsumerMode.LOAD_BALANCED:
-        job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop)
+        job_of = partial(IngestJob, spark, observer=observer, origin=origin, stop=stop, linger=linger)
         # A membership does not outlive every outage: after one the member joins anew, with jobs that do not wait.
         own = replace(ingestion, retry_seconds=0.0)
+
+        def go_on() -> None:
+            # Whoever is told that the run goes on knows that nothing is wrong.
+            retries.reset()
+            on_next()
 
         def shared(count: int) -> Iterator[BatchReport]:
             left = None if max_batches is None else max_batches - count
             with source.join(ingestion.group) as membership:
-                yield from SharedDrain(source, own, membership, job_of, max_batches=left, stop=stop).reports()
+                yield from SharedDrain(
+                    source,
+                    own,
+                    membership,
+                    job_of,
+                    max_batches=left,
+                    stop=stop,
+                    linger=linger,
+                    on_next=go_on,
+                    give_up=spark.interruptAll,
+                ).reports()
 
-        yield from _with_last(retries.iterate(shared))
+        yield from retries.iterate(shared)
         return
     with source.open() as opened:
-        job = IngestJob(spark, opened, ingestion, observer=observer, origin=origin, stop=stop, on_wait=on_wait)
-        yield from drain_batches(job, max_batches=max_batches)
+        job = IngestJob(
+            spark, opened, ingestion, observer=observer, origin=origin, stop=stop, linger=linger, on_wait=on_wait
+        )
+        yield from drain_batches(job, max_batches=max_batches, linger=linger, on_next=on_next)
         tail = opened.unreadable_tail()
         if tail:
             on_tail(tail)
 
 
-def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | None) -> Iterator[BatchReport]:
+def _claimed_reports(
+    job: ClaimJob, ingestion: Ingestion, max_batches: int | None, linger: Linger, on_next: Callable[[], object]
+) -> Iterator[BatchReport]:
     """Until the group is done with what was there at the beginning: a member stays, to take over from one that dies."""
     count, since = 0, time.monotonic()
-    while True:
-        batch = job.plan()
-        if batch is not None:
-            report, since = job.run(batch), time.monotonic()
-            if report is not None:
-                count += 1
-                yield report
-                if count == max_batches:
-                    return
-            continue
+    while count != max_batches:
+        # What a plan claims is to be written, or released.
+        with HeldSignals():
+            batch = job.plan()
+            if batch is not None:
+                on_next()
+                report, since = job.run(batch), time.monotonic()
+                if report is not None:
+                    count += 1
+                    yield report
+                continue
         if job.is_drained():
-            return
+            if not linger.until(job.has_more, on_idle=on_next):
+                return
+            since = time.monotonic()
+            continue
         if time.monotonic() - since > STANDBY_SECONDS:
             _log.warning(
                 "other members of group %s hold entries and did not acknowledge them for %g s; this one leaves",
@@ -137,19 +178,32 @@ def _claimed_reports(job: ClaimJob, ingestion: Ingestion, max_batches: int | Non
         time.sleep(job.wait_seconds)
 
 
-def _with_last(reports: Iterator[BatchReport]) -> Iterator[tuple[BatchReport, bool]]:
-    previous: BatchReport | None = None
-    try:
-        for report in reports:
-            if previous is not None:
-                yield previous, False
-            previous = report
-    except Exception:
-        if previous is not None:
-            yield previous, False
-        raise
-    if previous is not None:
-        yield previous, True
+class Ends:
+    """The ends that a group is to reach; while members stay, they are captured anew when the stream has grown.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        stop: go no further than this.
+    """
+
+    def __init__(self, source: BatchSource, stop: Bound | None) -> None:
+        self._source = source
+        self._stop = stop
+        self._capture()
+
+    def have_grown(self) -> bool:
+        """Whether the stream goes further; then these are its ends from now on."""
+        before = self.shards
+        if time.monotonic() < self._look_at and not self._source.has_grown(self._extents):
+            return False
+        self._capture()
+        return self.shards != before
+
+    def _capture(self) -> None:
+        self._extents = self._source.extents()
+        stops = self._stop.resolve(self._source, self._extents) if self._stop else {}
+        self.shards = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in self._extents.items()}
+        self._look_at = time.monotonic() + LOOK_SECONDS
 
 
 class SharedDrain:
@@ -165,6 +219,9 @@ class SharedDrain:
         job_of: makes the job of one shard; its observer is told of each step of each batch, from several threads.
         max_batches: stop after so many, of all shards together.
         stop: go no further than this.
+        linger: how long to stay when the group has reached the end.
+        on_next: called when it is known that what was yielded is not the last.
+        give_up: called when batches that are being written are waited for no longer.
         parallel_shards: how many batches are written at the same time.
     """
 
@@ -177,6 +234,9 @@ class SharedDrain:
         *,
         max_batches: int | None = None,
         stop: Bound | None = None,
+        linger: Linger | None = None,
+        on_next: Callable[[], object] = lambda: None,
+        give_up: Callable[[], object] = lambda: None,
         parallel_shards: int = PARALLEL_SHARDS,
     ) -> None:
         self._source = source
@@ -186,6 +246,10 @@ class SharedDrain:
         self._names = EpochNames(ingestion.epochs(source.url.required_streams()))
         self._job_of = job_of
         self._stop_at = stop
+        self._linger = linger or Linger()
+        self._on_next = on_next
+        self._give_up = give_up
+        self._jobs: dict[Shard, IngestJob] = {}
         self._left = max_batches
         self._parallel = parallel_shards
         self._done: set[Shard] = set()
@@ -207,17 +271,17 @@ class SharedDrain:
                 f"group {self._ingestion.group!r} assigned nothing within {JOIN_SECONDS:g} s",
                 remedy="Check the brokers and the group's other members; nothing was lost, run again.",
             )
-        with self._source.open(self._membership) as stream:
-            opened = named(stream, self._names.names)
-            extents = opened.extents()
-            stops = self._stop_at.resolve(opened, extents) if self._stop_at else {}
-            ends = {shard: min(extent.end, stops.get(shard, extent.end)) for shard, extent in extents.items()}
         running: dict[Future[bool], Shard] = {}
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="shard") as pool:
+        pool = ThreadPoolExecutor(self._parallel, thread_name_prefix="shard")
+        with ExitStack() as self._opened, HeldSignals() as held:
             try:
-                while running or not self._is_over(ends):
-                    for shard in sorted(self._shards() - self._done - set(running.values())):
-                        running[pool.submit(self._drain_shard, shard)] = shard
+                ends = Ends(named(self._open(), self._names.names), self._stop_at)
+                while running or not (held.is_pending or self._is_over(ends, held)):
+                    if held.is_pending:
+                        self._stop.set()
+                    else:
+                        for shard in sorted(self._shards() - self._done - set(running.values())):
+                            running[pool.submit(self._drain_shard, shard)] = shard
                     yield from self._take()
                     for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
                         shard = running.pop(future)
@@ -230,17 +294,43 @@ class SharedDrain:
                 # What the others finished meanwhile is in the table: tell of it first.
                 yield from self._take()
                 raise
+            except GeneratorExit:
+                raise
+            except BaseException:
+                self._stop.set()
+                self._give_up()
+                raise
             finally:
                 self._stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-        yield from self._take()
+                pool.shutdown(cancel_futures=True)
+            yield from self._take()
 
-    def _is_over(self, ends: Mapping[Shard, int]) -> bool:
+    def _open(self) -> BatchSource:
+        source = self._source.open(self._membership)
+        with self._lock:
+            return self._opened.enter_context(source)
+
+    def _is_over(self, ends: Ends, held: HeldSignals) -> bool:
         """Whether the whole group has reached ``ends``: until then a member stays, to take over from one that dies."""
         if self._shards() - self._done:
             return False
         if self._left is not None and self._left <= 0:
             return True
+        if not self._linger.is_over:
+            self._linger.until(lambda: held.is_pending or self._has_more(ends), on_idle=self._on_next)
+            return False
+        return self._is_reached(ends.shards)
+
+    def _has_more(self, ends: Ends) -> bool:
+        """Whether a shard became ours, or the stream has grown."""
+        if self._shards() - self._done:
+            return True
+        if not ends.have_grown():
+            return False
+        self._done.clear()
+        return True
+
+    def _is_reached(self, ends: Mapping[Shard, int]) -> bool:
         if set(ends) <= self._done:
             return True
         time.sleep(_TICK_SECONDS)
@@ -262,21 +352,24 @@ class SharedDrain:
 
     def _take(self) -> Iterator[BatchReport]:
         while not self._found.empty():
-            yield self._found.get()
+            report = self._found.get()
+            self._on_next()
+            yield report
 
     def _drain_shard(self, shard: Shard) -> bool:
         """Whether it was drained; ``False`` if somebody else has it now."""
         if not self._is_ours(shard):
             return False
-        with self._source.open(self._membership) as opened:
-            job = self._job_of(opened, replace(self._ingestion, shard=shard))
-            while self._is_ours(shard):
-                batch = job.plan()
-                if batch is None or not self._start():
-                    return True
-                report = job.run(batch)
-                if report is not None:
-                    self._found.put(report)
+        job = self._jobs.get(shard)
+        if job is None:
+            job = self._jobs[shard] = self._job_of(self._open(), replace(self._ingestion, shard=shard))
+        while self._is_ours(shard):
+            batch = job.plan()
+            if batch is None or not self._start():
+                return True
+            report = job.run(batch)
+            if report is not None:
+                self._found.put(report)
         return False
 
     def _is_ours(self, shard: Shard) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -14,12 +15,16 @@ from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
 from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
-from stream_consumers.errors import SparkSessionError
+from spark_jobs.spark_server.folder import UnusableFolderError
+from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
+SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
+IN_PROCESS = "in-process"
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
+_log = logging.getLogger(__name__)
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -54,11 +59,15 @@ class SparkOptions:
         master: a Spark master; ``local[*]`` by default.
         remote: a Spark Connect address, ``sc://host:port``; then ``master`` is not used.
         config: more Spark settings; they win over the defaults.
+        in_process: start a local Spark in this process, which ends with it. Otherwise a local Spark is a server that
+            outlives the process (:mod:`spark_jobs.spark_server`). The variable ``STREAM_ASSETS_SPARK=in-process`` says
+            so for all sessions.
     """
 
     master: str = "local[*]"
     remote: str | None = field(default=None, repr=False)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    in_process: bool = False
 
 
 def delta_spark_config() -> dict[str, str]:
@@ -78,27 +87,64 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
         SparkSessionError: the session cannot be had, or cannot write Delta tables.
+        InvalidOptionError: ``STREAM_ASSETS_SPARK`` is something else.
     """
-    builder = SparkSession.builder.appName("stream-assets")
     try:
-        if options.remote:
-            _reach(options.remote)
-            for name, value in options.config.items():
-                builder = builder.config(name, value)
-            session = builder.remote(options.remote).getOrCreate()
-        else:
-            java()
-            local = LOCAL_DEFAULTS if options.master.startswith("local") else {}
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1") if local else None
-            for name, value in {**local, **delta_spark_config(), **options.config}.items():
-                builder = builder.config(name, value)
-            session = builder.master(options.master).getOrCreate()
+        return check_session(_session(options))
     except (PySparkException, RuntimeError, OSError) as error:
         where = without_secrets(options.remote) if options.remote else options.master
         raise SparkSessionError(
             f"no Spark session at {where}: {first_line(error)}", remedy="Check the address, and that Java 17 runs."
         ) from error
-    return check_session(session)
+
+
+def _session(options: SparkOptions) -> SparkSession:
+    builder = SparkSession.builder.appName("stream-assets")
+    if options.remote:
+        _reach(options.remote)
+        for name, value in options.config.items():
+            builder = builder.config(name, value)
+        return builder.remote(options.remote).getOrCreate()
+    running = _running_session()
+    if running is not None and not isinstance(running, SparkSession):
+        # A Connect session, which has no classic one beside it.
+        return running
+    is_local = options.master.startswith("local")
+    settings = {**(LOCAL_DEFAULTS if is_local else {}), **delta_spark_config(), **options.config}
+    is_served = is_local and running is None and "SPARK_REMOTE" not in os.environ
+    if is_served and not options.in_process and not _is_always_in_process():
+        # It takes a second to import, which nobody else has to wait for.
+        from spark_jobs.spark_server.client import connect  # noqa: PLC0415
+
+        try:
+            return connect({"spark.app.name": "stream-assets", **settings, "spark.master": options.master})
+        except UnusableFolderError as error:
+            _log.warning("Spark runs in this process, and starts anew with each run: %s", error)
+    java()
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.master(options.master).getOrCreate()
+
+
+def _is_always_in_process() -> bool:
+    said = os.environ.get(SPARK_VARIABLE, "")
+    if said not in ("", IN_PROCESS):
+        raise InvalidOptionError(f"{SPARK_VARIABLE} is {said!r}", remedy=f"Unset it, or set it to {IN_PROCESS!r}.")
+    return bool(said)
+
+
+def _running_session() -> SparkSession | None:
+    """The session of this process; one whose server is gone is given up."""
+    try:
+        session = SparkSession.active()
+    except PySparkException:
+        return None
+    if getattr(session, "is_served", True):
+        return session
+    session.stop()
+    return None
 
 
 def check_session(session: SparkSession) -> SparkSession:

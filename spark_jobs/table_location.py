@@ -8,9 +8,14 @@ once, and Spark is told that it is a local one.
 from __future__ import annotations
 
 import os
+import re
 from urllib.parse import urlsplit
 
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import check_name
+
 LOCAL = "file"
+_AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
 
 
 def absolute_location(table: str) -> str:
@@ -26,6 +31,28 @@ def absolute_location(table: str) -> str:
         table = table.removeprefix("file:")
         table = table.removeprefix("//") if table.startswith("///") else table
     return os.path.abspath(table)
+
+
+def check_location(table: str) -> str:
+    """The :func:`absolute_location`, if Spark and delta-rs find the same table there.
+
+    Raises:
+        InvalidOptionError: it is a local path that delta-rs takes for another one.
+
+    Example:
+        >>> check_location("/lake/a%20b")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: table='/lake/a%20b' has '%20' in it, which delta-rs takes for \
+something else. Use a path without backslashes, control characters, and percent signs before two hexadecimal digits.
+    """
+    location = absolute_location(check_name("table", table))
+    if scheme(location) == LOCAL and (found := _AMBIGUOUS.search(location)):
+        raise InvalidOptionError(
+            f"table={location!r} has {found[0]!r} in it, which delta-rs takes for something else",
+            remedy="Use a path without backslashes, control characters, and percent signs before two hexadecimal "
+            "digits.",
+        )
+    return location
 
 
 def scheme(table: str) -> str:

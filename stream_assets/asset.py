@@ -19,21 +19,27 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.run_ingestion import drain
-from spark_jobs.writing.storage import read_table
 from stream_assets.config import ReplayConfig, StreamConfig
-from stream_assets.metadata import batch_metadata
+from stream_assets.materializations import Context, Materializations, describe_ranges
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
-from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice, choose_fields
+from stream_consumers.options import (
+    AutoStreamReset,
+    ConsumerMode,
+    DataLoss,
+    Limits,
+    check_count,
+    check_range,
+    choice,
+    choose_fields,
+)
 from stream_consumers.urls import StreamUrl
 
-Context = dg.AssetExecutionContext | dg.OpExecutionContext
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"
-_DATA_VERSION = "dagster/data_version"
+MATERIALIZE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class StreamAsset:
         resource: the key of the resource that has the ``spark_session``.
         group_name, owners, tags, description, deps: as in ``dagster.AssetSpec``.
         observer: told of each step of each batch; for tests.
+        linger_seconds, materialize_seconds: see :func:`stream_asset`.
         replay_partitions: of the replay job; ``None`` for no such job.
     """
 
@@ -67,9 +74,21 @@ class StreamAsset:
     deps: Sequence[Any] = ()
     observer: Observer = ignore_steps
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
+    linger_seconds: float = 0.0
+    materialize_seconds: float | None = None
 
     def __post_init__(self) -> None:
         choose_fields(self, sensor_status=dg.DefaultSensorStatus)
+        check_count("sensor_seconds", self.sensor_seconds)
+        days = self.replay_partitions
+        if days is not None and not isinstance(days, dg.TimeWindowPartitionsDefinition):
+            raise InvalidOptionError(
+                f"replay_partitions={days!r} are no windows of time",
+                remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
+            )
+        check_range("linger_seconds", self.linger_seconds)
+        if self.materialize_seconds is not None:
+            check_range("materialize_seconds", self.materialize_seconds)
 
     @property
     def source(self) -> StreamUrl:
@@ -140,7 +159,9 @@ class StreamAsset:
     def drain(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator["dg.MaterializeResult[Any]"]:
         """What a run does: micro-batches up to the end that the stream had when it began, or a replay.
 
-        Each batch is reported when it is in the table and committed; the last one as the result of the asset.
+        With ``linger_seconds`` it stays, and writes what comes. Batches are reported when they are in the table and
+        committed, each by itself, or all since the last materialization at once; the last ones as the result of the
+        asset, also if there are none.
 
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
@@ -149,9 +170,13 @@ class StreamAsset:
             config.check()
             self._accept(context, config)
             if config.start is not None and not config.move_group:
-                yield from self._results(context, self._replayed(context, config.replay(replay_id(context)), config))
+                told = self._materializations(context)
+                wanted = config.replay(replay_id(context))
+                yield from self._results(told, self._replayed(context, wanted, config, told.tell_if_due))
             else:
-                yield from self._results(context, self._drained(context, config))
+                linger_seconds, every_seconds = self._staying(config)
+                told = self._materializations(context, every_seconds)
+                yield from self._results(told, self._drained(context, config, linger_seconds, told.tell_if_due))
 
     def _accept(self, context: dg.AssetExecutionContext, config: StreamConfig) -> None:
         if not config.accept:
@@ -174,10 +199,28 @@ class StreamAsset:
             dagster.Failure: see :meth:`drain`.
         """
         with _failures():
-            for report, _ in self._replayed(context, wanted, config):
-                yield self._materialization(context, report)
+            told = self._materializations(context)
+            for report in self._replayed(context, wanted, config):
+                told.add(report)
+                yield told.materialization()
 
-    def _drained(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[tuple[BatchReport, bool]]:
+    def _staying(self, config: StreamConfig) -> tuple[float, float]:
+        """How long the run stays, and the least time between two materializations."""
+        linger = self.linger_seconds if config.linger_seconds is None else config.linger_seconds
+        # A run that is to stop somewhere has nothing to stay for.
+        linger = 0.0 if config.stop else linger
+        every = self.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
+        if every is None:
+            every = MATERIALIZE_SECONDS if linger else 0.0
+        return linger, every
+
+    def _drained(
+        self,
+        context: dg.AssetExecutionContext,
+        config: StreamConfig,
+        linger_seconds: float,
+        on_next: Callable[[], object],
+    ) -> Iterator[BatchReport]:
         tagged = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
         member = tagged if self.stream.is_claimed else self.ingestion.member
         ingestion = replace(config.configured(self.ingestion), member=member)
@@ -195,7 +238,7 @@ class StreamAsset:
                 for move in moves:
                     context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
         is_empty = True
-        for report, is_last in drain(
+        for report in drain(
             self._spark(context),
             self.stream,
             ingestion,
@@ -204,14 +247,22 @@ class StreamAsset:
             on_tail=context.log.warning,
             origin=to,
             stop=config.stop.bound() if config.stop else None,
+            linger_seconds=linger_seconds,
+            on_next=on_next,
             on_wait=context.log.warning,
         ):
             is_empty = False
-            yield report, is_last
+            yield report
         if is_empty:
             context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
 
-    def _replayed(self, context: Context, wanted: Replay, config: ReplayConfig) -> Iterator[tuple[BatchReport, bool]]:
+    def _replayed(
+        self,
+        context: Context,
+        wanted: Replay,
+        config: ReplayConfig,
+        on_next: Callable[[], object] = lambda: None,
+    ) -> Iterator[BatchReport]:
         ingestion = config.configured(self.ingestion)
         with self.stream.open() as opened:
             job = ReplayJob(
@@ -225,35 +276,26 @@ class StreamAsset:
             start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
             ranges = describe_ranges(job.goal()) or "nothing"
             context.log.info(f"replaying from {start} to {stop}: {ranges}")
-            yield from drain_batches(job, max_batches=config.max_batches)
+            yield from drain_batches(job, max_batches=config.max_batches, on_next=on_next)
 
     def _spark(self, context: Context) -> SparkSession:
         spark: SparkSession = getattr(context.resources, self.resource).spark_session
         return spark
 
-    def _results(
-        self, context: dg.AssetExecutionContext, reports: Iterator[tuple[BatchReport, bool]]
-    ) -> Iterator["dg.MaterializeResult[Any]"]:
-        for report, is_last in reports:
-            made = self._materialization(context, report)
-            if is_last:
-                version = dg.DataVersion(f"delta:{report.version}")
-                yield dg.MaterializeResult(self.key, metadata=made.metadata, data_version=version)
-            else:
-                context.log_event(made)
+    def _results(self, told: Materializations, reports: Iterator[BatchReport]) -> Iterator["dg.MaterializeResult[Any]"]:
+        """The last materialization of the run is the result of the asset; the others are events on the way."""
+        try:
+            for report in reports:
+                told.add(report)
+        except BaseException:
+            told.tell_rest()
+            raise
+        result = told.result()
+        if result is not None:
+            yield result
 
-    def _materialization(self, context: Context, report: BatchReport) -> dg.AssetMaterialization:
-        path, log = self.ingestion.table, self.ingestion.ledger().log
-        metadata = batch_metadata(
-            report,
-            table=path,
-            total_rows=log.row_count(),
-            columns=read_table(self._spark(context), log).schema.fields,
-        )
-        entry = report.batch.entry
-        places = describe_ranges({**entry.ranges, **entry.claims})
-        context.log.info(f"{entry.kind} {entry.number} is in version {report.version} of {path}: {places}")
-        return dg.AssetMaterialization(self.key, metadata=metadata, tags={_DATA_VERSION: f"delta:{report.version}"})
+    def _materializations(self, context: Context, every_seconds: float = 0.0) -> Materializations:
+        return Materializations(context, self.key, self.ingestion, self._spark(context), every_seconds=every_seconds)
 
 
 def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
@@ -274,16 +316,6 @@ def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
     # What it has of percent signs is encoding already.
     text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
     return dg.AssetKey([protocol, _ENCODED, text.replace("%", "_")])
-
-
-def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
-    """Ranges for people.
-
-    Example:
-        >>> describe_ranges({Shard("orders", 1): (5, 9)})
-        'orders/1 [5, 9)'
-    """
-    return ", ".join(f"{shard} [{start}, {end})" for shard, (start, end, *_) in sorted(ranges.items()))
 
 
 def replay_id(context: Context) -> str:
@@ -322,6 +354,8 @@ def stream_asset(
     max_records: int | None = None,
     max_bytes: int | None = None,
     retry_seconds: float = RETRY_SECONDS,
+    linger_seconds: float = 0.0,
+    materialize_seconds: float | None = None,
     min_lag: int = 1,
     max_wait_seconds: float = 60.0,
     sensor_seconds: int = 30,
@@ -365,6 +399,11 @@ def stream_asset(
         max_bytes: the most payload bytes in one micro-batch.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all.
+        linger_seconds: how long a run has: until then it looks for new messages when it has written all that there
+            were, so that they are in the table within seconds, and the sensor asks for the next run when it has ended.
+            0 for a run that ends then.
+        materialize_seconds: the least time between two materializations of a run, each of which stands for all batches
+            since the one before; 0 for one a batch. By default 30 in a run that stays, else 0.
         min_lag: the sensor waits for so many messages,
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
@@ -398,12 +437,16 @@ def stream_asset(
     chosen_mode = choice(ConsumerMode, mode, option="mode")
     chosen_status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
     stream = StreamSource(source, chosen_mode, client or {})
-    if members < 1:
-        raise InvalidOptionError(f"members={members} leaves nobody to read", remedy="Use 1 or more.")
+    check_count("members", members)
     if single_writer and chosen_mode is ConsumerMode.LOAD_BALANCED and members > 1:
         raise InvalidOptionError(
             f"single_writer=True says that one run writes at a time, but members={members} lets several do so",
             remedy="Use members=1; or a log store that puts a commit only if it is absent, without single_writer.",
+        )
+    if linger_seconds and min_lag > 1:
+        raise InvalidOptionError(
+            f"min_lag={min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for them",
+            remedy="Leave one of them out.",
         )
     ledger_group = stream.group(group)
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
@@ -419,7 +462,7 @@ def stream_asset(
             ingestion=Ingestion(
                 group=ledger_group,
                 table=table,
-                decoder=decode or Raw(),
+                decoder=Raw() if decode is None else decode,
                 transform=transform,
                 sharing=chosen_mode,
                 claims=stream.is_claimed,
@@ -435,6 +478,7 @@ def stream_asset(
                 min_lag=min_lag,
                 max_wait_seconds=max_wait_seconds,
                 max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
+                keeps_alive=linger_seconds > 0,
             ),
             sensor_seconds=sensor_seconds,
             sensor_status=chosen_status,
@@ -446,6 +490,8 @@ def stream_asset(
             deps=deps,
             observer=observer,
             replay_partitions=None if stream.is_claimed else replay_partitions,
+            linger_seconds=linger_seconds,
+            materialize_seconds=materialize_seconds,
         )
 
     return declare

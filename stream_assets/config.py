@@ -127,6 +127,16 @@ class StreamConfig(ReplayConfig):
         ),
     )
 
+    linger_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        description="How long the run has: until then it looks for new messages when it has written all that there "
+        "were; 0 for a run that ends then.",
+    )
+    materialize_seconds: float | None = Field(
+        default=None, ge=0, description="The least time between two materializations of the run; 0 for one a batch."
+    )
+
     def check(self) -> None:
         """Refuse what does not go together.
 
@@ -143,6 +153,13 @@ class StreamConfig(ReplayConfig):
             raise InvalidOptionError(
                 "on_replay: append does not go together with move_group",
                 remedy="A group that moves back replaces what it writes again; leave one of the two out.",
+            )
+
+        if self.linger_seconds and (self.stop is not None or (self.start is not None and not self.move_group)):
+            raise InvalidOptionError(
+                f"linger_seconds={self.linger_seconds:g} lets a run stay, but one with "
+                f"{'a stop' if self.stop is not None else 'a start replays, and'} ends there",
+                remedy="Leave one of them out.",
             )
 
     def replay(self, replay_id: str) -> Replay:

@@ -28,6 +28,7 @@ def orders(batch: DataFrame) -> DataFrame:
     return batch
 
 
-# A run of the demo lives for seconds: it is faster without the optimising compiler.
-SPARK = SparkResource(master="local[2]", spark_config={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"})
+# A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.stream_assets.server.idleSeconds": "120"}
+SPARK = SparkResource(master="local[2]", spark_config=QUICK)
 defs = stream_definitions([orders], resources={"spark": SPARK})

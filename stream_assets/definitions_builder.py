@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import dagster as dg
@@ -40,6 +41,19 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
     )
 
 
+def _check_claims(one: StreamAsset, other: StreamAsset) -> None:
+    """Each entry that members claim is given to one of them: two tables would each get a part of the stream."""
+    groups = [(stream.source.nodes, stream.ingestion.group) for stream in (one, other)]
+    shared = set(one.source.required_streams()) & set(other.source.required_streams())
+    tables = {stream.ingestion.table for stream in (one, other)}
+    if one.stream.is_claimed and other.stream.is_claimed and groups[0] == groups[1] and shared and len(tables) > 1:
+        raise InvalidOptionError(
+            f"the assets {one.key.to_user_string()} and {other.key.to_user_string()} share group {groups[0][1]!r} of "
+            f"{', '.join(sorted(shared))}, so that each of their tables would get a part of the stream",
+            remedy="Give each table a group of its own.",
+        )
+
+
 def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """Definitions of stream assets: the assets, their streams, jobs, sensors, checks, and the Spark resource.
 
@@ -48,7 +62,8 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
         resources: yours win; without one of that key each asset gets a :class:`SparkResource`.
 
     Raises:
-        InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one.
+        InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
+            tables share a group that claims entries.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -67,6 +82,8 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
                 remedy="Rename one of them; '.', '-' and '_' count as the same.",
                 name=stream.name,
             )
+    for one, other in combinations(streams, 2):
+        _check_claims(one, other)
     jobs = {stream.name: build_ingest_job(stream) for stream in streams}
     replays = [build_replay_job(stream, stream.replay_partitions) for stream in streams if stream.replay_partitions]
     upstream = {spec.key: spec for stream in streams for spec in stream.upstream_specs()}

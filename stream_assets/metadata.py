@@ -1,43 +1,100 @@
-"""What Dagster is told of a batch."""
+"""What Dagster is told of batches."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import dagster as dg
 from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.ledger.intervals import Intervals
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
 
 
-def batch_metadata(
-    report: BatchReport, *, table: str, total_rows: int | None, columns: list[StructField]
-) -> dict[str, dg.MetadataValue]:
-    """The metadata of one micro-batch.
+@dataclass(slots=True)
+class BatchSum:
+    """What one materialization stands for: a batch, or several that follow each other.
 
     Args:
-        report: the batch.
+        last: the last batch that it stands for.
+        batches: how many there are; 0 if all were told of before.
+        first_version: the table version of the first one.
+        ranges: what they cover, per shard: from the start of the first one to the end of the last one.
+        messages: messages decoded, per shard.
+        rows: rows in their commits, after the transform.
+        dead: dead letters.
+        replaced: rows that were replaced; ``None`` if the log of the table does not tell.
+        lost: ranges that were gone, as far as they are recorded.
+        seconds: from the plan to the commit, of all of them.
+    """
+
+    last: BatchReport
+    batches: int = 0
+    first_version: int = -1
+    ranges: dict[Shard, Range] = field(default_factory=dict)
+    messages: dict[Shard, int] = field(default_factory=dict)
+    rows: int = 0
+    dead: int = 0
+    replaced: int | None = 0
+    lost: dict[Shard, Intervals] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, report: BatchReport) -> None:
+        """Let it stand for one more."""
+        entry = report.batch.entry
+        self.first_version = self.first_version if self.batches else report.version
+        self.last = report
+        self.batches += 1
+        for shard, (start, end, *_) in {**entry.ranges, **entry.claims}.items():
+            known = self.ranges.get(shard, Range(start, end))
+            self.ranges[shard] = Range(min(known.start, start), max(known.end, end))
+        for shard, count in report.messages.items():
+            self.messages[shard] = self.messages.get(shard, 0) + count
+        for shard, parts in entry.lost.items():
+            self.lost[shard] = self.lost.get(shard, Intervals()) | parts
+        self.rows += report.rows
+        self.dead += report.dead
+        is_told = self.replaced is not None and report.replaced is not None
+        self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_told else None
+        self.seconds += report.seconds
+
+
+def sum_metadata(
+    told: BatchSum, *, table: str, total_rows: int | None, columns: list[StructField] | None
+) -> dict[str, dg.MetadataValue]:
+    """The metadata of a materialization.
+
+    Args:
+        told: what it stands for.
         table: the Delta table.
         total_rows: rows in the table after it, if they can be counted from the log.
-        columns: the columns of the table.
+        columns: the columns of the table, if they are known.
     """
-    written = sum(report.messages.values())
+    last = told.last
     metadata: dict[str, dg.MetadataValue] = {
-        "stream/kind": dg.MetadataValue.text(report.batch.entry.kind),
-        "stream/rows": dg.MetadataValue.int(report.rows),
-        "stream/messages": dg.MetadataValue.int(written),
-        "stream/dead_letters": dg.MetadataValue.int(report.dead),
-        "stream/ranges": _ranges(report),
-        "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
-        "stream/rows_per_second": dg.MetadataValue.float(round(report.rows / report.seconds, 1)),
-        "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
-        "stream/batch_number": dg.MetadataValue.int(report.batch.number),
-        "delta/version": dg.MetadataValue.int(report.version),
+        "stream/kind": dg.MetadataValue.text(last.batch.entry.kind),
+        "stream/batches": dg.MetadataValue.int(told.batches),
+        "stream/rows": dg.MetadataValue.int(told.rows),
+        "stream/messages": dg.MetadataValue.int(sum(told.messages.values())),
+        "stream/dead_letters": dg.MetadataValue.int(told.dead),
+        "stream/ranges": _ranges(told),
+        "stream/lag_after": dg.MetadataValue.int(sum(last.lag.values())),
+        "stream/rows_per_second": dg.MetadataValue.float(round(told.rows / told.seconds, 1) if told.seconds else 0.0),
+        "stream/batch": dg.MetadataValue.text(last.batch.entry.bid),
+        "stream/batch_number": dg.MetadataValue.int(last.batch.number),
+        "delta/version": dg.MetadataValue.int(last.version),
         "dagster/uri": dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
-        "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(columns)),
     }
-    if report.replaced is not None:
-        metadata["stream/replaced_rows"] = dg.MetadataValue.int(report.replaced)
-    if report.batch.entry.lost:
-        lost = {str(shard): parts.to_json() for shard, parts in sorted(report.batch.entry.lost.items())}
+    if columns is not None:
+        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(columns))
+    if told.batches > 1:
+        metadata["delta/first_version"] = dg.MetadataValue.int(told.first_version)
+    if told.replaced is not None:
+        metadata["stream/replaced_rows"] = dg.MetadataValue.int(told.replaced)
+    if told.lost:
+        lost = {str(shard): parts.to_json() for shard, parts in sorted(told.lost.items())}
         metadata["stream/lost"] = dg.MetadataValue.json(lost)
     if total_rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(total_rows)
@@ -58,18 +115,18 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
     )
 
 
-def _ranges(report: BatchReport) -> dg.MetadataValue:
+def _ranges(told: BatchSum) -> dg.MetadataValue:
     records = [
         dg.TableRecord(
             {
                 "shard": str(shard),
                 "start": start,
                 "end": end,
-                "messages": report.messages.get(shard, 0),
-                "lag after": report.lag.get(shard, 0),
+                "messages": told.messages.get(shard, 0),
+                "lag after": told.last.lag.get(shard, 0),
             }
         )
-        for shard, (start, end, *_) in sorted({**report.batch.entry.ranges, **report.batch.entry.claims}.items())
+        for shard, (start, end) in sorted(told.ranges.items())
     ]
     return dg.MetadataValue.table(records, schema=_integers("shard", "start", "end", "messages", "lag after"))
 

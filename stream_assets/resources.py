@@ -10,7 +10,8 @@ from spark_jobs.session import SparkOptions, create_session
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
     """A Spark session that can write Delta tables: local, on a master, or over Spark Connect.
 
-    The session is made when it is first asked for, and stopped after the run if this made it.
+    The session is made when it is first asked for, and stopped after the run if this made it. A local Spark is a server
+    that outlives the run, so that the next one does not wait for a JVM; ``stream-assets spark status`` shows it.
 
     Example:
         >>> SparkResource(master="local[2]").remote is None
@@ -19,6 +20,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the c
 
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
     remote: str | None = Field(default=None, description="A Spark Connect address, sc://host:port.")
+    in_process: bool = Field(default=False, description="Start a local Spark for each run, in its process.")
     spark_config: dict[str, str] = Field(default_factory=dict, description="More Spark settings.")
 
     _session: SparkSession | None = PrivateAttr(default=None)
@@ -35,7 +37,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the c
         if self._session is None:
             self._is_own = SparkSession.getActiveSession() is None
             self._session = create_session(
-                SparkOptions(master=self.master, remote=self.remote, config=self.spark_config)
+                SparkOptions(
+                    master=self.master, remote=self.remote, config=self.spark_config, in_process=self.in_process
+                )
             )
         return self._session
 

@@ -75,6 +75,7 @@ from stream_consumers.errors import (
     ShutdownTimeoutError as ShutdownTimeoutError,
     SizeLimitError as SizeLimitError,
     SourceRecreatedError as SourceRecreatedError,
+    SparkEndedError as SparkEndedError,
     SparkSessionError as SparkSessionError,
     StreamAssetsError as StreamAssetsError,
     StreamEndedError as StreamEndedError,

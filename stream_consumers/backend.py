@@ -28,7 +28,7 @@ from stream_consumers.errors import (
     InvalidUrlError,
     UnsupportedError,
 )
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choose_fields
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_switch, choose_fields
 from stream_consumers.urls import StreamUrl
 
 ENTRY_POINTS = "stream_consumers.backends"
@@ -71,6 +71,12 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, mode=ConsumerMode, reset=AutoStreamReset)
+        check_switch("live", self.live)
+        if not callable(self.on_dead_letter):
+            raise InvalidOptionError(
+                f"on_dead_letter={self.on_dead_letter!r} cannot be called",
+                remedy="Give a function that takes a DeadLetter, or leave it out.",
+            )
 
 
 class Backend(ABC):

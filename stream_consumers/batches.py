@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -100,6 +101,53 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
+class CountedSplit(Split, Protocol):
+    """A split that can say before it is read what a clean read of it gives, and afterwards of which stream that was.
+
+    An engine can then write a batch while it reads it: executors compare, and whatever differs fails the write.
+    """
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """How many messages of each shard a read yields if each of them is there, and none is malformed.
+
+        ``None`` where that is not known, or known not to be so: then the batch is read and counted first.
+        """
+        ...
+
+    def identities(self) -> Mapping[str, str]:
+        """The fingerprints of its streams at this moment, as :meth:`BatchSource.identities` has them.
+
+        Asked where the split is read, at the end of the read: only then is it known of which stream the messages are.
+
+        Raises:
+            StreamAssetsError: it cannot be told.
+        """
+        ...
+
+
+def clean_counts(splits: Iterable[Split]) -> Mapping[Shard, int] | None:
+    """How many messages of each shard a clean read of all these splits gives; ``None`` if one of them cannot tell."""
+    return total_counts(split.counts() if isinstance(split, CountedSplit) else None for split in splits)
+
+
+def total_counts(parts: Iterable[Mapping[Shard, int] | None]) -> Mapping[Shard, int] | None:
+    """The sum of counts; ``None`` if one of them is not known.
+
+    Example:
+        >>> total_counts([{Shard("orders"): 3}, {Shard("orders"): 4}])
+        {Shard(stream='orders', id=0): 7}
+        >>> total_counts([{Shard("orders"): 3}, None])
+    """
+    total: dict[Shard, int] = {}
+    for counts in parts:
+        if counts is None:
+            return None
+        for shard, count in counts.items():
+            total[shard] = total.get(shard, 0) + count
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """One micro-batch: the planned ranges, and how to read them.
@@ -169,6 +217,19 @@ class BatchSource(ClosesOnExit, ABC):
 
         For those who ask again later, and have others waiting meanwhile. By default there is no broker.
         """
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """Whether there is more than ``extents``, which :meth:`extents` found last.
+
+        It is asked some times a second while a run waits for messages, so that it should be cheap; shards that are new
+        may be overlooked. By default the ends are looked for anew.
+
+        Args:
+            extents: what was known.
+            resume: see :meth:`extents`.
+        """
+        found = self.extents(resume=resume)
+        return {shard: extent.end for shard, extent in found.items()} != {s: e.end for s, e in extents.items()}
 
     @property
     def is_exact(self) -> bool:
@@ -328,6 +389,42 @@ def record_batches(rows: Iterable[MessageRow]) -> Iterator[pa.RecordBatch]:
             block, size = [], 0
     if block:
         yield _record_batch(block)
+
+
+def plain_batch(
+    stream: str,
+    numbers: pa.Array[Any],
+    sequences: pa.Array[Any],
+    timestamps_ms: pa.Array[Any],
+    payloads: pa.Array[Any],
+) -> pa.RecordBatch:
+    """Messages of one stream that have no keys and no headers, as a record batch of :data:`MESSAGE_SCHEMA`."""
+    count = len(sequences)
+    columns: list[pa.Array[Any]] = [
+        pa.array(pa.repeat(stream, count), pa.string()),
+        numbers,
+        sequences,
+        timestamps_ms,
+        pa.nulls(count, pa.binary()),
+        payloads,
+        headers_array([None] * count),
+        pa.nulls(count, pa.string()),
+        pa.nulls(count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small record batches into ones of some thousand rows or some megabytes each."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            held.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+        if held and (batch is None or rows >= BATCH_ROWS // 2 or size >= BATCH_BYTES):
+            yield from held if len(held) == 1 else pa.Table.from_batches(held).combine_chunks().to_batches()
+            held, rows, size = [], 0, 0
 
 
 def _record_batch(rows: list[MessageRow]) -> pa.RecordBatch:

@@ -12,8 +12,8 @@ from typing import ClassVar
 from stream_consumers.capabilities import Positions
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
-from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard
-from stream_consumers.options import check_timeout
+from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard, check_shard
+from stream_consumers.options import check_count, check_timeout
 
 POLL_SECONDS = 0.1
 
@@ -179,7 +179,7 @@ class Assignment:
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
-        if not self.subscribes(shard.stream):
+        if not self.subscribes(check_shard(shard).stream):
             raise NotSubscribedError(
                 f"{shard} is not of a subscribed stream", remedy=f"Use one of: {', '.join(sorted(self._streams))}."
             )
@@ -219,6 +219,8 @@ def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Calla
         >>> positions_to_go_to({orders: -1}, frozenset([orders]), lambda: {orders: 3})
         {Shard(stream='orders', id=0): 0}
     """
+    for shard, position in positions.items():
+        check_count(f"the position in {check_shard(shard)}", position, at_least=-(2**63))
     unknown = sorted(positions.keys() - read)
     if unknown:
         raise NotSubscribedError(

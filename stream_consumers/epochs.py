@@ -14,7 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume, Split
+from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, Range, Resume, Split
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import EPOCH_MARK, Shard
 from stream_consumers.options import Limits
@@ -163,6 +163,16 @@ class EpochSplit:
                 column = pc.if_else(pc.equal(column, pa.scalar(stream)), pa.scalar(name), column)
             yield batch.set_column(batch.schema.get_field_index("stream"), batch.schema.field("stream"), column)
 
+    def counts(self) -> Mapping[Shard, int] | None:
+        """See :meth:`stream_consumers.batches.CountedSplit.counts`."""
+        counts = self.split.counts() if isinstance(self.split, CountedSplit) else None
+        return None if counts is None else EpochNames(self.names).all_out(counts)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        assert isinstance(self.split, CountedSplit)
+        return {self.names[stream]: identity for stream, identity in self.split.identities().items()}
+
 
 class EpochSource(BatchSource):
     """A batch source whose streams are called by the names of their epochs.
@@ -183,11 +193,18 @@ class EpochSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
-        known = None
-        if resume is not None:
-            hint = self._names.hint_back(resume.hint)
-            known = Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
-        return self._names.all_out(self._source.extents(resume=known, budget_seconds=budget_seconds))
+        found = self._source.extents(resume=self._resume(resume), budget_seconds=budget_seconds)
+        return self._names.all_out(found)
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`."""
+        return self._source.has_grown(self._names.all_back(extents), resume=self._resume(resume))
+
+    def _resume(self, resume: Resume | None) -> Resume | None:
+        if resume is None:
+            return None
+        hint = self._names.hint_back(resume.hint)
+        return Resume(self._names.all_back(resume.positions), hint if isinstance(hint, Mapping) else None)
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`."""

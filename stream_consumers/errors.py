@@ -172,6 +172,10 @@ class SparkSessionError(StreamAssetsError, Terminal):
     """The Spark session cannot write Delta tables or read stream sources."""
 
 
+class SparkEndedError(StreamAssetsError, Transient):
+    """The Spark of a run has ended: the next run gets another one, this one does not."""
+
+
 class WriteError(StreamAssetsError, Transient):
     """Spark failed to write a batch; nothing of it is in the table."""
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -160,13 +160,22 @@ def forget_memory_broker(url: str | StreamUrl) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """The messages themselves."""
+    """The messages themselves, and of which broker they are."""
 
     messages: tuple[Message, ...]
+    fingerprints: Mapping[str, str]
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
         return record_batches(map(message_row, self.messages))
+
+    def counts(self) -> Mapping[Shard, int]:
+        """See :meth:`stream_consumers.batches.CountedSplit.counts`."""
+        return Counter(message.shard for message in self.messages)
+
+    def identities(self) -> Mapping[str, str]:
+        """Those of the broker that they were taken from: nothing can become of them since."""
+        return self.fingerprints
 
 
 class MemoryBatchSource(BatchSource):
@@ -231,7 +240,8 @@ class MemoryBatchSource(BatchSource):
         if not ranges:
             return None
         share = -(-max(1, len(chosen)) // parallelism)
-        splits = [MemorySplit(tuple(chosen[i : i + share])) for i in range(0, max(1, len(chosen)), share)]
+        places = range(0, max(1, len(chosen)), share)
+        splits = [MemorySplit(tuple(chosen[place : place + share]), self.identities()) for place in places]
         return BatchPlan(ranges, splits, len(chosen))
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:

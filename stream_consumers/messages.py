@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from urllib.parse import quote, unquote_to_bytes
 
-from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
+from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, InvalidUrlError
 
 MAX_STREAM_KEY_BYTES = 249
 WILDCARD = "SEA_STREAMER_WILDCARD"
@@ -238,6 +238,27 @@ class Receipt:
         return f"Receipt({self.shard}, {sequence}, {self.timestamp_ms})"
 
 
+def check_shard(shard: object) -> Shard:
+    """Return ``shard`` if it is one.
+
+    Raises:
+        InvalidOptionError: naming what it is instead.
+
+    Example:
+        >>> check_shard(Shard("orders", "0"))
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: Shard(stream='orders', id='0') is no shard. Give one like \
+Shard('orders', 3), with a number from 0.
+    """
+    is_one = isinstance(shard, Shard) and isinstance(shard.stream, str) and type(shard.id) is int and shard.id >= 0
+    if not is_one:
+        raise InvalidOptionError(
+            f"{shard!r} is no shard", remedy="Give one like Shard('orders', 3), with a number from 0."
+        )
+    assert isinstance(shard, Shard)
+    return shard
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """A part of a stream that cannot be used as a message, with its original bytes.
@@ -270,7 +291,12 @@ def to_milliseconds(moment: datetime) -> int:
     Example:
         >>> to_milliseconds(datetime(1970, 1, 1, 0, 0, 1))
         1000
+
+    Raises:
+        InvalidOptionError: it is none.
     """
+    if not isinstance(moment, datetime):
+        raise InvalidOptionError(f"{moment!r} is no moment", remedy="Give a datetime.")
     aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
     return (aware - _EPOCH) // _MILLISECOND
 

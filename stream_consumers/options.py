@@ -191,6 +191,64 @@ def check_timeout(seconds: object, *, name: str = "timeout_seconds") -> float:
     return max(0.0, float(seconds))
 
 
+def check_switch(name: str, value: object) -> bool:
+    """Return ``value`` if it is ``True`` or ``False``: text like ``"false"`` would count as true.
+
+    Args:
+        name: of the argument.
+        value: what it is set to.
+
+    Raises:
+        InvalidOptionError: it is something else.
+
+    Example:
+        >>> check_switch("single_writer", "false")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: single_writer='false' is neither on nor off. Use True or False.
+    """
+    if not isinstance(value, bool):
+        raise InvalidOptionError(f"{name}={value!r} is neither on nor off", remedy="Use True or False.")
+    return value
+
+
+def check_name(name: str, value: object, *, without: str = "") -> str:
+    """Return ``value`` if it is text that names something.
+
+    Clients that are written in C end a name at its first NUL, so that two groups would be one, and end the process
+    over text that has no UTF-8.
+
+    Args:
+        name: of the argument.
+        value: what it is set to.
+        without: characters that it cannot have.
+
+    Raises:
+        InvalidOptionError: it is no text, there is nothing but spaces in it, or one of those characters, or a NUL or a
+            lone surrogate.
+
+    Example:
+        >>> check_name("group", "a/b", without="/")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: group='a/b' cannot be used. Use a name without '/'.
+    """
+    if not isinstance(value, str) or not value.strip() or set(value) & set(without):
+        besides = f" without {without!r}" if without else ""
+        raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy=f"Use a name{besides}.")
+    if not is_plain_text(value):
+        raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without NUL and surrogates.")
+    return value
+
+
+def is_plain_text(text: str) -> bool:
+    r"""Whether a client that is written in C takes this text as it is.
+
+    Example:
+        >>> is_plain_text("ü"), is_plain_text("a\0b"), is_plain_text("\ud800")
+        (True, False, False)
+    """
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one micro-batch holds.
@@ -258,6 +316,7 @@ class FileProducerOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, creation=FileCreation)
+        check_switch("end_with_eos", self.end_with_eos)
         check_count("file_size_limit", self.file_size_limit, at_least=0)
         if check_count("beacon_interval", self.beacon_interval, at_least=0) == 0 or self.beacon_interval % 1024:
             raise InvalidOptionError(
@@ -316,6 +375,7 @@ class RedisGroupOptions:
 
     def __post_init__(self) -> None:
         choose_fields(self, auto_commit=AutoCommit)
+        check_switch("create_stream", self.create_stream)
         for name in ("auto_commit_delay_seconds", "auto_commit_interval_seconds"):
             check_range(name, getattr(self, name))
         # A shorter idle time would take entries from members that are working on them.
@@ -327,6 +387,8 @@ class RedisGroupOptions:
                 check_count(name, value)
         if self.consumer == "":
             raise InvalidOptionError("consumer='' names nobody", remedy="Give the member a name, or leave it out.")
+        if self.consumer is not None:
+            check_name("consumer", self.consumer)
 
 
 HOST_VARIABLE = "HOST_ID"
@@ -453,9 +515,11 @@ Use mode 'real_time' or 'load_balanced'.
             )
         if name == "":
             raise InvalidOptionError("group='' names no group", remedy="Give the group a name.")
-        if name is None and mode not in self.host_groups:
+        if name is not None:
+            return check_name("group", name)
+        if mode not in self.host_groups:
             raise InvalidOptionError(f"mode {mode.value} needs a group", remedy="Give all members the same group.")
-        return f"{host_id()}{self.host_groups[mode]}" if name is None else name
+        return f"{host_id()}{self.host_groups[mode]}"
 
 
 def _mode(mode: ConsumerMode) -> ConsumerMode:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from stream_consumers.errors import InvalidUrlError, UnsupportedError
+from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError, UnsupportedError
 from stream_consumers.messages import WILDCARD, check_encoded_key, check_stream_key
 
 # Their keys may be any bytes.
 _ANY_KEYS = frozenset({"redis", "rediss"})
+# A name, an address of version 4, or one of version 6 in brackets.
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\[\]:/?\s]+)(:(?P<port>[0-9]{1,5}))?")
+_PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class StreamUrl:
         """
         if isinstance(text, StreamUrl):
             return text
+        if not isinstance(text, str):
+            raise InvalidUrlError(f"{text!r} is no text", remedy="Write it like file://path/to/orders.ss/orders.")
         protocol, separator, rest = text.partition("://")
         if not separator or not protocol:
             raise InvalidUrlError(f"{text!r} has no protocol", remedy="Write it like file://path/to/orders.ss/orders.")
@@ -56,6 +62,13 @@ class StreamUrl:
             raise InvalidUrlError(
                 f"{text!r} does not say which streams to read",
                 remedy=f"End it with a slash and the stream keys, like {text}/orders.",
+            )
+        key, question, _ = listing.partition("?")
+        if question:
+            # What is behind it may be a password, and is not repeated.
+            raise InvalidStreamKeyError(
+                f"{key!r} is followed by '?', and a URL has no options",
+                remedy="Give them as client options, with secrets from the environment. Write it as %3F in a key.",
             )
         nodes = tuple(node for node in location.split(",") if node) or (".",)
         return cls(protocol.lower(), nodes, ()).with_streams(key for key in listing.split(",") if key)
@@ -95,17 +108,32 @@ class StreamUrl:
             raise InvalidUrlError(f"{self} names several files", remedy="Use one URL a file.", files=len(self.nodes))
         return self.nodes[0].rstrip("/") or "/"
 
-    def check_credentials(self) -> None:
-        """Refuse credentials in the nodes, since URLs are shown in logs and in the UI.
+    def check_servers(self) -> None:
+        """Refuse nodes that are no servers, and credentials in them, since URLs are shown in logs and in the UI.
+
+        A client would take a port that is too large for another one.
 
         Raises:
-            InvalidUrlError: the message does not repeat them.
+            InvalidUrlError: naming the node; a message does not repeat credentials.
+
+        Example:
+            >>> StreamUrl.parse("kafka://a:9092,b:99999/orders").check_servers()
+            Traceback (most recent call last):
+            stream_consumers.errors.InvalidUrlError: 'b:99999' is no server. Write it as host:port, with a port from 1 \
+to 65535.
         """
         if any("@" in node for node in self.nodes):
             raise InvalidUrlError(
                 f"the URL of {','.join(self.streams)!r} has credentials in it",
                 remedy="Give them as client options, with secrets from the environment.",
             )
+        for node in self.nodes:
+            server = _SERVER.fullmatch(node)
+            if server is None or int(server["port"] or 1) not in _PORTS:
+                raise InvalidUrlError(
+                    f"{node.partition('?')[0]!r} is no server",
+                    remedy="Write it as host:port, with a port from 1 to 65535.",
+                )
 
     def required_streams(self) -> tuple[str, ...]:
         """The streams, at least one, each by its name.

@@ -19,6 +19,8 @@ from tests.support.settings import ROOT, SMALL
 from tests.support.spark_connect import connect_server
 
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
+# A test that is about the server that outlives runs says so; the others leave nothing behind.
+os.environ.setdefault("STREAM_ASSETS_SPARK", "in-process")
 load_profile()
 
 

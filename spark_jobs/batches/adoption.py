@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import CLAIMS, Ingestion, check_other_group, check_sharing, without_positions
-from spark_jobs.batches.ledger_recovery import last_in_table
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import extents_of, last_sequences
 from stream_consumers.batches import BatchSource
 from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, StreamNotFoundError, UnsupportedError
 from stream_consumers.messages import Shard
 
 
 def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:
-    """Where :func:`adopt` would let each shard continue: behind its last row, or dead letter, in the table.
+    """Where :func:`adopt` would let each shard continue: behind its last row, or dead letter that counts, in the table.
+
+    Dead letters that another table of this path has left behind do not count, since this one has not their batches:
+    what lies before them may never have been in it. Those that were copied with the rows do.
 
     Args:
         source: the stream that the rows are of.
@@ -49,7 +52,7 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
             remedy="Just ingest. To move the group, use: stream-assets rewind.",
         )
     check_other_group(ingestion, streams, url=source.url)
-    last = {s: sequence for s, sequence in last_in_table(ingestion, source).items() if s.stream in streams}
+    last = {s: sequence for s, sequence in _last(ingestion).items() if s.stream in streams}
     if not last:
         raise StreamNotFoundError(
             f"{ingestion.table} holds no rows of {', '.join(sorted(streams))}",
@@ -67,6 +70,13 @@ def plan_adoption(source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, i
             )
     starts = {shard: extent.start for shard, extent in extents.items()}
     return dict(sorted((starts | {shard: sequence + 1 for shard, sequence in last.items()}).items()))
+
+
+def _last(ingestion: Ingestion) -> Mapping[Shard, int]:
+    ledger = ingestion.ledger()
+    counted = extents_of(ingestion.dead_letters().counted_places(ledger))
+    letters, rows = {shard: part.end - 1 for shard, part in counted.items()}, last_sequences(ledger.log)
+    return {shard: max(found.get(shard, -1) for found in (letters, rows)) for shard in letters.keys() | rows.keys()}
 
 
 def adopt(spark: SparkSession, source: BatchSource, ingestion: Ingestion) -> Mapping[Shard, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, read_or_recover
+from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -31,11 +33,12 @@ from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, DataLoss
 
+LOOK_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
 class IngestJob(SourceJob):
-    """Drains a source into a table, up to the end it had when the job began.
+    """Drains a source into a table, up to the end it had when the job began, or up to ever new ends while it stays.
 
     Args:
         spark: a session that can write Delta tables.
@@ -44,6 +47,7 @@ class IngestJob(SourceJob):
         observer: told of each step, for progress bars and for tests that kill the process there.
         origin: where a group without a position starts, if not where ``ingestion`` says.
         stop: go no further than this.
+        linger: how long the job stays; whenever all up to the captured ends is in the table, they are captured anew.
         on_wait: told why the job waits, and how long.
 
     Raises:
@@ -65,6 +69,7 @@ class IngestJob(SourceJob):
         observer: Observer = ignore_steps,
         origin: Bound | None = None,
         stop: Bound | None = None,
+        linger: Linger | None = None,
         on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
         super().__init__(spark, source, ingestion, observer=observer, on_wait=on_wait)
@@ -72,22 +77,26 @@ class IngestJob(SourceJob):
         self._origin = origin or Bound(edge=ingestion.start)
         self._stop = stop
         self._stops: Mapping[Shard, int] = {}
+        self._linger = linger or Linger()
+        self._resume: Resume | None = None
+        self._version = -1
+        self._look_at = 0.0
 
     def _next_batch(self) -> Batch | None:
-        """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured end offset is in the table.
+        """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured ends is in the table.
 
         Raises:
             SourceRecreatedError: the stream is not the one the ledger remembers.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
-            state, is_recovered = read_or_recover(self._source, self._ingestion)
+            state, is_recovered = read_or_recover(self._source, self._ingestion, self._ledger)
             if is_recovered:
                 keep(self._spark, self._source, self._ingestion, state)
                 continue
             check_sharing(state, self._ingestion)
             check_epochs(state, self._identities, url=self._source.url)
-            extents = self._freeze(state)
+            extents = self._captured(state)
             if state.newest is None:
                 if not extents and self._origin.edge is AutoStreamReset.EARLIEST:
                     return None
@@ -114,15 +123,49 @@ class IngestJob(SourceJob):
         self._observer(Step.COMMITTED, batch)
         return lag(self._source, state, self._own(self._extents or {}))
 
-    def _freeze(self, state: LedgerState) -> Mapping[Shard, Extent]:
+    def has_more(self) -> bool:
+        """Whether the stream, or the table, is not as the last plan saw it.
+
+        Several times a second only the ends of the known shards are asked for; every few seconds also new shards, and
+        whether somebody else wrote to the table: a RESTORE or a rewind leaves something to read.
+
+        Raises:
+            StreamAssetsError: the stream or the ledger cannot be read.
+        """
+        is_more = self._retries.call(self._look)
+        if not is_more:
+            # Nothing is left to do, so that nothing can be wrong with it.
+            self._retries.reset()
+        return is_more
+
+    def _look(self) -> bool:
         if self._extents is None:
-            hint = state.newest.hint if state.newest else None
-            extents = self._source.extents(resume=Resume(state.positions, hint) if state.newest else None)
+            return True
+        if time.monotonic() < self._look_at:
+            return self._source.has_grown(self._extents, resume=self._resume)
+        found = self._source.extents(resume=self._resume)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        snapshot = self._ledger.log.snapshot()
+        ends = {shard: extent.end for shard, extent in self._extents.items()}
+        is_same = ends == {shard: extent.end for shard, extent in found.items()}
+        return not is_same or (snapshot.version if snapshot else -1) != self._version
+
+    def _captured(self, state: LedgerState) -> Mapping[Shard, Extent]:
+        """The ends to go to: those at the first plan; while the job stays, captured anew when they are reached."""
+        self._resume = Resume(state.positions, state.newest.hint) if state.newest else None
+        self._version = state.version
+        if self._extents is None or (self._is_reached(state, self._extents) and not self._linger.is_over):
+            extents = self._source.extents(resume=self._resume)
             # Only here: later another run may have moved the position beyond the captured end offset.
             check_source(self._source, self._ingestion.group, state, extents)
             self._extents = extents
+            self._look_at = time.monotonic() + LOOK_SECONDS
             self._stops = self._stop.resolve(self._source, extents) if self._stop else {}
         return self._extents
+
+    def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
+        positions = state.positions
+        return all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
 
     def _end(self, shard: Shard, extent: Extent) -> int:
         return min(extent.end, self._stops.get(shard, extent.end))

@@ -15,7 +15,7 @@ from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.reading.decode import Decoder, Raw
-from spark_jobs.table_location import absolute_location
+from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
@@ -27,7 +27,16 @@ from stream_consumers.errors import (
     TableUnreadableError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choose_fields
+from stream_consumers.options import (
+    AutoStreamReset,
+    ConsumerMode,
+    DataLoss,
+    Limits,
+    check_name,
+    check_range,
+    check_switch,
+    choose_fields,
+)
 from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
@@ -151,10 +160,18 @@ class Ingestion:
     single_writer: bool = False
 
     def __post_init__(self) -> None:
-        # A relative path would be another one for Spark, and after the next change of the working directory.
-        object.__setattr__(self, "table", absolute_location(self.table))
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
         check_range("retry_seconds", self.retry_seconds)
+        check_name("group", self.group, without="/")
+        check_name("member", self.member, without="/")
+        for name in ("merge_schema", "single_writer"):
+            check_switch(name, getattr(self, name))
+        if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
+            raise InvalidOptionError(
+                f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
+            )
+        # A relative path would be another one for Spark, and after the next change of the working directory.
+        object.__setattr__(self, "table", check_location(self.table))
 
     @property
     def sharing_mode(self) -> str:
@@ -177,15 +194,21 @@ class Ingestion:
         all_shards = frozenset(shards)
         return [(replace(self, shard=None), all_shards)] if all_shards else []
 
-    def epochs(self, streams: Collection[str]) -> Names:
-        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell."""
+    def epochs(self, streams: Collection[str], ledger: Ledger | None = None) -> Names:
+        """For each stream the name of its newest epoch: by the ledger, or by the rows where it cannot tell.
+
+        Args:
+            streams: their keys.
+            ledger: of the group, where the caller has one: what one read of it has found, the next one need not.
+        """
+        ledger = ledger or self.ledger()
         try:
-            state = self.ledger().read()
+            state = ledger.read()
             known: Iterable[str] = state.identities
             is_told = state.newest is not None
         except LedgerTruncatedError:
             known, is_told = (), False
-        log = self.ledger().log
+        log = ledger.log
         snapshot = None if is_told else log.snapshot()
         if snapshot is not None and snapshot.may_hold(frozenset(epoch_name(stream, 2) for stream in streams)):
             # A table without our columns has no epochs.
@@ -193,9 +216,9 @@ class Ingestion:
                 known = {shard.stream for shard in last_sequences(log, self.dead_letters().log())}
         return newest_epochs(known, streams)
 
-    def in_epochs(self, source: BatchSource) -> BatchSource:
-        """The source, with its streams called by the names of their newest epochs."""
-        return named(source, self.epochs(source.url.required_streams()))
+    def in_epochs(self, source: BatchSource, ledger: Ledger | None = None) -> BatchSource:
+        """The source, with its streams called by the names of their newest epochs; see :meth:`epochs`."""
+        return named(source, self.epochs(source.url.required_streams(), ledger))
 
     def ledger(self) -> Ledger:
         """The ledger of the group in the table."""

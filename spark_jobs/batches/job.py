@@ -12,9 +12,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
+from spark_jobs.batches.interruption import HeldSignals
+from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.spark_server.configuration import CORES
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
@@ -68,6 +71,14 @@ class BatchJob(ABC):
             StreamAssetsError: see :meth:`_next_batch`.
         """
         return self._retries.call(self._next_batch)
+
+    def has_more(self) -> bool:
+        """Whether there may be another batch, after a plan that found none: a cheap look, without Spark.
+
+        Raises:
+            StreamAssetsError: the stream cannot be looked at.
+        """
+        return False
 
     @abstractmethod
     def _next_batch(self) -> Batch | None:
@@ -154,7 +165,7 @@ class SourceJob(BatchJob):
         on_wait: Callable[[str], object],
     ) -> None:
         super().__init__(spark, ingestion, url=source.url, observer=observer, on_wait=on_wait)
-        self._source = ingestion.in_epochs(source)
+        self._source = ingestion.in_epochs(source, self._ledger)
 
     @cached_property
     def _identities(self) -> Mapping[str, str]:
@@ -179,30 +190,41 @@ class SourceJob(BatchJob):
             )
 
 
-def drain_batches(job: BatchJob, *, max_batches: int | None = None) -> Iterator[tuple[BatchReport, bool]]:
-    """The batches of a job when they are in the table, and whether it is the last one.
+def drain_batches(
+    job: BatchJob,
+    *,
+    max_batches: int | None = None,
+    linger: Linger | None = None,
+    on_next: Callable[[], object] = lambda: None,
+) -> Iterator[BatchReport]:
+    """The batches of a job when they are in the table.
+
+    A signal that asks the process to end waits for the batch in hand, and for what is done with its report.
 
     Args:
         job: plans and writes them.
         max_batches: stop after so many.
+        linger: how long to stay when everything is in the table.
+        on_next: called before each batch is written, and from time to time while the job stays without any: what was
+            yielded so far is not the last.
 
     Raises:
         StreamAssetsError: whatever stops it; what was yielded before is in the table.
     """
+    linger = linger or Linger()
     count = 0
-    batch = job.plan()
-    while batch is not None:
-        report = job.run(batch)
-        count += report is not None
-        try:
-            batch = None if count == max_batches else job.plan()
-        except Exception:
-            # The batch is in the table whatever comes next: tell of it first.
+    while count != max_batches:
+        batch = job.plan()
+        if batch is None:
+            if not linger.until(job.has_more, on_idle=on_next):
+                return
+            continue
+        on_next()
+        with HeldSignals():
+            report = job.run(batch)
             if report is not None:
-                yield report, False
-            raise
-        if report is not None:
-            yield report, batch is None
+                count += 1
+                yield report
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -210,5 +232,5 @@ def parallelism(spark: SparkSession) -> int:
     try:
         return max(1, spark.sparkContext.defaultParallelism)
     except PySparkException:
-        # A Connect session does not tell; the server may have more or fewer cores.
-        return 8
+        # A Connect session does not tell, unless the server is ours; others may have more or fewer cores.
+        return int(spark.conf.get(CORES, "8") or 8)

@@ -21,7 +21,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from stream_consumers.batches import BatchSource
 from stream_consumers.errors import LedgerTruncatedError
@@ -64,8 +64,13 @@ def has_begun(ingestion: Ingestion) -> bool:
         return True
 
 
-def read_or_recover(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
+def read_or_recover(source: BatchSource, ingestion: Ingestion, ledger: Ledger) -> tuple[LedgerState, bool]:
     """The ledger; where its log was cleaned, what the broker's mirror says.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        ingestion: group and table.
+        ledger: of the group.
 
     Returns:
         The state, and whether it has to be written down with :func:`keep`.
@@ -74,7 +79,7 @@ def read_or_recover(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerSt
         LedgerTruncatedError: the log was cleaned, and the mirror does not agree with the table.
     """
     try:
-        return ingestion.ledger().read(), False
+        return ledger.read(), False
     except LedgerTruncatedError as error:
         state = _mirrored(source, ingestion)
         if state is None:

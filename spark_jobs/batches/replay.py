@@ -106,6 +106,9 @@ class ReplayProgress:
 
 def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
     """The replay with this id as the ledger remembers it; ``None`` if it has written nothing."""
+    if not ledger.last_number(REPLAY_MEMBER):
+        # Numbers outlive everything: nothing was ever replayed, and the log need not be searched.
+        return None
     entries = [c.entry for c in ledger.surviving() if c.entry and c.entry.replay == replay_id]
     if not entries:
         return None
@@ -292,7 +295,4 @@ class ReplayJob(SourceJob):
         gaps = self._progress(state).gaps(state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
             return None
-        fresh = replace(
-            batch.entry, number=state.last_number + 1, bid=uuid.uuid4().hex, base=state.version, state=state.shards
-        )
-        return replace(batch, entry=fresh)
+        return replace(batch, entry=self._ledger.renewed(batch.entry, state))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from stream_consumers.errors import StreamAssetsError, Transient
+from stream_consumers.errors import SparkEndedError, StreamAssetsError, Transient
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -67,7 +67,8 @@ class Retries:
             StreamAssetsError: the error, if it is none to be tried again, or the budget is used up; it says then how
                 long it was tried.
         """
-        if not isinstance(error, Transient) or not self._seconds:
+        # A session of a Spark that has ended does not come back: the next run makes another one.
+        if not isinstance(error, Transient) or isinstance(error, SparkEndedError) or not self._seconds:
             raise error
         now = self._clock()
         self._since = now if self._since is None else self._since

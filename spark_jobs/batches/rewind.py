@@ -58,9 +58,10 @@ class Move:
 
 def read_or_guess(source: BatchSource, ingestion: Ingestion) -> tuple[LedgerState, bool]:
     """The ledger; where its log was cleaned, what the rows in the table tell, and whether it is that."""
-    source = ingestion.in_epochs(source)
+    ledger = ingestion.ledger()
+    source = ingestion.in_epochs(source, ledger)
     try:
-        return ingestion.ledger().read(), False
+        return ledger.read(), False
     except LedgerTruncatedError:
         return surviving_state(ingestion, source), True
 

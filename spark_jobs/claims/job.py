@@ -13,12 +13,14 @@ it: open (the number may still be written), written (it is in the table), dead (
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.ingest import LOOK_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_epochs, check_sharing, ignore_steps
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.writer import OutdatedError, Written, commit_empty
@@ -80,6 +82,7 @@ class ClaimJob(BatchJob):
         self._losses = ClaimLosses(spark, claims, ingestion, observer=observer)
         self._open: OpenBatch | None = None
         self._turn = 0
+        self._look_at = 0.0
 
     def _next_batch(self) -> Batch | None:
         """The next batch, or ``None`` if there is nothing to claim at the moment.
@@ -153,6 +156,23 @@ class ClaimJob(BatchJob):
         self._open.finish()
         self._observer(Step.COMMITTED, batch)
         return {shard: backlog.total for shard, backlog in self._claims.backlog().items()}
+
+    def has_more(self) -> bool:
+        """Whether entries were added, or shards, since the ends were captured; then they are captured anew.
+
+        Raises:
+            StreamAssetsError: the server cannot be asked.
+        """
+        is_look = time.monotonic() >= self._look_at
+        is_more = self._retries.call(lambda: self._claims.has_grown(with_new_shards=is_look))
+        self._look_at = time.monotonic() + LOOK_SECONDS if is_look else self._look_at
+        if is_more:
+            # The stream may be another one by now, and new shards need a group.
+            self._origin = None
+        else:
+            # Nothing is left to do, so that nothing can be wrong with it.
+            self._retries.reset()
+        return is_more
 
     @property
     def wait_seconds(self) -> float:

@@ -22,6 +22,7 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
+KEPT_COMMITS = 10_000
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 # Delta goes by the times of the files, which are written after the times in them.
 LATE_FILE_MS = 60_000
@@ -46,7 +47,7 @@ class Commit:
         output_rows: rows written, as the writer counted them, without those that a replace copied unchanged.
         deleted_rows: rows that a replace deleted; ``None`` if the writer does not say, see
             :meth:`DeltaLog.deleted_rows`.
-        user_metadata: the commit's ``userMetadata``, if it is a JSON object.
+        user_metadata: the commit's ``userMetadata``, if it is a JSON object and not our entry.
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
         is_exact_time: whether time travel goes by just this time (in-commit timestamps).
@@ -112,6 +113,8 @@ class DeltaLog:
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}
         self._seen: tuple[str, int] | None = None
+        # The commit that was opened last: who has just looked for a batch asks for its files next.
+        self._opened: tuple[int, str] | None = None
 
     def snapshot(self) -> TableSnapshot | None:
         """The newest version; ``None`` if there is no table yet.
@@ -139,6 +142,7 @@ class DeltaLog:
     def _forget(self) -> None:
         self._commits.clear()
         self._restored.clear()
+        self._opened = None
 
     def newest_versions(self, *, after: int = -1) -> range:
         """The versions behind ``after``, the newest first."""
@@ -209,10 +213,8 @@ class DeltaLog:
         """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
         if "://" in self.path:
             return []
-        lines = self._read(f"_delta_log/{version:020d}.json").split("\n")
-        actions = [json.loads(line) for line in lines if line]
-        paths = [unquote(action["add"]["path"]) for action in actions if "add" in action]
-        return [path for path in paths if not (Path(self.path) / path).exists()]
+        paths = [unquote(path) for path, _ in self._file_changes(version).added]
+        return sorted(path for path in paths if not (Path(self.path) / path).exists())
 
     def commit(self, version: int) -> Commit | None:
         """One commit; ``None`` if its file was cleaned away.
@@ -220,16 +222,21 @@ class DeltaLog:
         Raises:
             LedgerUnreadableError: it is there but cannot be read.
         """
-        if version not in self._commits:
+        commit = self._commits.get(version)
+        if commit is None:
             try:
-                self._commits[version] = parse_commit(version, self._read(f"_delta_log/{version:020d}.json"))
+                commit = parse_commit(version, self._text(version))
             except FileNotFoundError:
                 return None
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
                 ) from error
-        return self._commits[version]
+            self._commits[version] = commit
+            if len(self._commits) > KEPT_COMMITS:
+                # A job may stay for days.
+                self._commits.pop(next(iter(self._commits)), None)
+        return commit
 
     def restored_versions(self, commit: Commit) -> tuple[int, ...]:
         """The versions that a RESTORE may have gone back to, the newest first.
@@ -299,7 +306,7 @@ class DeltaLog:
 
     def _file_changes(self, version: int) -> _FileChanges:
         try:
-            return _file_changes(self._read(f"_delta_log/{version:020d}.json"))
+            return _file_changes(self._text(version))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerUnreadableError(
                 f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
@@ -311,6 +318,12 @@ class DeltaLog:
             f"cannot be told: {why}",
             remedy=RESTORE_REMEDY,
         )
+
+    def _text(self, version: int) -> str:
+        opened = self._opened
+        if opened is None or opened[0] != version:
+            opened = self._opened = version, self._read(f"_delta_log/{version:020d}.json")
+        return opened[1]
 
     def _read(self, name: str) -> str:
         if "://" not in self.path:
@@ -352,15 +365,17 @@ def parse_commit(version: int, text: str) -> Commit:
     rows = metrics.get("numOutputRows", 0 if metrics.get("numFiles") == "0" else None)
     deleted = metrics.get("numDeletedRows", 0 if metrics.get("numRemovedFiles", "0") == "0" else None)
     stamp, exact = info.get("timestamp"), info.get("inCommitTimestamp")
+    metadata = _json_object(info.get("userMetadata"))
+    entry = LedgerEntry.from_document(metadata)
     return Commit(
         version,
         info.get("operation", ""),
         transactions,
-        LedgerEntry.from_json(info.get("userMetadata")),
+        entry,
         restored,
         int(rows) - int(metrics.get("numCopiedRows", 0)) if rows is not None else None,
         int(deleted) if deleted is not None else None,
-        _json_object(info.get("userMetadata")),
+        metadata if entry is None else {},
         str(parameters.get("predicate", "")),
         stamp if exact is None else exact,
         exact is not None,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
 from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format of the batch metadata that is read, and the one that is written. In format 1 each entry carries the
+whole state; a reader of it takes one of format 2 for a commit of somebody else under its transaction, which it refuses.
+"""
 KINDS = ("batch", "fence", "init", "replay", "keep", "accept")
 
 
@@ -41,15 +45,22 @@ class ShardState:
         missing = self.covered.position
         return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
-    def to_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
+    def to_json(self) -> list[int] | dict[str, Any]:
+        """The state as JSON values: position and origin, where these are all there is to know."""
+        if self.origin is not None and self == ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin):
+            covered = self.covered.ranges
+            if covered and covered[0].start == MIN_SEQUENCE:
+                return [covered[0].end, self.origin]
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
         known = {"origin": self.origin, "claimed": self.claimed}
         return {**parts, **known} if self.ended is None else {**parts, **known, "ended": self.ended}
 
     @classmethod
-    def from_json(cls, known: Mapping[str, Any]) -> ShardState:
+    def from_json(cls, known: list[int] | Mapping[str, Any]) -> ShardState:
         """Read :meth:`to_json` back."""
+        if isinstance(known, list):
+            position, origin = known
+            return cls(Intervals.of((MIN_SEQUENCE, position)), origin=origin)
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"))
 
@@ -71,6 +82,9 @@ class ClaimedRange(NamedTuple):
 class LedgerEntry:
     """One commit of ours; protocol §2 lists the fields.
 
+    Some are full: they say all that the ledger knew at their base. The others say what they change only, which is
+    little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.
+
     Args:
         kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch.
         group: the consumer group.
@@ -84,14 +98,17 @@ class LedgerEntry:
         mode: append or replace.
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
-        state: the fold at ``base``.
+        state: the fold at ``base``; ``None`` if the entry is not full.
         rows: messages that were decoded, before the transform.
         dead: dead letters.
-        identities: for each epoch of each stream, the fingerprint that detects a recreated stream.
+        identities: for each epoch of each stream, the fingerprint that detects a recreated stream; if the entry is not
+            full, those that the ledger did not have at ``base``.
         hint: a shortcut for the next plan; see :class:`stream_consumers.batches.Resume`.
-        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted`` says.
+        settled: up to this version of the dead-letter table, all that is there counts, but for what ``uncounted``
+            says; only full entries tell.
         uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
-            replaced their range. Said here because the commits that tell it are cleaned from the log one day.
+            replaced their range. Said here because the commits that tell it are cleaned from the log one day; only full
+            entries tell.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
             Empty before the first commit.
@@ -116,7 +133,7 @@ class LedgerEntry:
     mode: str = "append"
     until: Mapping[Shard, int] = field(default_factory=dict)
     origin: Mapping[Shard, int] = field(default_factory=dict)
-    state: State = field(default_factory=dict)
+    state: State | None = field(default_factory=dict)
     rows: int = 0
     dead: int = 0
     identities: Mapping[str, str] = field(default_factory=dict)
@@ -133,39 +150,70 @@ class LedgerEntry:
     uncounted: Uncounted = field(default_factory=dict)
     ended: Mapping[Shard, int] = field(default_factory=dict)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it says all that the ledger knew at its base."""
+        return self.state is not None
+
     def to_json(self) -> str:
-        """The ``userMetadata`` text."""
+        """The ``userMetadata`` text: plain JSON, or where that is long, packed but for a head of it."""
         document: dict[str, object] = {"v": FORMAT}
         for name, key in _KEYS.items():
             value = getattr(self, name)
-            if name in _PER_SHARD:
-                value = {str(shard): _PER_SHARD[name].write(part) for shard, part in value.items()}
-            document[key] = value
-        document["uncounted"] = {
-            bid: {str(shard): parts.to_json() for shard, parts in ranges.items()}
-            for bid, ranges in self.uncounted.items()
-        }
-        return json.dumps(document, separators=(",", ":"), default=dict)
+            if name != "state" and name in _DEFAULTS and value == _DEFAULTS[name]:
+                continue
+            document[key] = _to_json(name, value)
+        text = json.dumps(document, separators=(",", ":"), default=dict)
+        if len(text) <= LARGEST_PLAIN:
+            return text
+        plain = json.loads(text)
+        head = {key: plain.pop(key) for key in ("v", *_HEAD)}
+        return json.dumps({**head, "packed": pack(plain)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | None) -> LedgerEntry | None:
         """Read the text back; ``None`` if it is not ours."""
         try:
-            document = json.loads(text or "")
-            if not isinstance(document, dict) or document.get("v") != FORMAT:
+            return cls.from_document(json.loads(text or ""))
+        except ValueError:
+            return None
+
+    @classmethod
+    def from_document(cls, document: object) -> LedgerEntry | None:
+        """As :meth:`from_json`, where the JSON was read."""
+        try:
+            if not isinstance(document, dict) or document.get("v") not in (1, FORMAT):
                 return None
-            values = {n: document[key] for n, key in _KEYS.items() if key in document or n not in _ADDED_LATER}
-            for name in _PER_SHARD.keys() & values.keys():
-                values[name] = {Shard.parse(s): _PER_SHARD[name].read(part) for s, part in values[name].items()}
-            values["uncounted"] = {
-                bid: {Shard.parse(shard): Intervals.from_json(parts) for shard, parts in ranges.items()}
-                for bid, ranges in values.get("uncounted", {}).items()
-            }
+            if "packed" in document:
+                document = {**document, **unpack(document["packed"])}
+            # The first format names everything, but what was added to it later.
+            optional = _ADDED_LATER if document["v"] == 1 else _DEFAULTS.keys() - {"state"}
+            values = {name: document[key] for name, key in _KEYS.items() if key in document or name not in optional}
+            values = {name: _from_json(name, value) for name, value in values.items()}
             # Older tables call the first commit of a group a claim.
             kind = "init" if values["kind"] == "claim" else values["kind"]
             return cls(**{**values, "kind": kind}) if kind in KINDS else None
         except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
             return None
+
+
+def _to_json(name: str, value: Any) -> object:
+    if name == "uncounted":
+        return {bid: {str(s): parts.to_json() for s, parts in ranges.items()} for bid, ranges in value.items()}
+    if name in _PER_SHARD and value is not None:
+        return {str(shard): _PER_SHARD[name].write(part) for shard, part in value.items()}
+    return value
+
+
+def _from_json(name: str, value: Any) -> Any:
+    if name == "uncounted":
+        return {
+            bid: {Shard.parse(shard): Intervals.from_json(parts) for shard, parts in ranges.items()}
+            for bid, ranges in value.items()
+        }
+    if name in _PER_SHARD and value is not None:
+        return {Shard.parse(shard): _PER_SHARD[name].read(part) for shard, part in value.items()}
+    return value
 
 
 class _Codec(NamedTuple):
@@ -190,5 +238,12 @@ _PER_SHARD: Mapping[str, _Codec] = {
 }
 # Field names and their JSON keys.
 _KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
-# Tables of earlier versions do not have these.
+_DEFAULTS: Mapping[str, object] = {
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(LedgerEntry)
+    if f.default is not MISSING or f.default_factory is not MISSING
+}
+# What a text says of itself before it is unpacked.
+_HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
+# Early tables of the first format do not have these.
 _ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended")

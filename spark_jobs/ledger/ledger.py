@@ -13,13 +13,16 @@ R is the range of the commit, and it is late if a RESTORE lies between the versi
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
-from spark_jobs.ledger.entries import LedgerEntry, ShardState, State, Uncounted
+from spark_jobs.ledger.entries import FORMAT, LedgerEntry, ShardState, State, Uncounted
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -27,10 +30,22 @@ from stream_consumers.errors import (
     LedgerTruncatedError,
     LedgerUnreadableError,
     StreamAssetsError,
+    UnsupportedVersionError,
 )
 from stream_consumers.messages import Shard
+from stream_consumers.options import check_name
 
 _Fold = tuple[State, StreamAssetsError | None]
+LOG_RETENTION = "delta.logRetentionDuration"
+FULL_EVERY = 10
+"""Every so manieth entry of a transaction sequence is full: one that says all that the ledger knows."""
+MOST_VERSIONS = 2 * FULL_EVERY
+"""The newest full entry never lies further back than so many versions, and those that are being written."""
+FEW = 32
+"""An entry that has no more to say than what is known of so many shards is always full."""
+LONGEST_MS = 3_600_000
+_INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
+_UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
@@ -83,6 +98,28 @@ def restore(state: State, past: State) -> State:
 
 
 @dataclass(frozen=True, slots=True)
+class FullEntry:
+    """The newest entry that says all that the ledger knew at its base.
+
+    Args:
+        version: of its commit.
+        timestamp_ms: when it was made; ``None`` if the log does not tell.
+        longest_ms: how old it may become before another one is due.
+        is_restored: whether there was a RESTORE since it was planned.
+    """
+
+    version: int
+    timestamp_ms: int | None
+    longest_ms: int
+    is_restored: bool
+
+    def is_due(self, version: int) -> bool:
+        """Whether the next entry, planned from ``version`` now, has to be full."""
+        age = -1 if self.timestamp_ms is None else time.time() * 1000 - self.timestamp_ms
+        return self.is_restored or version - self.version >= MOST_VERSIONS or not 0 <= age < self.longest_ms
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerState:
     """The ledger at one table version; numbers and positions come from the same snapshot.
 
@@ -96,6 +133,7 @@ class LedgerState:
         sharing: how the group shares its shards; empty before its first commit.
         is_restored: whether there was a RESTORE since the newest commit of the group was planned.
         identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
+        full: the newest full entry; ``None`` if there is none.
     """
 
     version: int
@@ -107,6 +145,7 @@ class LedgerState:
     is_restored: bool = False
     uncounted: Uncounted = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
+    full: FullEntry | None = None
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -132,15 +171,20 @@ class Ledger:
 
     def __init__(self, log: DeltaLog, *, group: str, member: str | Shard) -> None:
         for name, value in (("group", group), ("member", member)):
-            if isinstance(value, str) and (not value or "/" in value):
-                raise InvalidOptionError(f"{name}={value!r} cannot be used", remedy="Use a name without '/'.")
+            if not isinstance(value, Shard):
+                check_name(name, value, without="/")
         self.log = log
         self.group = group
         self.member = str(member)
         self.app = app_id(group, member)
+        self._last: tuple[str, LedgerState] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
+
+        It is full where that costs little, in every tenth entry of the sequence, where something begins, moves or
+        switches, after a RESTORE, and where the newest full one lies so far back that it may be cleaned from the log
+        before this one is.
 
         Args:
             kind: of the entry.
@@ -161,7 +205,30 @@ class Ledger:
             "sharing": state.sharing,
             "identities": state.identities,
         }
-        return LedgerEntry(kind, **{**known, **planned, **fields})
+        entry = LedgerEntry(kind, **{**known, **planned, **fields})
+        if self._is_full(entry, state):
+            return entry
+        new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
+        return replace(entry, state=None, settled=-1, uncounted={}, identities=new)
+
+    def renewed(self, entry: LedgerEntry, state: LedgerState) -> LedgerEntry:
+        """The same for the ledger as it is now: another number, id and base.
+
+        Args:
+            entry: that was planned, and is not in the table.
+            state: the ledger now.
+        """
+        kept = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name not in _OF_THE_MOMENT}
+        return self.entry(entry.kind, state, **kept, identities={**state.identities, **entry.identities})
+
+    def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
+        is_ordinary = entry.kind in ("batch", "replay") and not (entry.until or entry.skipped or entry.switch)
+        if not is_ordinary or state.full is None or state.full.is_due(state.version):
+            return True
+        if len(state.shards) + len(entry.uncounted) + len(entry.identities) <= FEW:
+            return True
+        # Sequences of many shards take turns.
+        return (entry.number + zlib.crc32(self.app.encode())) % FULL_EVERY == 0
 
     def read(self) -> LedgerState:
         """The ledger now.
@@ -180,21 +247,30 @@ class Ledger:
                 f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
+        if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
+            return self._last[1]
         number = snapshot.last_number(self.app)
         newest = self._newest_readable(snapshot.version)
         if newest is None:
             self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version)
-        is_restored = self._any(newest.base + 1, snapshot.version + 1, lambda commit: commit.restored is not None)
+        found_full = self._newest_full(snapshot.version)
+        assert found_full is not None  # the first entry of a group is full
+        full, told = found_full
+        is_restored = self._is_restored(newest, snapshot.version)
         sharing = self._sharing(newest, snapshot.version)
         state, error = self._fold_to(snapshot.version)
         if error is not None:
             raise error
-        settled, uncounted = self._dead_letters(newest, is_restored=is_restored)
-        identities = self._identities(newest, snapshot.version)
-        return LedgerState(
-            snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted, identities
+        longest = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
+        carrier = FullEntry(full.version, full.timestamp_ms, longest, self._is_restored(told, snapshot.version))
+        settled, uncounted = self._dead_letters(told, is_restored=carrier.is_restored)
+        identities = self._identities(told, snapshot.version)
+        found = LedgerState(
+            snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted, identities, carrier
         )
+        self._last = snapshot.table_id, found
+        return found
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
@@ -260,7 +336,7 @@ class Ledger:
             entry = commit.entry if commit else None
             if entry is None or entry.group == self.group:
                 continue
-            if streams & {shard.stream for shard in (*entry.state, *entry.ranges, *entry.origin)}:
+            if streams & {shard.stream for shard in (*(entry.state or ()), *entry.ranges, *entry.origin)}:
                 return entry.group
         if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
             raise LedgerTruncatedError(
@@ -311,6 +387,8 @@ class Ledger:
         entry = commit.entry
         ours = entry is not None and entry.group == self.group
         claimed = [app for app in commit.transactions if app.startswith(f"{self.group}/")]
+        if claimed and entry is None:
+            _check_format(commit, self.log.path)
         if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
             raise ForeignCommitError(
                 f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
@@ -318,20 +396,24 @@ class Ledger:
             )
         return commit if ours else replace(commit, entry=None)
 
-    def _dead_letters(self, newest: LedgerEntry, *, is_restored: bool) -> tuple[int, Uncounted]:
-        """Which dead letters count, as the newest entry says whose rows, and all that it knew of, survived."""
+    def _dead_letters(self, full: LedgerEntry, *, is_restored: bool) -> tuple[int, Uncounted]:
+        """Which dead letters count, as the newest full entry says whose rows, and all that it knew of, survived."""
         if not is_restored:
-            return newest.settled, newest.uncounted
+            return full.settled, full.uncounted
         for commit in self.surviving():
-            if commit.entry is None:
+            if commit.entry is None or not commit.entry.is_full:
                 continue
             try:
-                late = self._any(commit.entry.base + 1, commit.version, lambda c: c.restored is not None)
+                late = self._is_restored(commit.entry, commit.version - 1)
             except LedgerTruncatedError:
                 break
             if not late:
                 return commit.entry.settled, commit.entry.uncounted
         return -1, {}
+
+    def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
+        """Whether there was a RESTORE up to ``version`` since the entry was planned."""
+        return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
 
     def _newest(self, version: int) -> LedgerEntry | None:
         """The newest entry of the group up to ``version``; ``None`` if it has none."""
@@ -339,6 +421,14 @@ class Ledger:
             entry = self._need(number).entry
             if entry is not None:
                 return entry
+        return None
+
+    def _newest_full(self, version: int) -> tuple[Commit, LedgerEntry] | None:
+        """The newest full entry of the group up to ``version``, and its commit; ``None`` if it has none."""
+        for number in range(version, -1, -1):
+            commit = self._need(number)
+            if commit.entry is not None and commit.entry.is_full:
+                return commit, commit.entry
         return None
 
     def _newest_readable(self, version: int) -> LedgerEntry | None:
@@ -356,26 +446,26 @@ class Ledger:
                 sharing = entry.switch
         return sharing
 
-    def _identities(self, newest: LedgerEntry, version: int) -> Mapping[str, str]:
-        """Those of the newest commit and of all since its base: one that was on its way does not know an accept."""
-        identities = dict(newest.identities)
-        for number in range(newest.base + 1, version + 1):
+    def _identities(self, full: LedgerEntry, version: int) -> Mapping[str, str]:
+        """Those of the newest full entry and of all since its base: one on its way does not know an accept."""
+        identities = dict(full.identities)
+        for number in range(full.base + 1, version + 1):
             entry = self._need(number).entry
             identities.update(entry.identities if entry else {})
         return identities
 
     def _fold_to(self, version: int) -> _Fold:
-        """The fold up to ``version``, starting from the state that the newest commit carries.
+        """The fold up to ``version``, starting from the newest state that an entry carries: that at its base.
 
         A RESTORE to who knows where makes an error of it, until a RESTORE to a known version follows.
         """
-        newest = self._newest(version)
-        if newest is None:
+        full = self._newest_full(version)
+        if full is None:
             return {}, None
-        state: State = newest.state
+        base, state = full[1].base, full[1].state or {}
         error: StreamAssetsError | None = None
-        folds: dict[int, _Fold] = {newest.base: (state, None)}
-        for number in range(newest.base + 1, version + 1):
+        folds: dict[int, _Fold] = {base: (state, None)}
+        for number in range(base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
                 try:
@@ -385,7 +475,7 @@ class Ledger:
                     past, error = state, unknown
                 state = restore(state, past)
             elif commit.entry is not None:
-                late = self._any(commit.entry.base + 1, number, lambda c: c.restored is not None)
+                late = self._is_restored(commit.entry, number - 1)
                 state = fold(state, commit.entry, late=late)
             folds[number] = state, error
         return state, error
@@ -419,3 +509,38 @@ class Ledger:
                 remedy="Say where to start with a new group name, or restore the log files.",
             )
         return commit
+
+
+# What an entry says of the moment in which it was planned, and of whose it is.
+_OF_THE_MOMENT = frozenset(
+    ("kind", "group", "app", "by", "number", "bid", "base", "state", "settled", "uncounted", "sharing", "identities")
+)
+
+
+def _longest_ms(retention: str | None) -> int:
+    """How old the newest full entry may become: an hour, or less where the log is kept less than a day.
+
+    Example:
+        >>> _longest_ms(None), _longest_ms("interval 30 days"), _longest_ms("interval 1 hour"), _longest_ms("soon")
+        (3600000, 3600000, 150000, 0)
+    """
+    if retention is None:
+        return LONGEST_MS
+    found = _INTERVAL.fullmatch(retention.strip())
+    return min(LONGEST_MS, int(found[1]) * _UNIT_MS[found[2].lower()] // 24) if found else 0
+
+
+def _check_format(commit: Commit, path: str) -> None:
+    """Refuse what a newer version of this package wrote.
+
+    Raises:
+        UnsupportedVersionError: with both formats.
+    """
+    found = commit.user_metadata.get("v")
+    if isinstance(found, int) and found > FORMAT and "bid" in commit.user_metadata:
+        raise UnsupportedVersionError(
+            f"version {commit.version} of {path} has batch metadata of format {found}, and this version of "
+            f"stream-assets reads up to {FORMAT}",
+            remedy="Upgrade stream-assets here, too: all that write or read a table need a version that knows its "
+            "format.",
+        )

@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from spark_jobs.reading.json_decode import Column, check_json_type, decode_json
+from stream_consumers.errors import InvalidOptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,13 @@ class Json:
     schema: str
     key: str | None = field(default=None, kw_only=True)
     headers: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, str) or not self.schema.strip():
+            raise InvalidOptionError(
+                f"schema={self.schema!r} has no columns, so that nothing of a message would be kept",
+                remedy="Write it like 'id BIGINT, user STRING'; for payloads as they are, take Raw() or Text().",
+            )
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""

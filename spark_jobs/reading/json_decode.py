@@ -1,13 +1,13 @@
 """JSON payloads into typed Arrow columns, a block at a time.
 
-A block of payloads is parsed by Arrow in one go. If that fails, what is not JSON at all is set aside, and the rest is
-halved until the payloads that fail are alone, so that what is accepted never depends on the neighbours.
+A block of payloads is checked, joined and parsed by Arrow in one go. If that fails, the careful way looks at each
+payload: what is not JSON at all is set aside, and the rest is halved until the payloads that fail are alone, so that
+what is accepted never depends on the neighbours.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ Column: TypeAlias = "pa.Array[Any]"
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 64 << 20
 FEW = 8
+CHUNK_ROWS = 512
 _TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, STRUCT and ARRAY"
 # Arrow does not check for overflow when it scales: 38 digits before and 38 behind the point cannot overflow 76.
 _PARSED_DECIMAL = pa.decimal256(38, 38)
@@ -36,6 +37,11 @@ _ROUNDED_TO_INFINITY = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
 _FLOATS = {32: "FLOAT", 64: "DOUBLE"}
 _FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
 _LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
+_TOMBSTONE = b"{}"
+_WHITE_SPACE = " \t\n\r\x0b\x0c"
+# Where Arrow reads a value. Behind a quotation mark, a letter or a digit there is none, so that "Info" is no suspect.
+_CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
+_NAMED_ROW = re.compile(r" in row ([0-9]+)\Z")
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
@@ -72,68 +78,145 @@ def decode_json(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Colu
     Returns:
         The columns, and per row why it could not be decoded (null: it could).
     """
-    parts: list[list[Column]] = [[pa.array([], field.type) for field in schema]]
-    errors: list[str | None] = []
-    # A tombstone is an object without fields.
-    for documents in _blocks([b"{}" if document is None else document for document in payloads.to_pylist()]):
-        columns, found = _decode_block(documents, schema)
-        parts.append(columns)
-        errors.extend(found)
-    merged = _joined(parts)
-    return merged, _require(merged, schema, errors)
+    parts: list[list[Column]] = [[*(pa.array([], field.type) for field in schema), pa.array([], pa.string())]]
+    for start in range(0, len(payloads), BLOCK_ROWS):
+        for block in _bounded(payloads.slice(start, BLOCK_ROWS)):
+            columns, errors = _decode_block(block, schema)
+            parts.append([*columns, errors])
+    *merged, found = _joined(parts[1:] or parts)
+    return merged, _require(merged, schema, found)
 
 
-def _blocks(documents: list[bytes | None]) -> Iterator[list[bytes | None]]:
-    """Blocks that Arrow can hold."""
-    block: list[bytes | None] = []
-    size = 0
-    for document in documents:
-        length = len(document or b"")
-        if block and (len(block) == BLOCK_ROWS or size + length > BLOCK_BYTES):
-            yield block
-            block, size = [], 0
-        block.append(document)
-        size += length
-    if block:
+def _bounded(block: Column) -> Iterator[Column]:
+    """Parts of ``block`` that Arrow can hold."""
+    if len(block) == 1 or block.nbytes <= BLOCK_BYTES:
         yield block
+        return
+    half = len(block) // 2
+    yield from _bounded(block.slice(0, half))
+    yield from _bounded(block.slice(half))
 
 
-def _require(columns: list[Column], schema: pa.Schema, errors: list[str | None]) -> Column:
+def _require(columns: list[Column], schema: pa.Schema, errors: Column) -> Column:
     """Add an error where a NOT NULL column is null."""
     for column, field in zip(columns, schema):
         if not field.nullable and column.null_count:
-            for row, value in enumerate(column.is_null().to_pylist()):
-                if value:
-                    errors[row] = errors[row] or f"field {field.name!r} is missing, but it is NOT NULL"
-    return pa.array(errors, pa.string())
+            missing = f"field {field.name!r} is missing, but it is NOT NULL"
+            errors = pc.coalesce(errors, pc.if_else(column.is_null(), missing, pa.scalar(None, pa.string())))
+    return errors
 
 
-def _decode_block(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
-    errors = [_refusal(document) for document in documents]
-    rows = [row for row, error in enumerate(errors) if error is None]
-    # Each line holds whole objects only, so that as many rows as lines means one row a line.
-    lines = [(documents[row] or b"").strip().replace(b"\n", b" ") for row in rows]
+def _decode_block(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
+    """Decode a block as a whole, or if there is anything to refuse in it, document by document."""
     try:
-        columns = _parse(lines, schema)
+        columns = _parse(_lines(payloads), len(payloads), schema)
     except _FAILURES:
-        for row, line in zip(rows, lines):
-            errors[row] = _mismatch(line, schema)
-        lines = [line for row, line in zip(rows, lines) if errors[row] is None]
-        rows = [row for row in rows if errors[row] is None]
+        columns, errors = decode_carefully(payloads.to_pylist(), schema)
+        return columns, pa.array(errors, pa.string())
+    return columns, pa.nulls(len(payloads), pa.string())
+
+
+def _lines(payloads: Column) -> bytes:
+    """What :func:`_refusal` checks, checked for all documents at once, and the documents as lines.
+
+    Raises:
+        ArrowInvalid, ValueError: some documents are to be refused; which ones is for :func:`_refusal` to say.
+    """
+    documents: Any = (payloads.fill_null(_TOMBSTONE) if payloads.null_count else payloads).cast(pa.string())
+    if not _are_objects(documents):
+        documents = pc.ascii_trim(documents, characters=_WHITE_SPACE)
+        if not _are_objects(documents):
+            raise ValueError("not a JSON object")
+    every = pa.ListArray.from_arrays(pa.array([0, len(documents)], pa.int32()), documents)
+    joined: Any = pc.binary_join(every, "\n")
+    lines: bytes = joined[0].as_buffer().to_pybytes() + b"\n"
+    if _may_hold_constants(lines):
+        suspects = pc.or_(pc.match_substring(documents, "NaN"), pc.match_substring(documents, "Inf"))
+        if any(_refusal(document.encode()) for document in documents.filter(suspects).to_pylist()):
+            raise ValueError("NaN and Inf are not JSON")
+    return lines
+
+
+def _are_objects(documents: Column) -> bool:
+    starts, ends = pc.starts_with(documents, "{"), pc.ends_with(documents, "}")
+    return bool(pc.all(pc.and_(starts, ends)).as_py())
+
+
+def _may_hold_constants(text: bytes) -> bool:
+    """Whether Arrow could find a NaN or an Inf in ``text`` and take it for a number; within a string it does not."""
+    return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
+
+
+def decode_carefully(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
+    """Decode a block document by document, as far as that is needed to tell what is wrong with which of them.
+
+    Args:
+        documents: as many as Arrow can parse at once; ``None`` is a tombstone.
+        schema: the columns.
+
+    Returns:
+        The columns, and per row why it could not be decoded.
+    """
+    # A tombstone is an object without fields.
+    stripped = [_TOMBSTONE if document is None else document.strip() for document in documents]
+    errors = [_refusal(line) for line in stripped]
+    rows = [row for row, error in enumerate(errors) if error is None]
+    lines = [stripped[row] for row in rows]
+    try:
+        columns = _parse_lines(lines, schema)
+    except _FAILURES:
         parts = [[pa.nulls(0, field.type) for field in schema]]
         found: list[str | None] = []
-        for part, part_errors in _halve(lines, schema):
-            parts.append(part)
-            found.extend(part_errors)
+        for start in range(0, len(lines), CHUNK_ROWS):
+            for part, part_errors in _divided(lines[start : start + CHUNK_ROWS], schema):
+                parts.append(part)
+                found.extend(part_errors)
         columns = _joined(parts)
         for row, error in zip(rows, found):
             errors[row] = error
-    if len(rows) == len(documents):
-        return columns, errors
-    places: list[int | None] = [None] * len(documents)
+    return _placed(columns, rows, len(documents)), errors
+
+
+def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
+    """Parse lines without those that fail; yields parts in order.
+
+    Arrow names the first that it cannot parse. Is that one of few, and bad by itself, the others need no look.
+    """
+    for _ in range(FEW):
+        try:
+            columns = _parse_lines(lines, schema)
+        except _FAILURES as error:
+            named = _NAMED_ROW.search(str(error))
+            row = int(named[1]) if named else len(lines)
+            reason = _mismatch(lines[row], schema) if row < len(lines) else None
+            if reason is None:
+                break
+            yield from _halve(lines[:row], schema)
+            yield [pa.nulls(1, field.type) for field in schema], [reason]
+            lines = lines[row + 1 :]
+            if not lines:
+                return
+        else:
+            yield columns, [None] * len(lines)
+            return
+    reasons = [_mismatch(line, schema) for line in lines]
+    rows = [row for row, reason in enumerate(reasons) if reason is None]
+    parts = [[pa.nulls(0, field.type) for field in schema]]
+    for part, part_errors in _halve([lines[row] for row in rows], schema):
+        for row, reason in zip(rows[len(parts[0][0]) :], part_errors):
+            reasons[row] = reason
+        parts = [_joined([*parts, part])]
+    yield _placed(parts[0], rows, len(lines)), reasons
+
+
+def _placed(columns: list[Column], rows: list[int], count: int) -> list[Column]:
+    """The columns of these rows among ``count`` rows, the others null."""
+    if len(rows) == count:
+        return columns
+    places: list[int | None] = [None] * count
     for place, row in enumerate(rows):
         places[row] = place
-    return [column.take(pa.array(places, pa.int64())) for column in columns], errors
+    return [column.take(pa.array(places, pa.int64())) for column in columns]
 
 
 def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
@@ -141,10 +224,10 @@ def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column]
     if not lines:
         return
     try:
-        columns = _parse(lines, schema)
+        columns = _parse_lines(lines, schema)
     except _FAILURES as error:
         if len(lines) == 1:
-            yield [pa.nulls(1, field.type) for field in schema], [_reason(error)]
+            yield [pa.nulls(1, field.type) for field in schema], [_mismatch(lines[0], schema) or _reason(error)]
             return
         size = 1 if len(lines) <= FEW else (len(lines) + 1) // 2
         for start in range(0, len(lines), size):
@@ -154,20 +237,18 @@ def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column]
 
 
 def _joined(parts: list[list[Column]]) -> list[Column]:
-    return [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
+    return parts[0] if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
 
 
-def _refusal(document: bytes | None) -> str | None:
+def _refusal(line: bytes) -> str | None:
     """What Arrow would not refuse, or not in a block of lines; ``None`` if there is nothing of it."""
-    line = (document or b"").strip()
     if line[:1] != b"{" or line[-1:] != b"}":
         return "not a JSON object"
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
         return f"not UTF-8: {error.reason} at byte {error.start}"
-    # Arrow takes NaN and Inf for numbers, and it must not see line ends: those in strings are not JSON.
-    if "\n" in text or "NaN" in text or "Inf" in text:
+    if _may_hold_constants(line):
         try:
             _check_syntax(text)
         except (ValueError, RecursionError) as error:
@@ -246,18 +327,32 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _parse(lines: list[bytes], schema: pa.Schema) -> list[Column]:
-    block = b"\n".join(lines) + b"\n"
+def _parse_lines(lines: list[bytes], schema: pa.Schema) -> list[Column]:
+    return _parse(b"\n".join(lines) + b"\n", len(lines), schema)
+
+
+def _parse(lines: bytes, count: int, schema: pa.Schema) -> list[Column]:
+    """Parse so many documents, each of which starts with ``{`` and ends with ``}``, with line ends between them.
+
+    As many rows as documents means one row each. Arrow refuses a line end in a string, so that none of those between
+    the documents is in one; what stands before it is a ``}`` and behind it a ``{``, which no object continues with: so
+    each document holds whole objects only.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError, ValueError: one of them cannot be decoded.
+    """
+    source: Any = pa.BufferReader(lines)
     table = pj.read_json(
-        io.BytesIO(block),
-        read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        source,
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
         parse_options=pj.ParseOptions(explicit_schema=_parsed(schema), unexpected_field_behavior="ignore"),
     )
-    if table.num_rows != len(lines):
+    if table.num_rows != count:
         raise ValueError("more than one JSON object")
     columns: list[Column] = []
     for field in schema:
-        column: Column = pa.concat_arrays(table.column(field.name).chunks)
+        chunks = table.column(field.name).chunks
+        column: Column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
         columns.append(_convert(column, field.type, field.name))
     return columns
 

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.reading.decode import Decoder
-from stream_consumers.batches import HEADERS_TYPE, Split
+from stream_consumers.batches import Split
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -165,23 +165,26 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         columns = [column.take(places) for column in decoded.columns]
         errors = pc.coalesce(unreadable, decoded.errors.take(places))
     columns += [messages.column(name) for name in ("key", "headers") if getattr(decoder, name)]
-    failed = pc.is_valid(errors)
-    if errors.null_count != len(errors):
+    kept = [messages.column("key"), payloads, messages.column("headers")]
+    if errors.null_count == len(errors):
+        kept = [pa.nulls(len(messages), column.type) for column in kept]
+    else:
+        failed = pc.is_valid(errors)
         columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
+        kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
     arrays = [
         *columns,
         messages.column("stream"),
         messages.column("shard"),
         messages.column("sequence"),
-        pc.multiply_checked(timestamps, 1000).cast(pa.timestamp("us", "UTC")),
-        pc.if_else(failed, messages.column("key"), pa.scalar(None, pa.binary())),
-        pc.if_else(failed, payloads, pa.scalar(None, pa.binary())),
-        pc.if_else(failed, messages.column("headers"), pa.scalar(None, HEADERS_TYPE)),
+        timestamps.cast(pa.timestamp("ms", "UTC")),
+        *kept,
         errors,
         messages.column("offset"),
     ]
     return pa.RecordBatch.from_arrays(
-        [array.cast(field.type) for array, field in zip(arrays, schema)], names=schema.names
+        [array if array.type == field.type else array.cast(field.type) for array, field in zip(arrays, schema)],
+        names=schema.names,
     )
 
 

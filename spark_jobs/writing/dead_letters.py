@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -141,7 +142,9 @@ class DeadLetterTable:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
         if self.log().snapshot() is None:
             return None
-        return read_table(spark, self.log()).where(self.counted_condition(ledger))
+        own = read_table(spark, self.log()).where(f.col("_group") == ledger.group)
+        # Spark has other rules for quotes in SQL than delta-rs.
+        return reduce(DataFrame.where, self._counted(ledger), own)
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
@@ -149,9 +152,11 @@ class DeadLetterTable:
             yield from scan(self.log(), PLACE, where=self.counted_condition(ledger))
 
     def counted_condition(self, ledger: Ledger) -> str:
-        """Those of the group that count, as a SQL condition on the table."""
-        conditions = [f"NOT ({_condition(bid, ranges)})" for bid, ranges in self.uncounted(ledger).items()]
-        return " AND ".join([f"_group = '{ledger.group}'", *conditions])
+        """Those of the group that count, as a SQL condition on the table, for delta-rs."""
+        return " AND ".join([_is_of(ledger.group), *self._counted(ledger)])
+
+    def _counted(self, ledger: Ledger) -> list[str]:
+        return [f"NOT ({_condition(bid, ranges)})" for bid, ranges in self.uncounted(ledger).items()]
 
     def uncounted(self, ledger: Ledger) -> Uncounted:
         """The dead letters that are there and do not count: orphaned, or in a range that was replaced since."""
@@ -175,9 +180,10 @@ class DeadLetterTable:
         orphaned = self.orphaned(ledger, state)
         told = _united(self._replaced(ledger), _whole(batch for batch in orphaned if batch.is_removed))
         uncounted = _united(state.uncounted, told)
+        untold = {bid: ranges for bid, ranges in state.uncounted.items() if bid not in told}
         # No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
-        is_final = not any(commit.restored is not None for commit in ledger.log.readable())
-        stale = {bid: ranges for bid, ranges in state.uncounted.items() if is_final and bid not in told}
+        is_final = bool(untold) and not any(commit.restored is not None for commit in ledger.log.readable())
+        stale = untold if is_final else {}
         never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
         if never and not self._delete(spark, never):
             return Settlement(state.settled, uncounted)
@@ -204,7 +210,7 @@ class DeadLetterTable:
         for replaced in replacements(ledger):
             newer = ", ".join(f"'{bid}'" for bid in sorted(replaced.since))
             for shard, part in replaced.ranges.items():
-                where = f"_group = '{ledger.group}' AND {in_ranges({shard: part})} AND _batch NOT IN ({newer})"
+                where = f"{_is_of(ledger.group)} AND {in_ranges({shard: part})} AND _batch NOT IN ({newer})"
                 bids = {
                     bid for batch in scan(self.log(), ["_batch"], where=where) for bid in batch["_batch"].to_pylist()
                 }
@@ -305,6 +311,12 @@ def replacements(ledger: Ledger) -> list[Replaced]:
             if commit.entry.mode == "replace":
                 found.append(Replaced(commit.entry.ranges, frozenset(since)))
     return found
+
+
+def _is_of(group: str) -> str:
+    """The rows of a group, as a SQL condition for delta-rs; its name may have quotes."""
+    quoted = group.replace("'", "''")
+    return f"_group = '{quoted}'"
 
 
 def _whole(batches: Iterable[OrphanedBatch]) -> Uncounted:

@@ -22,6 +22,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     TransformError,
     UnsafeStorageError,
+    UnsupportedError,
     WriteError,
 )
 
@@ -75,13 +76,19 @@ _NO_LINKS = _Kind(
     "Put the table elsewhere; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
     "single_writer=True, and never let two drivers write it at the same time.",
 )
+_APPEND_ONLY = _Kind(
+    re.compile(r"\[DELTA_CANNOT_MODIFY_APPEND_ONLY\]"),
+    UnsupportedError,
+    "the table {table} takes appends only, and rows of it are to be replaced",
+    "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay: append.",
+)
 _OTHER = _Kind(
     re.compile(""),
     WriteError,
     "Spark could not write to {table}",
     "Nothing of the batch was written; it is read again at the next run.",
 )
-_KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS)
+_KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _APPEND_ONLY)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
+from spark_jobs.session import SPARK_VARIABLE
+from spark_jobs.spark_server.folder import UnusableFolderError, server_folders, servers_folder
 from stream_assets.cli.options import SparkChoice
 from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError
 
@@ -26,6 +29,7 @@ def examine() -> list[dict[str, str]]:
     findings.append(_look("Java", _java_version))
     findings.append(_look("Delta jars", lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"))
     findings.extend(_package(name) for name in PACKAGES)
+    findings.append(_local_spark())
     findings.append({"what": "two runs at once", "found": TWO_RUNS, "state": "ok"})
     return findings
 
@@ -44,6 +48,19 @@ def examine_table(table: str, spark: SparkChoice) -> dict[str, str]:
     except UnsafeStorageError as error:
         return {"what": table, "found": found, "state": str(error)}
     return {"what": table, "found": found, "state": "ok"}
+
+
+def _local_spark() -> dict[str, str]:
+    """Whether runs with a local Spark find it warm."""
+    what = "local Spark"
+    if os.environ.get(SPARK_VARIABLE):
+        return {"what": what, "found": f"starts with each run: {SPARK_VARIABLE} is set", "state": "ok"}
+    try:
+        living = sum(server.is_alive() for server in server_folders())
+        found = f"a server that outlives runs, kept in {servers_folder()}; {living} of them live"
+    except UnusableFolderError as error:
+        found = f"starts with each run: {error}"
+    return {"what": what, "found": found, "state": "ok"}
 
 
 def _look(what: str, find: Callable[[], str]) -> dict[str, str]:

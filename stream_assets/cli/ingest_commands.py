@@ -53,6 +53,13 @@ if TYPE_CHECKING:
 @row_options
 @limit_options
 @batches_option
+@click.option(
+    "--linger",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Stay for so long, and write what comes; SIGTERM or Ctrl-C end it behind the batch in hand.",
+)
 @retry_option
 @spark_options
 @json_option
@@ -66,11 +73,12 @@ def ingest(
     maker: RowMaker,
     limits: Limits,
     max_batches: int | None,
+    linger: float,
     retry_seconds: float,
     spark: SparkChoice,
     as_json: bool,
 ) -> None:
-    """Write a stream into a Delta table up to its present end, each message once.
+    """Write a stream into a Delta table up to its present end, each message once; with --linger also what comes.
 
     A pipe (stdio:///orders) is written into a stream file first, up to its end; that file is what is ingested.
 
@@ -81,12 +89,15 @@ def ingest(
       stream-assets ingest --source kafka://broker:9093/orders --table lake/orders --group lakehouse \\
           -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN -X sasl.username=me \\
           -X sasl.password=env:KAFKA_PASSWORD
+      stream-assets ingest --source redis://localhost:6379/orders --table lake/orders --linger 3600
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
     from spark_jobs.batches.retries import Retries
     from spark_jobs.run_ingestion import drain
 
     url, pipe = _file_of_pipe(place.url, place.table, spool)
+    if pipe is not None and linger:
+        raise InvalidOptionError(f"{pipe} is read to its end before: nothing comes later", remedy="Leave --linger out.")
     stream = StreamSource(url, choice(ConsumerMode, mode, option="--mode"), place.client)
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = place.ingestion(
@@ -113,10 +124,25 @@ def ingest(
         task = progress.add_task("starting Spark", total=None)
         session = spark.session()
         progress.update(task, description="reading")
-        batches = drain(session, stream, ingestion, max_batches=max_batches, on_tail=tails.append, on_wait=tell_waiting)
-        reports = follow_batches(batches, progress, task)
-    rows = [batch_row(report, more={"lost": _lost(report)}) for report in reports]
+        batches = drain(
+            session,
+            stream,
+            ingestion,
+            max_batches=max_batches,
+            linger_seconds=linger,
+            on_tail=tails.append,
+            on_wait=tell_waiting,
+        )
+        rows: list[dict[str, object]] = []
+        interruption: BaseException | None = None
+        try:
+            for report in follow_batches(batches, progress, task):
+                rows.append(batch_row(report, more={"lost": _lost(report)}))
+        except (KeyboardInterrupt, SystemExit) as error:
+            interruption = error
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to read: lag 0")
+    if interruption is not None:
+        raise interruption
     if tails:
         raise TruncatedTailError(
             tails[0],
@@ -169,12 +195,13 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
     from spark_jobs.ledger.ledger import LedgerState as State
 
     place = Place(url, table or "", group, client)
-    ledger = State(-1) if table is None else place.ingestion().ledger().read()
+    read = None if table is None else place.ingestion().ledger()
+    ledger = read.read() if read else State(-1)
     if ledger.sharing == CLAIMS or (table is None and _is_claimed(place)):
         rows = _claimed_rows(place, ledger)
     else:
         with place.stream().open() as stream:
-            opened = stream if table is None else place.ingestion().in_epochs(stream)
+            opened = place.ingestion().in_epochs(stream, read) if read else stream
             extents, committed = opened.extents(), opened.committed(group)
             known = ledger.positions if table is not None else committed or {}
             gaps = {shard: Range(known.get(shard, extent.start), extent.end) for shard, extent in extents.items()}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +38,31 @@ class ReportingGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with _orderly_end():
+                return super().invoke(ctx)
         except StreamAssetsError as error:
             err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             sys.exit(1)
+        except KeyboardInterrupt:
+            # As shells have it.
+            sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:
             sys.stderr.close()
             sys.exit(0)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """SIGTERM closes what is open, as Ctrl-C does, before it ends the process."""
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
@@ -153,13 +174,18 @@ class SparkChoice:
 
     master: str
     remote: str | None = field(repr=False)
+    in_process: bool = False
     single_writer: bool = False
 
     def session(self) -> SparkSession:
-        """The session; it takes some seconds."""
+        """The session; it takes some seconds. What a server lends is given back at the end of the command."""
         from spark_jobs.session import SparkOptions, create_session
+        from spark_jobs.spark_server.client import ServerSession
 
-        return create_session(SparkOptions(master=self.master, remote=self.remote))
+        session = create_session(SparkOptions(master=self.master, remote=self.remote, in_process=self.in_process))
+        if isinstance(session, ServerSession):
+            click.get_current_context().call_on_close(session.stop)
+        return session
 
 
 spark_options = gathered(
@@ -167,6 +193,11 @@ spark_options = gathered(
     SparkChoice,
     click.option("--master", default="local[*]", show_default=True, help="The Spark master."),
     click.option("--remote", help="A Spark Connect address, sc://host:port, instead of --master."),
+    click.option(
+        "--in-process",
+        is_flag=True,
+        help="Start a local Spark for this command only, not the one that outlives it (stream-assets spark).",
+    ),
     click.option(
         "--single-writer",
         is_flag=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,17 +56,15 @@ def print_rows(
     Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)
 
 
-def follow_batches(reports: Iterable[tuple[BatchReport, bool]], progress: Progress, task: TaskID) -> list[BatchReport]:
-    """Show each batch as it is written, and return them all."""
-    found: list[BatchReport] = []
+def follow_batches(reports: Iterable[BatchReport], progress: Progress, task: TaskID) -> Iterator[BatchReport]:
+    """Show each batch as it is written, and pass it on."""
     done = 0
-    for report, _ in reports:
+    for report in reports:
         done += sum(report.messages.values()) + report.dead
         total = done + sum(report.lag.values())
         progress.update(task, description=f"batch {report.batch.number}", completed=done, total=total)
-        found.append(report)
+        yield report
     progress.update(task, description="done", completed=done, total=done)
-    return found
 
 
 def batch_row(report: BatchReport, *, more: dict[str, object], lag: str = "lag") -> dict[str, object]:

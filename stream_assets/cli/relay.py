@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -110,12 +111,17 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
             remedy="Name the same streams in both, or one in each.",
         )
     is_pipe = find_backend(source.protocol).is_pipe
-    is_one_place = not is_pipe and source.protocol == target.protocol and source.nodes == target.nodes
+    is_one_place = not is_pipe and source.protocol == target.protocol and _place(source) == _place(target)
     if is_one_place and any(stream == place for stream, place in found.items()):
         raise InvalidOptionError(f"{target} would be sent to itself", remedy="Name another stream or place.")
     if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found
+
+
+def _place(url: StreamUrl) -> object:
+    """Where it is; a file has one place, however its path is written."""
+    return os.path.realpath(url.path) if url.protocol == "file" else sorted(url.nodes)
 
 
 @dataclass

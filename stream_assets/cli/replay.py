@@ -123,8 +123,8 @@ def replay(
             wanted,
             on_wait=tell_waiting,
         )
-        reports = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
-    rows = [batch_row(report, more={"replaced": report.replaced}, lag="left") for report in reports]
+        batches = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
+        rows = [batch_row(report, more={"replaced": report.replaced}, lag="left") for report in batches]
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to replay")
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,11 +20,14 @@ from stream_consumers.batches import (
     Range,
     Resume,
     dead_letter_row,
+    packed,
+    plain_batch,
     record_batches,
+    total_counts,
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
-from stream_consumers.file.format import HEADER_SIZE
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.format import HEADER_SIZE, Header
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
@@ -79,6 +84,11 @@ class _Walk:
         self._positions[shard] = sequence + 1
         self.offset = item.end
 
+    def step_run(self, bounds: Mapping[Shard, tuple[int, int]], end: int) -> None:
+        """Step over messages up to ``end``, where no damage is open: of each shard, from one sequence to another."""
+        self._positions.update((shard, last + 1) for shard, (_, last) in bounds.items())
+        self.offset = end
+
     def _step_with_damage(self, item: Frame | Damage) -> None:
         if item.shard is not None and item.sequence is not None:
             self._ahead[item.shard] = item.sequence + 1
@@ -92,6 +102,79 @@ class _Walk:
     def checkpoint(self) -> Checkpoint:
         """The last place at which the walk may be resumed."""
         return Checkpoint(self.offset, dict(self._positions))
+
+
+class _Batch:
+    """What becomes one batch of a walk from ``begin`` over the items of a file: messages in ``gaps``, within limits."""
+
+    def __init__(self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, streams: frozenset[str]) -> None:
+        self.walk = _Walk(begin, streams)
+        self.cuts = [begin]
+        self.counts: list[Mapping[Shard, int] | None] = [{}]
+        self.ends: dict[Shard, int] = {}
+        self.records = 0
+        self._bytes = 0
+        self._cut_at = 0
+        self._behind: set[Shard] = set()
+        self._gaps = gaps
+        self._limits = limits
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of the gaps lies behind."""
+        return len(self._behind) == len(self._gaps) and self.walk.open_damage is None
+
+    def take(self, block: Run | Frame | Damage) -> bool:
+        """Step over ``block`` as far as the batch reaches; whether it may go on behind it."""
+        if isinstance(block, Damage):
+            self.counts[-1] = None
+        if not isinstance(block, Run):
+            payload_bytes = len(block.payload) if isinstance(block, Frame) else block.end - block.offset
+            return self._take_item(block, payload_bytes)
+        return self._take_run(block) or all(map(self._take_item, block.frames(), block.sizes))
+
+    def _take_run(self, run: Run) -> bool:
+        """Step over a run in one go; ``False`` if the batch, or a gap, begins or ends in it."""
+        bounds, count, size = run.bounds(), len(run.sizes), sum(run.sizes)
+        if self.walk.open_damage is not None:
+            return False
+        if all(shard not in self._gaps or last < self._gaps[shard].start for shard, (_, last) in bounds.items()):
+            self.walk.step_run(bounds, run.end)
+            return True
+        if not _is_within(bounds, self._gaps) or any(
+            last + 1 >= self._gaps[shard].end for shard, (_, last) in bounds.items()
+        ):
+            return False
+        if self.records + count > self._limits.max_records or self._bytes + size > self._limits.max_bytes:
+            return False
+        self.walk.step_run(bounds, run.end)
+        self.ends.update((shard, last + 1) for shard, (_, last) in bounds.items())
+        self._count({Shard(run.stream, number): part for number, part in Counter(run.numbers).items()}, size)
+        return True
+
+    def _take_item(self, item: Frame | Damage, payload_bytes: int) -> bool:
+        shard, sequence = item.shard, item.sequence
+        if shard is not None and sequence is not None and sequence in self._gaps.get(shard, _NOTHING):
+            limits = self._limits
+            if self.records and (self.records >= limits.max_records or self._bytes + payload_bytes > limits.max_bytes):
+                return False
+            self.ends[shard] = sequence + 1
+            self.walk.step(item)
+            self._count({shard: 1}, payload_bytes)
+        else:
+            self.walk.step(item)
+        if shard is not None and sequence is not None and sequence + 1 >= self._gaps.get(shard, _ENDLESS).end:
+            self._behind.add(shard)
+        return not self.is_complete
+
+    def _count(self, counts: Mapping[Shard, int], size: int) -> None:
+        self.records += sum(counts.values())
+        self._bytes += size
+        self.counts[-1] = total_counts((self.counts[-1], counts))
+        if self.records - self._cut_at >= CHECKPOINT_FRAMES and self.walk.open_damage is None:
+            self.cuts.append(self.walk.checkpoint())
+            self.counts.append({})
+            self._cut_at = self.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,34 +194,59 @@ class FileSplit:
     streams: frozenset[str]
     frozen_size: int
     created_at_ms: int
+    messages: Mapping[Shard, int] | None
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        """What the walk that planned it has found; ``None`` if there is damage among it."""
+        return self.messages
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        with StreamFile(self.path) as file:
+            return _fingerprints(self.streams, file.header)
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
-        return record_batches(self._rows())
+        return packed(self._batches())
 
-    def _rows(self) -> Iterator[MessageRow]:
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         with FrameScanner(self.path, start=self.start, previous=self.previous, stop=self.frozen_size) as scanner:
             if scanner.header.created_at_ms != self.created_at_ms:
                 raise SourceRecreatedError(
                     f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
                 )
             damages: list[Damage] = []
-            for item in _until(self.stop, scanner):
-                if item.shard is not None and item.shard.stream not in self.streams:
-                    continue
-                if item.shard is None or item.sequence is None:
-                    damages += (item,) if isinstance(item, Damage) else ()
-                    continue
-                found, damages = damages, []
-                if item.sequence not in self.ranges.get(item.shard, _NOTHING):
-                    continue
-                for damage in found:
-                    yield self._dead_letter(scanner, damage, item.shard)
-                if isinstance(item, Frame):
-                    place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
-                    yield (*place, None, item.payload, None, None, None)
+            for block in _until(self.stop, scanner, is_checked=True):
+                if isinstance(block, Run) and not damages and self._is_planned(block):
+                    yield _record_batch(block)
                 else:
-                    yield self._dead_letter(scanner, item, item.shard)
+                    yield from record_batches(self._rows(_items(block), damages, scanner))
+
+    def _is_planned(self, run: Run) -> bool:
+        """Whether all messages of the run are to be read."""
+        return run.stream in self.streams and _is_within(run.bounds(), self.ranges)
+
+    def _rows(
+        self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
+    ) -> Iterator[MessageRow]:
+        """The rows of items; ``damages`` keeps those whose place is told by a message that is still to come."""
+        for item in items:
+            if item.shard is not None and item.shard.stream not in self.streams:
+                continue
+            if item.shard is None or item.sequence is None:
+                damages += (item,) if isinstance(item, Damage) else ()
+                continue
+            found = damages.copy()
+            damages.clear()
+            if item.sequence not in self.ranges.get(item.shard, _NOTHING):
+                continue
+            for damage in found:
+                yield self._dead_letter(scanner, damage, item.shard)
+            if isinstance(item, Frame):
+                place = (item.shard.stream, item.shard.id, item.sequence, item.timestamp_ms)
+                yield (*place, None, item.payload, None, None, None)
+            else:
+                yield self._dead_letter(scanner, item, item.shard)
 
     @staticmethod
     def _dead_letter(scanner: FrameScanner, damage: Damage, shard: Shard) -> MessageRow:
@@ -183,29 +291,42 @@ class FileBatchSource(BatchSource):
 
     def identities(self) -> Mapping[str, str]:
         """The creation time in the header."""
-        return {stream: f"ss:{self._header.created_at_ms}" for stream in sorted(self._streams)}
+        return _fingerprints(self._streams, self._header)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; freezes the file at its size now."""
+        with StreamFile(self._path) as file:
+            # It may have been replaced since.
+            self._header, self._frozen_size = file.header, file.size
         first = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        with StreamFile(self._path) as file:
-            self._frozen_size = file.size
         self._checkpoints = [first]
         self._tail = None
         self._is_exact = True
         starts: dict[Shard, int] = {}
         walk = _Walk(first, self._streams)
         with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
-            for index, item in enumerate(scanner, 1):
-                walk.step(item)
-                if item.sequence is not None and item.shard is not None and item.shard.stream in self._streams:
-                    starts.setdefault(item.shard, item.sequence)
-                if index % CHECKPOINT_FRAMES == 0 and walk.offset > self._checkpoints[-1].offset:
+            unmarked = unwatched = 0
+            for block in scanner.blocks(most=CHECKPOINT_FRAMES, is_checked=False):
+                bounds = _bounds(block)
+                if isinstance(block, Run) and walk.open_damage is None:
+                    walk.step_run(bounds, block.end)
+                else:
+                    for item in _items(block):
+                        walk.step(item)
+                for shard, (sequence, _) in bounds.items():
+                    if shard.stream in self._streams:
+                        starts.setdefault(shard, sequence)
+                count = len(block.sizes) if isinstance(block, Run) else 1
+                unmarked, unwatched = unmarked + count, unwatched + count
+                if unmarked >= CHECKPOINT_FRAMES and walk.offset > self._checkpoints[-1].offset:
                     self._checkpoints.append(walk.checkpoint())
-                if index % DEADLINE_FRAMES == 0 and time.monotonic() > deadline:
-                    self._is_exact = False
-                    break
+                    unmarked = 0
+                if unwatched >= DEADLINE_FRAMES:
+                    unwatched = 0
+                    if time.monotonic() > deadline:
+                        self._is_exact = False
+                        break
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner)
         self._end, ends = walk.offset, walk.checkpoint().positions
@@ -215,6 +336,13 @@ class FileBatchSource(BatchSource):
             if shard.stream in self._streams
         }
         return self._extents
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`: whether the file has another size by now."""
+        try:
+            return self._path.stat().st_size != self._frozen_size
+        except FileNotFoundError:
+            return True
 
     @property
     def is_exact(self) -> bool:
@@ -237,48 +365,32 @@ class FileBatchSource(BatchSource):
     def _plan_from(
         self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int
     ) -> BatchPlan | None:
-        ends: dict[Shard, int] = {}
-        cuts = [begin]
-        records = size = cut_at = 0
-        behind: set[Shard] = set()
-        walk = _Walk(begin, self._streams)
+        batch = _Batch(begin, gaps, limits, self._streams)
         with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
-            for item in _until(self._end, scanner):
-                shard, sequence = item.shard, item.sequence
-                if shard is not None and sequence is not None and sequence in gaps.get(shard, _NOTHING):
-                    payload_bytes = len(item.payload) if isinstance(item, Frame) else item.end - item.offset
-                    if records and (records >= limits.max_records or size + payload_bytes > limits.max_bytes):
-                        break
-                    records += 1
-                    size += payload_bytes
-                    ends[shard] = sequence + 1
-                walk.step(item)
-                if shard is not None and sequence is not None and sequence + 1 >= gaps.get(shard, _ENDLESS).end:
-                    behind.add(shard)
-                if len(behind) == len(gaps) and walk.open_damage is None:
-                    ends = {shard: gap.end for shard, gap in gaps.items()}
-                    break
-                if records - cut_at >= CHECKPOINT_FRAMES and walk.open_damage is None:
-                    cuts.append(walk.checkpoint())
-                    cut_at = records
-            else:
-                ends = {shard: gap.end for shard, gap in gaps.items()}
+            is_cut = not all(map(batch.take, _until(self._end, scanner, is_checked=True)))
+        ends = batch.ends if is_cut and not batch.is_complete else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
-        splits = self._splits(cuts, walk.offset, ranges, parallelism)
-        place = walk.checkpoint()
+        place = batch.walk.checkpoint()
+        splits = self._splits(batch.cuts, batch.counts, place.offset, ranges, parallelism)
         hint = {
             "created_at_ms": self._header.created_at_ms,
             "offset": place.offset,
             "positions": {str(shard): end for shard, end in sorted(place.positions.items())},
         }
-        return BatchPlan(ranges, splits, records, hint)
+        return BatchPlan(ranges, splits, batch.records, hint)
 
     def _splits(
-        self, cuts: list[Checkpoint], stop: int, ranges: Mapping[Shard, Range], parallelism: int
+        self,
+        cuts: list[Checkpoint],
+        counts: list[Mapping[Shard, int] | None],
+        stop: int,
+        ranges: Mapping[Shard, Range],
+        parallelism: int,
     ) -> list[FileSplit]:
         step = math.ceil(len(cuts) / parallelism)
         starts = cuts[::step]
         stops = [cut.offset for cut in starts[1:]] + [stop]
+        totals = [total_counts(counts[place : place + step]) for place in range(0, len(cuts), step)]
         return [
             FileSplit(
                 self._path,
@@ -289,15 +401,16 @@ class FileBatchSource(BatchSource):
                 self._streams,
                 self._frozen_size,
                 self._header.created_at_ms,
+                total,
             )
-            for cut, end in zip(starts, stops)
+            for cut, end, total in zip(starts, stops, totals)
         ]
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
         found: dict[Shard, int] = {}
         with FrameScanner(self._path, stop=self._frozen_size) as scanner:
-            for item in _until(self._end, scanner):
+            for item in chain.from_iterable(map(_items, _until(self._end, scanner))):
                 shard, sequence, moment = item.shard, item.sequence, item.timestamp_ms
                 if shard is None or sequence is None or moment is None or moment < timestamp_ms:
                     continue
@@ -356,11 +469,15 @@ class FileBatchSource(BatchSource):
         return Checkpoint(offset, positions)
 
 
+def _fingerprints(streams: frozenset[str], header: Header) -> Mapping[str, str]:
+    return {stream: f"ss:{header.created_at_ms}" for stream in sorted(streams)}
+
+
 def _previous(checkpoint: Checkpoint) -> dict[Shard, int]:
     return {shard: end - 1 for shard, end in checkpoint.positions.items()}
 
 
-def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
+def _until(stop: int, scanner: FrameScanner, *, is_checked: bool = False) -> Iterator[Run | Frame | Damage]:
     """The items before ``stop``, which is the end of one of them.
 
     Raises:
@@ -368,13 +485,41 @@ def _until(stop: int, scanner: FrameScanner) -> Iterator[Frame | Damage]:
     """
     if scanner.offset >= stop:
         return
-    for item in scanner:
-        yield item
-        if item.end >= stop:
+    for block in scanner.blocks(most=CHECKPOINT_FRAMES, stop=stop, is_checked=is_checked):
+        yield block
+        if block.end >= stop:
             return
     raise DataLossError(
         f"{scanner.path} changed while it was read",
         remedy="Run again; if the error persists, restore the file.",
         readable_to=scanner.offset,
         planned_to=stop,
+    )
+
+
+def _items(block: Run | Frame | Damage) -> Iterable[Frame | Damage]:
+    return block.frames() if isinstance(block, Run) else (block,)
+
+
+def _bounds(block: Run | Frame | Damage) -> Mapping[Shard, tuple[int, int]]:
+    """The first and the last sequence of each shard."""
+    if isinstance(block, Run):
+        return block.bounds()
+    if block.shard is None or block.sequence is None:
+        return {}
+    return {block.shard: (block.sequence, block.sequence)}
+
+
+def _is_within(bounds: Mapping[Shard, tuple[int, int]], ranges: Mapping[Shard, Range]) -> bool:
+    found = ((ranges.get(shard, _NOTHING), first, last) for shard, (first, last) in bounds.items())
+    return all(part.start <= first and last < part.end for part, first, last in found)
+
+
+def _record_batch(run: Run) -> pa.RecordBatch:
+    return plain_batch(
+        run.stream,
+        pa.array(run.numbers, pa.int64()),
+        pa.array(run.sequences, pa.int64()),
+        pa.array(run.timestamps_ms, pa.int64()),
+        pa.array(run.payloads, pa.binary()),
     )

@@ -12,9 +12,12 @@ What a frame is depends on the bytes alone, never on where the walk began, so th
 from __future__ import annotations
 
 import os
+import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from stream_consumers.closing import ClosesOnExit
@@ -24,6 +27,7 @@ from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard, check_stream_key
 
 WINDOW_BYTES = 1024 * 1024
+TRAILER_SIZE = 3
 TAIL_BYTES = 64 * 1024 * 1024
 MAX_SEQUENCE = 2**63 - 1
 
@@ -56,6 +60,48 @@ class Damage(NamedTuple):
     shard: Shard | None = None
     sequence: int | None = None
     timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Messages of one stream that follow each other in the file, as columns; ``offset`` and ``end`` are file offsets.
+
+    Args:
+        offset: where the first one begins.
+        end: where the last one ends.
+        stream: their stream key.
+        numbers: the shard of each.
+        sequences: the sequence of each; they grow within a shard.
+        timestamps_ms: the time of each.
+        sizes: the bytes of each payload.
+        payloads: the payloads; none where checksums were not asked for.
+    """
+
+    offset: int
+    end: int
+    stream: str
+    numbers: Sequence[int]
+    sequences: Sequence[int]
+    timestamps_ms: Sequence[int]
+    sizes: Sequence[int]
+    payloads: Sequence[bytes]
+
+    def bounds(self) -> Mapping[Shard, tuple[int, int]]:
+        """The first and the last sequence of each shard."""
+        last = dict(zip(self.numbers, self.sequences))
+        first = dict(zip(reversed(self.numbers), reversed(self.sequences)))
+        return {Shard(self.stream, number): (first[number], sequence) for number, sequence in last.items()}
+
+    def frames(self) -> Iterator[Frame]:
+        """The messages one by one; without a payload where it was not asked for."""
+        shards = {number: Shard(self.stream, number) for number in set(self.numbers)}
+        around = 1 + len(self.stream) + FRAME_FIELDS.size + TRAILER_SIZE
+        offset = self.offset
+        columns = zip(self.numbers, self.sequences, self.timestamps_ms, self.sizes)
+        for (number, sequence, moment, size), payload in zip(columns, self.payloads or repeat(b"")):
+            end = offset + around + size
+            yield Frame(offset, end, shards[number], sequence, moment, payload)
+            offset = end
 
 
 class _Splice(NamedTuple):
@@ -183,6 +229,28 @@ class FrameScanner(ClosesOnExit):
             if not self._fill():
                 return
 
+    def blocks(self, *, most: int, stop: int | None = None, is_checked: bool = True) -> Iterator[Run | Frame | Damage]:
+        """The same items, but messages that follow each other in runs, at a fraction of the cost of one by one.
+
+        Args:
+            most: messages in a run, at most.
+            stop: the end of an item; no run goes beyond it.
+            is_checked: compare checksums, and yield payloads. Without, a message whose checksum is wrong is in a run
+                like any other: what it is called does not move it, nor anything behind it.
+
+        Raises:
+            StreamRemovedError: as for the items one by one.
+        """
+        self._restart_incomplete()
+        while True:
+            while True:
+                found: Run | Frame | Damage | None = self._read_run(most, stop, is_checked) or self._next()
+                if found is None:
+                    break
+                yield found
+            if not self._fill():
+                return
+
     def _restart_incomplete(self) -> None:
         """Forget bytes of an unfinished frame: an appending producer may have cut and rewritten them."""
         offset = self.offset
@@ -191,6 +259,7 @@ class FrameScanner(ClosesOnExit):
 
     def _reset(self, offset: int) -> None:
         self._buffer = bytearray()
+        self._copy: bytes | None = None
         self._position = 0
         self._shift = offset
         self._read_to = offset
@@ -204,6 +273,7 @@ class FrameScanner(ClosesOnExit):
 
     def _fill(self, *, keep: bool = False) -> bool:
         """Read one more window, taking the beacons out; False if there is nothing whole to read."""
+        self._copy = None
         if self._position and not keep:
             del self._buffer[: self._position]
             self._splices = deque(s._replace(at=s.at - self._position) for s in self._splices)
@@ -244,20 +314,70 @@ class FrameScanner(ClosesOnExit):
 
     def _parse(self) -> Iterator[Frame | Damage]:
         """All whole items in the buffer."""
-        splices = self._splices
-        while True:
-            if splices and splices[0].at == self._position:
-                if splices[0].remaining == 0:
-                    self._shift += splices.popleft().size
-                    continue
-                found: Frame | Damage | str | None = "a beacon stands where a message should begin"
-            else:
-                found = self._read_frame()
-            if isinstance(found, str):
-                found = self._lose_framing(found)
-            if found is None:
-                return
+        while (found := self._next()) is not None:
             yield found
+
+    def _next(self) -> Frame | Damage | None:
+        """The next item; ``None`` if it is not whole yet."""
+        splices = self._splices
+        while splices and splices[0].at == self._position:
+            if splices[0].remaining != 0:
+                return self._lose_framing("a beacon stands where a message should begin")
+            self._shift += splices.popleft().size
+        found = self._read_frame()
+        return self._lose_framing(found) if isinstance(found, str) else found
+
+    def _read_run(self, most: int, stop: int | None, is_checked: bool) -> Run | None:
+        """Messages up to the next beacon, or the first item that is anything else; ``None`` if there are none."""
+        start = position = self._position
+        limit = self._splices[0].at if self._splices else len(self._buffer)
+        limit = limit if stop is None else min(limit, stop - self._shift)
+        if start >= limit:
+            return None
+        key = bytes(self._buffer[start : start + 1 + self._buffer[start]])
+        head = _head(len(key))
+        if start + head.size > limit or start + head.size + head.unpack_from(self._buffer, start)[-1] + 3 > limit:
+            return None
+        if self._copy is None:
+            # Slices of bytes are payloads; those of the buffer would be copied once more.
+            self._copy = bytes(self._buffer)
+        data, unpack, size_of_head = self._copy, head.unpack_from, head.size
+        lasts: dict[int, int] = {}
+        numbers: list[int] = []
+        sequences: list[int] = []
+        times: list[int] = []
+        sizes: list[int] = []
+        payloads: list[bytes] = []
+        while len(sizes) < most and position + size_of_head <= limit:
+            found, number, sequence, moment, size = unpack(data, position)
+            begin = position + size_of_head
+            end = begin + size + 3
+            if end > limit or found != key or data[end - 1] != END:
+                break
+            if number not in lasts:
+                shard = self._shard(key[1:], number)
+                if shard is None or shard.stream == INTERNAL_KEY:
+                    break
+                lasts[number] = self._last.get(shard, -1)
+            if not lasts[number] < sequence <= MAX_SEQUENCE or moment > MAX_TIMESTAMP_MS:
+                break
+            if is_checked:
+                payload = data[begin : end - 3]
+                if checksum(payload) != data[end - 3] << 8 | data[end - 2]:
+                    break
+                payloads.append(payload)
+            lasts[number] = sequence
+            numbers.append(number)
+            sequences.append(sequence)
+            times.append(moment)
+            sizes.append(size)
+            position = end
+        if not sizes:
+            return None
+        stream = key[1:].decode("ascii")
+        self._last.update((Shard(stream, number), last) for number, last in lasts.items() if last >= 0)
+        self._position = position
+        return Run(start + self._shift, position + self._shift, stream, numbers, sequences, times, sizes, payloads)
 
     def _read_frame(self) -> Frame | Damage | str | None:
         """The frame at the position; ``None`` if it is not whole yet, a reason if it cannot be one."""
@@ -356,6 +476,12 @@ class FrameScanner(ClosesOnExit):
             if splice.remaining != end - splice.at:
                 return False
         return True
+
+
+@lru_cache(maxsize=64)
+def _head(key_bytes: int) -> struct.Struct:
+    """What stands before a payload: a stream key of so many bytes, with its length, and the fields."""
+    return struct.Struct(f">{key_bytes}s{FRAME_FIELDS.format.removeprefix('>')}")
 
 
 def _places(data: bytes, needle: bytes) -> Iterator[int]:

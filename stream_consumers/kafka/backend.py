@@ -29,7 +29,7 @@ class KafkaStreams(Backend):
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """See :meth:`stream_consumers.backend.Backend.check`."""
-        url.check_credentials()
+        url.check_servers()
         check_client_options(client)
 
     def producer_client(self, client: ClientConfig) -> ClientConfig:

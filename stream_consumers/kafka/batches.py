@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,7 +18,6 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from stream_consumers.batches import (
-    BATCH_BYTES,
     BATCH_ROWS,
     MESSAGE_SCHEMA,
     BatchPlan,
@@ -28,24 +27,27 @@ from stream_consumers.batches import (
     Range,
     Resume,
     fair_shares,
-    headers_array,
+    widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
-from stream_consumers.kafka.headers import read_headers
+from stream_consumers.kafka.headers import headers_columns
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.urls import StreamUrl
 
 Partition = tuple[str, int]
-POLL_SECONDS = 0.2
+# So long a read waits behind the last message of a range that ends in a marker.
+POLL_SECONDS = 0.05
 STALL_SECONDS = 60.0
 SAMPLE_MESSAGES = 256
 # A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
 SAFE_PART = 0.5
+# Nor is a batch sampled that would be below the limit if its messages were so many times as large as any sample's.
+FAR_BELOW = 100
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 
@@ -71,16 +73,22 @@ class KafkaSplit:
             KafkaCluster(self.url, self.client) as cluster,
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
-            block: list[KafkaMessage] = []
-            size = 0
             for messages in reader:
-                block += messages
-                size += sum(len(message) for message in messages)
-                if len(block) >= BATCH_ROWS or size >= BATCH_BYTES:
-                    yield _record_batch(block)
-                    block, size = [], 0
-            if block:
-                yield _record_batch(block)
+                yield _record_batch(messages, self.ranges)
+
+    def counts(self) -> Mapping[Shard, int]:
+        """A message at each offset: then nothing is missing, neither compacted away nor a transaction's marker."""
+        return widths(self.ranges)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.batches.CountedSplit.identities`."""
+        with KafkaCluster(self.url, self.client) as cluster:
+            return topic_ids(cluster, sorted({shard.stream for shard in self.ranges}))
+
+
+def topic_ids(cluster: KafkaCluster, streams: Sequence[str]) -> Mapping[str, str]:
+    """The fingerprints of topics, asked anew at each call."""
+    return {name: f"kafka:{topic.id}" for name, topic in sorted(cluster.topics(streams).items())}
 
 
 class RangeReader(ClosesOnExit):
@@ -116,9 +124,22 @@ class RangeReader(ClosesOnExit):
                 deadline = time.monotonic() + self._stall_seconds
             elif time.monotonic() > deadline:
                 raise self._stalled()
-            block = [message for message in found if self._advance(message)]
+            block = self._take(found)
             if block:
                 yield block
+
+    def _take(self, found: list[KafkaMessage]) -> list[KafkaMessage]:
+        """Those of the messages that are in their ranges; notes where the partitions are now."""
+        if found and not any(map(KafkaMessage.error, found)):
+            # Offsets grow within a partition, so that the last message of each says all.
+            last: dict[Any, Any] = dict.fromkeys(self._ends, found[-1].offset())
+            if len(last) > 1:
+                places = zip(map(KafkaMessage.topic, found), map(KafkaMessage.partition, found))
+                last = dict(zip(places, map(KafkaMessage.offset, found)))
+            if all(place in self.next and offset < self._ends[place] - 1 for place, offset in last.items()):
+                self.next.update((place, offset + 1) for place, offset in last.items())
+                return found
+        return [message for message in found if self._advance(message)]
 
     def _advance(self, message: KafkaMessage) -> bool:
         """Note where the partition is now; whether the message is in its range."""
@@ -187,20 +208,30 @@ def _cut(
     return {shard: part for shard, part in cut.items() if part.start < part.end}
 
 
-def _record_batch(messages: list[KafkaMessage]) -> pa.RecordBatch:
-    headers, errors = zip(*map(read_headers, messages))
+def _record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa.RecordBatch:
+    """Messages of these shards as a record batch; each is asked only for what may differ between them."""
+    count = len(messages)
+    streams, numbers = {shard.stream for shard in shards}, {shard.id for shard in shards}
+    headers, errors = headers_columns(messages)
     columns: list[pa.Array[Any]] = [
-        pa.array([m.topic() for m in messages], pa.string()),
-        pa.array([m.partition() for m in messages], pa.int64()),
-        pa.array([m.offset() for m in messages], pa.int64()),
-        pa.array([m.timestamp()[1] for m in messages], pa.int64()),
-        pa.array([m.key() for m in messages], pa.binary()),
-        pa.array([m.value() for m in messages], pa.binary()),
-        headers_array(headers),
-        pa.array(errors, pa.string()),
-        pa.nulls(len(messages), pa.int64()),
+        _column(streams, map(KafkaMessage.topic, messages), count, pa.string()),
+        _column(numbers, map(KafkaMessage.partition, messages), count, pa.int64()),
+        pa.array(list(map(KafkaMessage.offset, messages)), pa.int64()),
+        pa.array([moment for _, moment in map(KafkaMessage.timestamp, messages)], pa.int64()),
+        pa.array(list(map(KafkaMessage.key, messages)), pa.binary()),
+        pa.array(list(map(KafkaMessage.value, messages)), pa.binary()),
+        headers,
+        errors,
+        pa.nulls(count, pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
+    if len(possible) > 1:
+        return pa.array(list(values), kind)
+    (value,) = possible
+    return pa.array(pa.repeat(value, count), kind)
 
 
 class KafkaBatchSource(BatchSource):
@@ -231,6 +262,8 @@ class KafkaBatchSource(BatchSource):
         self._membership = membership
         self.cluster = KafkaCluster(url, client)
         self._extents: dict[Shard, Extent] = {}
+        # What a message weighed in the samples, on average, in the heaviest of them.
+        self._message_bytes: float | None = None
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
@@ -238,7 +271,7 @@ class KafkaBatchSource(BatchSource):
 
     def identities(self) -> Mapping[str, str]:
         """The topic ids; asked anew at each call."""
-        return {name: f"kafka:{topic.id}" for name, topic in sorted(self.cluster.topics(self._streams).items())}
+        return topic_ids(self.cluster, self._streams)
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`; the end is that of the isolation level."""
@@ -251,6 +284,10 @@ class KafkaBatchSource(BatchSource):
             shard: Extent(starts[shard], ends[shard], max(0, highs[shard] - ends[shard])) for shard in shards
         }
         return self._extents
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; partitions that are new are left out."""
+        return self.cluster.ends(extents) != {shard: extent.end for shard, extent in extents.items()}
 
     def _shards(self) -> list[Shard]:
         topics = self.cluster.topics(self._streams)
@@ -278,7 +315,8 @@ class KafkaBatchSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.plan`.
 
         Each shard gets a fair share of ``max_records`` offsets; a gap's part below the first offset is covered, not
-        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted.
+        read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted. A
+        batch that is far below it by what earlier plans have sampled is not sampled again.
         """
         clamped = {
             shard: gap.clamp(Range(gap.start, self._extents[shard].end))
@@ -302,7 +340,11 @@ class KafkaBatchSource(BatchSource):
         return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism), records)
 
     def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
+        records = sum(widths(ranges).values())
+        if self._message_bytes is not None and records * self._message_bytes * FAR_BELOW <= max_bytes:
+            return ranges
         guess = self._guess_bytes(ranges)
+        self._message_bytes = max(self._message_bytes or 1.0, guess / max(1, records))
         return ranges if guess <= SAFE_PART * max_bytes else self._measured(ranges, max_bytes)
 
     def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:

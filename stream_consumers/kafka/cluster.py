@@ -26,6 +26,7 @@ from confluent_kafka import (
     admin as kafka_admin,
 )
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
 from stream_consumers.closing import ClosesOnExit
@@ -131,7 +132,7 @@ def client_settings(url: StreamUrl, client: ClientConfig | None) -> dict[str, Sc
         >>> client_settings(StreamUrl.parse("kafka://a,b:1/orders"), None)["bootstrap.servers"]
         'a:9092,b:1'
     """
-    url.check_credentials()
+    url.check_servers()
     check_client_options(client or {})
     given = resolve(client or {})
     servers = ",".join(_with_port(node) for node in url.nodes if node != ".") or f"localhost:{DEFAULT_PORT}"
@@ -205,9 +206,9 @@ class KafkaCluster(ClosesOnExit):
     @cached_property
     def _admin(self) -> AdminClient:
         with _options_explained():
-            return AdminClient(self.own_settings(), logger=_log)
+            return AdminClient(self._own_settings(), logger=_log)
 
-    def own_settings(self) -> dict[str, Any]:
+    def _own_settings(self) -> dict[str, Any]:
         """The settings without those that only consumers know, for an admin client or a producer."""
         return {**producer_options(self.settings), "error_cb": self._reasons}
 
@@ -230,7 +231,7 @@ class KafkaCluster(ClosesOnExit):
             InvalidOptionError: the client refuses its settings.
         """
         with _options_explained():
-            return Producer({**defaults, **self.own_settings(), **fixed}, logger=_log)
+            return Producer({**defaults, **self._own_settings(), **fixed}, logger=_log)
 
     def check(self) -> None:
         """Ask whether somebody is there.
@@ -252,6 +253,30 @@ class KafkaCluster(ClosesOnExit):
             BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
         """
         return {name: _topic(topic) for name, topic in self._described(streams, seconds).items()}
+
+    def create_topic(self, stream: str, shards: int) -> Topic:
+        """The topic of this name, made with so many partitions if nobody else has made it meanwhile.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        new = [NewTopic(stream, shards)]
+        try:
+            self._ask(lambda: self._admin.create_topics(new, request_timeout=self.answer_seconds), "creating the topic")
+        except StreamAssetsError as error:
+            refused = error.__cause__
+            code = refused.args[0].code() if isinstance(refused, KafkaException) else None
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        deadline = time.monotonic() + self.answer_seconds
+        while True:
+            try:
+                return self.topics([stream])[stream]
+            except StreamNotFoundError:
+                # Brokers hear of a new topic one after the other.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
 
     def all_topics(self) -> Mapping[str, Topic]:
         """All topics that this client may see, but those that the brokers keep for themselves.
@@ -349,7 +374,7 @@ class KafkaCluster(ClosesOnExit):
                 "isolation.level": "read_uncommitted",
             }
             with _options_explained():
-                self._position_clients[group] = Consumer({**self.own_settings(), **own}, logger=_log)
+                self._position_clients[group] = Consumer({**self._own_settings(), **own}, logger=_log)
         return self._position_clients[group]
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:

@@ -105,6 +105,8 @@ class KafkaConsumer(PollingConsumer):
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
         self._assigned: frozenset[Shard] = frozenset()
+        # What the group has given while the brokers did not say where it begins: taken, and not read yet.
+        self._unplaced: frozenset[Shard] = frozenset()
         # Where the end was when it was reached.
         self._reached: dict[Shard, int] = {}
         self._newly_reached: dict[Shard, int] = {}
@@ -330,6 +332,8 @@ class KafkaConsumer(PollingConsumer):
         if self._removed is not None:
             raise self._removed
         self._look(seconds)
+        if self._unplaced:
+            self._begin(self._first(self._unplaced))
         while (found := self._consumer.poll(seconds)) is not None:
             item = self._item(found)
             if item is not None:
@@ -443,11 +447,7 @@ class KafkaConsumer(PollingConsumer):
         if self._removed is not None:
             # Whatever there is now is right.
             self._topic_ids, self._removed = {}, None
-        if self._is_incremental():
-            self._consumer.incremental_unassign(places_of(positions))
-            self._consumer.incremental_assign(places_of(positions))
-        else:
-            self._consumer.assign(places_of(positions))
+        self._take_on(positions, had=frozenset(positions))
         self._assigned = frozenset(positions)
 
     def _position(self, shard: Shard) -> int:
@@ -463,18 +463,38 @@ class KafkaConsumer(PollingConsumer):
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
-        first = self._first(shards)
+        try:
+            first = self._first(shards)
+        except BaseException:
+            # Left alone, the client would take the shards and read nothing of them, nor would another member.
+            self._take_on(dict.fromkeys(shards, 0), had=frozenset())
+            consumer.pause(partitions)
+            self._unplaced |= shards
+            raise
+        self._begin(first)
+
+    def _begin(self, first: Positions) -> None:
+        """Read shards that the group has given."""
+        shards = frozenset(first)
         self._begun |= first
-        places = places_of(first)
-        if self._is_incremental():
-            consumer.incremental_assign(places)
-        else:
-            consumer.assign(places)
+        self._take_on(first, had=self._unplaced)
+        self._unplaced -= shards
         with self._committing:
             self._assigned |= shards
         self._forget_ends(shards)
         if self._observer is not None:
             self._observer.on_assigned(shards)
+
+    def _take_on(self, positions: Positions, *, had: frozenset[Shard]) -> None:
+        """Have the client read these from here, all that it reads or, if it is told of single shards, these as well."""
+        places = places_of(positions)
+        if self._is_incremental():
+            self._consumer.incremental_unassign(places_of({s: positions[s] for s in had & positions.keys()}))
+            self._consumer.incremental_assign(places)
+        else:
+            self._consumer.assign(places)
+        # To the client, a pause is the application's, and outlasts all this.
+        self._consumer.resume(places)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         shards = shards_of(partitions)
@@ -485,6 +505,7 @@ class KafkaConsumer(PollingConsumer):
                     self._observer.on_revoked(shards)
             finally:
                 self._assigned -= shards
+                self._unplaced -= shards
                 self._unreached -= shards
                 self._forget_ends(shards)
                 with self._done_lock:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import methodcaller
+from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Message as KafkaMessage
+
+from stream_consumers.batches import headers_array
 
 _NOT_UTF8 = "a header's name is not UTF-8"
 # The client lets a UnicodeDecodeError escape as a SystemError, and keeps half a list: asking such a message for its
@@ -19,10 +24,32 @@ HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 def read_headers(message: KafkaMessage) -> tuple[HeaderPairs, str | None]:
     """The headers in order, and why they cannot be read (the client knows names that are UTF-8 only)."""
     try:
-        found = _ask_headers(message)
+        return _pairs(_ask_headers(message)), None
     except _UNREADABLE:
         return (), _NOT_UTF8
+
+
+def headers_columns(messages: Sequence[KafkaMessage]) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """The headers of messages as a column, and as another one why they cannot be read where they cannot."""
+    found: list[Any] = []
+    unreadable: list[int] = []
+    # Each message is asked once, also behind one that cannot be read: the list keeps what was found before it.
+    asked = map(_ask_headers, messages)
+    while len(found) < len(messages):
+        try:
+            found.extend(asked)
+        except _UNREADABLE:
+            unreadable.append(len(found))
+            found.append(None)
+    errors = pa.nulls(len(messages), pa.string())
+    if unreadable:
+        places = set(unreadable)
+        errors = pa.array([_NOT_UTF8 if place in places else None for place in range(len(messages))], pa.string())
+    return headers_array([_pairs(headers) for headers in found] if any(found) else found), errors
+
+
+def _pairs(found: Any) -> HeaderPairs:
     if not found:
-        return (), None
+        return ()
     pairs = found.items() if isinstance(found, dict) else found
-    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs), None
+    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)

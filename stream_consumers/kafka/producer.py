@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import (
@@ -19,10 +17,10 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
-from stream_consumers.kafka.cluster import REQUEST_SECONDS, KafkaCluster, Topic, check_producer_options
+from stream_consumers.kafka.cluster import KafkaCluster, check_producer_options
 from stream_consumers.kafka.errors import explain
 from stream_consumers.messages import Receipt, Shard
-from stream_consumers.options import check_count, check_range
+from stream_consumers.options import check_count, check_range, is_plain_text
 from stream_consumers.producer_base import ProducerBase, check_headers, check_payload, undelivered
 from stream_consumers.urls import StreamUrl
 
@@ -75,6 +73,12 @@ def produce(
     value = check_payload(payload, may_be_none=True)
     key = check_payload(key, option="key", may_be_none=True)
     pairs: list[tuple[str, str | bytes | None]] | None = [*check_headers(headers, may_be_none=True)] or None
+    for name, _ in pairs or ():
+        if not is_plain_text(name):
+            raise InvalidOptionError(
+                f"Kafka's client cannot send a header named {name!r}",
+                remedy="Leave NUL and lone surrogates out of its name.",
+            )
     full_since = 0.0
     while True:
         try:
@@ -131,6 +135,7 @@ class KafkaProducer(ProducerBase):
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
         self._dropped: list[Shard] = []
+        self._is_closed = False
         self._cluster = KafkaCluster(url, client)
         for stream in url.required_streams():
             self._look_up(stream)
@@ -182,6 +187,8 @@ class KafkaProducer(ProducerBase):
             StreamAssetsError: the client has given messages up; the message says how many to which shard. They are not
                 queued any more: those behind them may have arrived, so that they cannot be sent in their place.
         """
+        if self._is_closed:
+            return
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
             self.check_progress(since, left, "Check the address and that the broker runs, then flush again.")
@@ -200,6 +207,7 @@ class KafkaProducer(ProducerBase):
             self._client.purge()
             self._client.close()
             self._cluster.close()
+            self._is_closed = True
 
     def _drop(self) -> None:
         """Empty the queue; each message that is dropped is told to its receipt."""
@@ -315,27 +323,9 @@ class KafkaProducer(ProducerBase):
                 raise StreamNotFoundError(
                     error.what, remedy="Create the topic, or give the number of shards to create it with."
                 ) from error
-            topic = self._create(stream, self._new_shards)
+            topic = self._cluster.create_topic(stream, self._new_shards)
         self._shards.update(topic.shards)
         return topic.partitions
-
-    def _create(self, stream: str, shards: int) -> Topic:
-        admin = AdminClient(self._cluster.own_settings())
-        future = admin.create_topics([NewTopic(stream, shards)], request_timeout=REQUEST_SECONDS)[stream]
-        try:
-            future.result(REQUEST_SECONDS + POLL_SECONDS)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise explain(error.args[0], what=f"creating the topic {stream!r} of {self._url}") from error
-        deadline = time.monotonic() + REQUEST_SECONDS
-        while True:
-            try:
-                return self._cluster.topics([stream])[stream]
-            except StreamNotFoundError:
-                # Brokers hear of a new topic one after the other.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(POLL_SECONDS)
 
 
 class DeliveryReport:

@@ -35,7 +35,7 @@ class RedisStreams(Backend):
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """See :meth:`stream_consumers.backend.Backend.check`."""
-        url.check_credentials()
+        url.check_servers()
         check_redis_options(client)
 
     def open_consumer(self, url: StreamUrl, options: ConsumerOptions) -> Consumer:

@@ -7,7 +7,7 @@ network), and the plan knows how many entries it covers: a slice that yields few
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -22,15 +22,17 @@ from stream_consumers.batches import (
     dead_letter_row,
     fair_shares,
     message_row,
+    plain_batch,
     record_batches,
+    total_counts,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
-from stream_consumers.redis.entries import read_entry
+from stream_consumers.redis.entries import Entry, plain_entries, read_entry
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.ids import to_id, to_sequence
+from stream_consumers.redis.ids import behind, to_id, to_sequence
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -79,27 +81,34 @@ class RedisSplit:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """See :meth:`stream_consumers.batches.Split.read`."""
-        return record_batches(self._rows())
-
-    def _rows(self) -> Iterator[MessageRow]:
         server = RedisServer(self.url, self.client)
         try:
             for piece in self.slices:
-                yield from self._slice_rows(server, piece)
+                yield from self._slice(server, piece)
         finally:
             server.close()
 
-    def _slice_rows(self, server: RedisServer, piece: Slice) -> Iterator[MessageRow]:
+    def counts(self) -> Mapping[Shard, int] | None:
+        """What the slices held when they were planned; ``None`` if some of it is to be dead letters."""
+        if any(piece.error is not None for piece in self.slices):
+            return None
+        return total_counts({piece.shard: piece.count} for piece in self.slices)
+
+    def identities(self) -> Mapping[str, str]:
+        """See :meth:`stream_consumers.redis.server.RedisServer.identities`."""
+        return RedisServer(self.url, self.client).identities()
+
+    def _slice(self, server: RedisServer, piece: Slice) -> Iterator[pa.RecordBatch]:
         count = 0
-        for entry_id, fields in self._entries(server, piece):
-            count += 1
-            found = read_entry(piece.shard, entry_id, fields, server.message_field)
-            if not isinstance(found, Message):
-                yield dead_letter_row(found)
-            elif piece.error is None:
-                yield message_row(found)
+        for page in self._pages(server, piece):
+            count += len(page)
+            plain = plain_entries(page, server.message_field)
+            if plain is None or piece.error is not None:
+                yield from record_batches(_rows(page, piece, server.message_field))
             else:
-                yield (*message_row(found)[:7], piece.error, None)
+                yield plain_batch(
+                    piece.shard.stream, pa.array(pa.repeat(piece.shard.id, len(page)), pa.int64()), *plain
+                )
         if count < piece.count:
             raise DataLossError(
                 f"{piece.count - count} entries of {piece.shard} were trimmed or deleted before they were read",
@@ -108,7 +117,7 @@ class RedisSplit:
                 read=count,
             )
 
-    def _entries(self, server: RedisServer, piece: Slice) -> Iterator[tuple[bytes, list[bytes]]]:
+    def _pages(self, server: RedisServer, piece: Slice) -> Iterator[list[Entry]]:
         if piece.sequences is not None:
             for begin in range(0, len(piece.sequences), self.page):
                 pipeline = server.connection.pipeline(transaction=False)
@@ -116,16 +125,27 @@ class RedisSplit:
                     pipeline.execute_command("XRANGE", piece.key, to_id(sequence), to_id(sequence))
                 with server.explained(f"reading {piece.shard}"):
                     replies = pipeline.execute()
-                yield from (entry for reply in replies for entry in reply)
+                yield [entry for reply in replies for entry in reply]
             return
         start, end = to_id(piece.part.start), to_id(piece.part.end - 1)
         while True:
             with server.explained(f"reading {piece.shard}"):
                 page = server.connection.execute_command("XRANGE", piece.key, start, end, "COUNT", self.page)
-            yield from page
+            yield page
             if len(page) < self.page:
                 return
             start = f"({page[-1][0].decode()}"
+
+
+def _rows(page: Iterable[Entry], piece: Slice, message_field: bytes) -> Iterator[MessageRow]:
+    for entry_id, fields in page:
+        found = read_entry(piece.shard, entry_id, fields, message_field)
+        if not isinstance(found, Message):
+            yield dead_letter_row(found)
+        elif piece.error is None:
+            yield message_row(found)
+        else:
+            yield (*message_row(found)[:7], piece.error, None)
 
 
 def split_slices(
@@ -233,6 +253,12 @@ class RedisBatchSource(BatchSource):
         }
         self._remember(resume)
         return self._extents
+
+    def has_grown(self, extents: Mapping[Shard, Extent], *, resume: Resume | None = None) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.has_grown`; keys that are new are left out."""
+        ends = list(extents.values())
+        grown = self.server.growth([self.server.key(shard) for shard in extents])
+        return any(now is None or behind(now.last) != extent.end for now, extent in zip(grown, ends))
 
     def _remember(self, resume: Resume | None) -> None:
         """Note how many entries were added before each position, where an earlier batch has written that down."""

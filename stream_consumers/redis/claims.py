@@ -20,7 +20,7 @@ from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.redis.batches import Slice, split_slices
 from stream_consumers.redis.claim_name import Backlog, ClaimName, Trimmed
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL, NOW, START, GroupFacts, PendingEntry, RedisGroup
-from stream_consumers.redis.ids import before, to_id, to_sequence
+from stream_consumers.redis.ids import before, behind, to_id, to_sequence
 from stream_consumers.redis.keys import readable
 from stream_consumers.redis.scripts import ACCOUNT, CLAIM_NEW, FORGET, RELEASE, TAKE_OVER, TOUCH
 from stream_consumers.redis.server import PAGE, RedisServer, StreamFacts
@@ -212,6 +212,20 @@ class RedisClaims(ClosesOnExit):
         """The sequence behind the last entry of a shard that was delivered."""
         group = self.group.facts(shard)
         return group.position if group else 0
+
+    def has_grown(self, *, with_new_shards: bool = True) -> bool:
+        """Whether entries were added behind :attr:`ends`; then :attr:`ends` and :attr:`shards` are those of now.
+
+        Args:
+            with_new_shards: look for new shards, too, which takes longer.
+        """
+        shards = self.server.shards() if with_new_shards else self.shards
+        grown = self.server.growth([self.server.key(shard) for shard in shards])
+        ends = {shard: behind(now.last) for shard, now in zip(shards, grown) if now is not None}
+        if ends == self.ends:
+            return False
+        self.shards, self.ends = shards, ends
+        return True
 
     def is_drained(self) -> bool:
         """Whether every entry up to the end offsets captured at the start was delivered and acknowledged."""

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stream_consumers.errors import FormatError
 from stream_consumers.messages import DeadLetter, Message, Shard
-from stream_consumers.redis.ids import to_sequence, to_timestamp_ms
+from stream_consumers.redis.ids import MAX_MS, MAX_SUB, SUB_BITS, to_sequence, to_timestamp_ms
+
+Entry: TypeAlias = tuple[bytes, list[bytes]]
+"""The id of an entry, and its names and values in turn."""
 
 
 def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field: bytes) -> Message | DeadLetter:
@@ -31,6 +39,33 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
     field = _readable(message_field)
     error = f"the entry has no field {field!r}" if not payloads else f"the field {field!r} occurs {len(payloads)} times"
     return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
+
+
+def plain_entries(
+    page: Sequence[Entry], message_field: bytes
+) -> tuple[pa.Array[Any], pa.Array[Any], pa.Array[Any]] | None:
+    """Sequences, timestamps and payloads of entries that have nothing but the message field; ``None`` if others do.
+
+    What they are is what :func:`read_entry` makes of each of them.
+
+    Example:
+        >>> [column.to_pylist() for column in plain_entries([(b"1-2", [b"msg", b"{}"])], b"msg")]
+        [[65538], [1], [b'{}']]
+    """
+    fields = [entry[1] for entry in page]
+    if not page or any(len(pairs) != 2 or pairs[0] != message_field for pairs in fields):
+        return None
+    try:
+        ids = pa.array(b"-".join([entry[0] for entry in page]).split(b"-"), pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    if len(ids) != 2 * len(page):
+        return None
+    milliseconds, subs = ids[::2], ids[1::2]
+    if pc.max(milliseconds).as_py() > MAX_MS or pc.max(subs).as_py() > MAX_SUB:
+        return None
+    sequences = pc.bit_wise_or(pc.shift_left(milliseconds, SUB_BITS), subs)
+    return sequences, milliseconds, pa.array([pairs[1] for pairs in fields], pa.binary())
 
 
 def read_reply(shard: Shard, entry_id: bytes, fields: list[bytes] | None, message_field: bytes) -> Message | DeadLetter:

@@ -20,7 +20,7 @@ from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
 from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
-from stream_consumers.options import check_count, check_timeout
+from stream_consumers.options import check_count, check_switch, check_timeout
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
@@ -440,6 +440,9 @@ class GroupEntryConsumer(EntryReader):
         if not group or not consumer:
             raise InvalidOptionError("a member needs the names of group and consumer", remedy="Give both.")
         check_entry_id(start, (NOW,))
+        check_switch("auto_create", auto_create)
+        check_switch("start_from_backlog", start_from_backlog)
+        check_switch("auto_acknowledge", auto_acknowledge)
         self._auto_create, self._start_id = auto_create, start
         self._start_from_backlog, self._auto_acknowledge = start_from_backlog, auto_acknowledge
         self._names = (group, consumer)

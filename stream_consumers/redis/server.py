@@ -91,7 +91,7 @@ class RedisServer:
 
     def __init__(self, url: str | StreamUrl, client: ClientConfig | None = None) -> None:
         url = StreamUrl.parse(url)
-        url.check_credentials()
+        url.check_servers()
         check_redis_options(client or {})
         self.url = url
         self.answer_seconds = REPLY_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stream_consumers.messages import Message, Receipt, Shard
+from stream_consumers.options import check_switch
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.stdio.broker import StdioBroker, check_stdio_url, process_broker
 from stream_consumers.stdio.lines import format_bare_line, format_line
@@ -31,6 +32,10 @@ class StdioProducerOptions:
 
     bare: bool = False
     loopback: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("bare", "loopback"):
+            check_switch(name, getattr(self, name))
 
 
 class StdioProducer(ProducerBase):

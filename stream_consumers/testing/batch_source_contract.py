@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
+from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, Range, Resume
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.messages import Receipt, Shard
 from stream_consumers.options import Limits
-from stream_consumers.testing.batch_plans import Identity, identities, read
+from stream_consumers.testing.batch_plans import Identity, identities, read, split_rows
 from stream_consumers.testing.harness import STREAMS, Contract, Stream, in_turn
 
 WIDE = Limits()
@@ -119,6 +120,21 @@ class BatchSourceContract(Contract):
             assert part is not None
             assert part.ranges == gaps
             assert read(part) == in_ranges(receipts, gaps)
+
+    @pytest.mark.parametrize("parallelism", [1, 3])
+    def test_splits_that_know_their_counts_know_them_right(self, stream: Stream, parallelism: int) -> None:
+        stream.send(in_turn(200, shards=3, streams=STREAMS))
+        with open_batch_source(stream.url(*STREAMS)) as source:
+            planned = source.identities()
+            plan = plan_all(source, parallelism=parallelism)
+        for split, rows in zip(plan.splits, split_rows(plan)):
+            counts = split.counts() if isinstance(split, CountedSplit) else None
+            if counts is not None and isinstance(split, CountedSplit):
+                found = Counter(Shard(name, number) for name, number, _ in rows)
+                assert {shard: count for shard, count in counts.items() if count} == found
+                identities_there = pickle.loads(pickle.dumps(split)).identities()  # noqa: S301
+                assert {shard.stream for shard in found} <= identities_there.keys() <= planned.keys()
+                assert all(planned[name] == identity for name, identity in identities_there.items())
 
     def test_plans_stay_within_the_gaps(self, stream: Stream) -> None:
         receipts = stream.send(in_turn(120, shards=3))
@@ -236,6 +252,18 @@ class BatchSourceContract(Contract):
                 assert later is not None
                 assert read(later) == identities(second)
         assert read(plan) == identities(first)
+
+    def test_growth_is_seen(self, stream: Stream) -> None:
+        stream.send(in_turn(10, shards=3))
+        with open_batch_source(stream.url()) as source:
+            plan = plan_all(source)
+            resume = Resume({shard: part.end for shard, part in plan.ranges.items()}, plan.hint)
+            before = source.extents(resume=resume)
+            assert not source.has_grown(before, resume=resume)
+            stream.send(in_turn(1))
+            assert source.has_grown(before, resume=resume)
+            after = source.extents(resume=resume)
+            assert not source.has_grown(after, resume=resume)
 
     def test_extents_are_frozen(self, stream: Stream) -> None:
         first = stream.send(in_turn(50, shards=2))

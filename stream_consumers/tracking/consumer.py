@@ -14,7 +14,7 @@ from stream_consumers.committer import EntryCommitter, PositionCommitter
 from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import Message, Shard, check_shard
 from stream_consumers.options import check_count, check_timeout
 from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import CommitResult, check_committer
@@ -263,13 +263,15 @@ class TrackedConsumer(PollingConsumer):
 
     def pause_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out nothing of these shards; what was fetched is kept."""
+        chosen = frozenset(map(check_shard, shards))
         with self._changed:
-            self._shards.paused |= set(shards)
+            self._shards.paused |= chosen
 
     def resume_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out these shards again, from where they were."""
+        chosen = frozenset(map(check_shard, shards))
         with self._changed:
-            self._shards.paused -= set(shards)
+            self._shards.paused -= chosen
             self._changed.notify_all()
 
     def on_buffer_full(self, shard: Shard) -> None:

@@ -21,6 +21,7 @@ def model(
     repair: bool = True,
     restored: str = "number",
     empty_rewind: bool = False,
+    carried: str = "",
 ) -> Result:
     """Explore it.
 
@@ -39,10 +40,15 @@ def model(
             by the ``files`` that it left behind, and where versions with the same files say something else, not at all:
             then the operator has to RESTORE to a number.
         empty_rewind: a rewind may be a commit without rows.
+        carried: what the fold starts from: nothing, so that it goes over the whole log; or the newest state that a
+            commit carries, where any commit may or may not carry that of its ``base``. Wrong ways to read on from
+            there: the state is taken for that before its own commit (``newest``); a RESTORE to before it goes back to
+            it (``floor``); whether a commit is late is looked up no further back than it (``near``); the state is
+            taken from a commit that was planned before a RESTORE, for that behind the RESTORE (``over``).
     """
-    # The log: (app, N, kind, s, e, until, base); kinds: a append, r replace (until: rewound up to there), p replay,
-    # R RESTORE (s: the version, e: 1 if told). A write around a RESTORE may be refused by Delta or land; a replace
-    # that lands then is assumed to have removed nothing, which is the worst case.
+    # The log: (app, N, kind, s, e, until, base, state); kinds: a append, r replace (until: rewound up to there), p
+    # replay, R RESTORE (s: the version, e: 1 if told); state: that at the base, or none. A write around a RESTORE may
+    # be refused by Delta or land; a replace that lands then is assumed to have removed nothing: that is the worst.
     init = ((), ("i",), ("i",) if replay else ("x",), restores, rewind, crashes)
 
     def last(log: State, app: str) -> int:
@@ -87,23 +93,56 @@ def model(
 
     def view(log: State) -> State:
         """What is covered, what has to be replaced, and whether that is certain."""
-        at = [(frozenset(), frozenset(), True)]
-        for c in log:
-            cov, again, known = at[-1]
+        return carried_fold(log) if carried else whole_fold(log)
+
+    def applied(log: State, number: int, state: State, *, since: int = 0) -> State:
+        c, (cov, again, known) = log[number], state
+        r = frozenset(range(c[3], c[4]))
+        if reader == "newest":
+            return frozenset(range(c[4])), frozenset(), known
+        late = any(d[2] == "R" for d in log[max(since, c[6]) : number])  # planned before a RESTORE, landed after it
+        again = again | r & cov if repair and (c[2] == "a" or late) else again if c[2] == "a" else again - r
+        if c[2] == "r" and c[5] and redo:
+            again = (again | frozenset(range(c[4], c[5]))) & (cov | r)
+        return frozenset(range(c[4])) if c[2] == "r" and not redo else cov | r, again, known
+
+    def whole_fold(log: State) -> State:
+        at: list[State] = [(frozenset(), frozenset(), True)]
+        for number, c in enumerate(log):
             if c[2] == "R":
                 at.append(at[c[3]] if restored == "number" or c[4] else understood(log, c[3], at))
-                continue
-            r = frozenset(range(c[3], c[4]))
-            if reader == "newest":
-                cov, again = frozenset(range(c[4])), frozenset()
             else:
-                late = any(d[2] == "R" for d in log[c[6] : len(at) - 1])  # planned before a RESTORE, landed after it
-                again = again | r & cov if repair and (c[2] == "a" or late) else again if c[2] == "a" else again - r
-                if c[2] == "r" and c[5] and redo:
-                    again = (again | frozenset(range(c[4], c[5]))) & (cov | r)
-                cov = frozenset(range(c[4])) if c[2] == "r" and not redo else cov | r
-            at.append((cov, again, known))
+                at.append(applied(log, number, at[-1]))
         return at[-1]
+
+    def carried_fold(log: State) -> State:
+        """The same, from the newest state that a commit carries."""
+        full = max((number for number, c in enumerate(log) if c[2] != "R" and c[7]), default=None)
+        state: State = (frozenset(), frozenset(), True)
+        start = 0
+        if full is not None:
+            state, start = log[full][7], log[full][6]
+            if carried == "newest":
+                start = full
+            elif carried == "over":
+                start = max([start, *(number + 1 for number in range(start, full) if log[number][2] == "R")])
+        at = {start: state}
+        for number in range(start, len(log)):
+            c = log[number]
+            if c[2] != "R":
+                state = applied(log, number, state, since=start if carried == "near" else 0)
+            elif c[3] in at:
+                state = at[c[3]]
+            elif carried != "floor":
+                state = carried_fold(log[: c[3]])
+            else:
+                state = at[start]
+            at[number + 1] = state
+        return state
+
+    def states(log: State) -> list[State | None]:
+        """What a commit planned from here may carry."""
+        return [view(log), None] if carried else [None]
 
     def plans(cov: frozenset[int], again: frozenset[int]) -> Iterator[State]:
         if again:
@@ -123,17 +162,19 @@ def model(
         if f[0] == "i" and known:
             n = last(log, "A") + 1
             for kind, s, e, u in plans(cov, again):
-                yield (
-                    f"forward plans A:{n} {'append' if kind == 'a' else 'replace'} [{s},{e})",
-                    (log, ("w", n, kind, s, e, u, len(log)), p, rs, rw, cr),
-                )
+                for full in states(log):
+                    yield (
+                        f"forward plans A:{n} {'append' if kind == 'a' else 'replace'} [{s},{e}){_carrying(full)}",
+                        (log, ("w", n, kind, s, e, u, len(log), full), p, rs, rw, cr),
+                    )
             if rw and cov and not again:
                 top = max(cov) + 1
                 for e in range(0 if empty_rewind else 1, top + 1):
-                    yield (
-                        f"rewind to 0: plans A:{n} replace [0,{e}) of [0,{top})",
-                        (log, ("w", n, "r", 0, e, top, len(log)), p, rs, rw - 1, cr),
-                    )
+                    for full in states(log):
+                        yield (
+                            f"rewind to 0: plans A:{n} replace [0,{e}) of [0,{top}){_carrying(full)}",
+                            (log, ("w", n, "r", 0, e, top, len(log), full), p, rs, rw - 1, cr),
+                        )
         elif f[0] == "w":
             ok = last(log, "A") < f[1]
             yield (
@@ -149,17 +190,18 @@ def model(
             for s in range(size):
                 for e in range(s + 1, size + 1):
                     if not clamp or frozenset(range(s, e)) <= cov:
-                        yield (
-                            f"replay plans {app}:{last(log, app) + 1} replace [{s},{e})",
-                            (log, f, ("w", last(log, app) + 1, s, e, len(log)), rs, rw, cr),
-                        )
+                        for full in states(log):
+                            yield (
+                                f"replay plans {app}:{last(log, app) + 1} replace [{s},{e}){_carrying(full)}",
+                                (log, f, ("w", last(log, app) + 1, s, e, len(log), full), rs, rw, cr),
+                            )
             yield "replay not wanted", (log, f, ("x",), rs, rw, cr)
         elif p[0] == "w":
             ok = last(log, app) < p[1]
             yield (
                 f"replay writes {app}:{p[1]} [{p[2]},{p[3]}){'' if ok else ': skipped'}",
                 (
-                    (*log, (app, p[1], "p", p[2], p[3], 0, p[4])) if ok else log,
+                    (*log, (app, p[1], "p", p[2], p[3], 0, *p[4:])) if ok else log,
                     f,
                     ("x",) if ok else ("i",),
                     rs,
@@ -171,11 +213,12 @@ def model(
             for v in (v for v in range(len(log)) if view(log[:v])[2]):
                 yield (
                     f"operator: RESTORE to version {v} by its number",
-                    ((*log, ("", 0, "R", v, 1, 0, 0)), f, p, rs, rw, cr),
+                    ((*log, ("", 0, "R", v, 1, 0, 0, None)), f, p, rs, rw, cr),
                 )
         if rs:
             for v in range(len(log)):
-                yield f"!operator: RESTORE to version {v}", ((*log, ("", 0, "R", v, 0, 0, 0)), f, p, rs - 1, rw, cr)
+                restore = ("", 0, "R", v, 0, 0, 0, None)
+                yield f"!operator: RESTORE to version {v}", ((*log, restore), f, p, rs - 1, rw, cr)
 
     def complete(st: State) -> bool:
         cov, again, _ = view(st[0])
@@ -193,6 +236,10 @@ def model(
                 return f"message {x} {'is lost: it counts as read' if x in cov else 'is there, and will be read again'}"
 
     return search(Model(init, step, bad, complete))
+
+
+def _carrying(state: State | None) -> str:
+    return ", with the state" if state else ""
 
 
 VARIANTS = (
@@ -286,6 +333,59 @@ VARIANTS = (
         "same, no replay",
         "PASS",
         lambda: model(restored="files", empty_rewind=True, replay=0, size=2),
+        is_small=True,
+    ),
+    Variant(
+        "h1",
+        "the fold starts from the newest state that a commit carries; any commit may carry it; a RESTORE, a replay",
+        "PASS",
+        lambda: model(carried="base", rewind=0, size=2),
+    ),
+    Variant(
+        "h1-small",
+        "same, no replay, no crash",
+        "PASS",
+        lambda: model(carried="base", rewind=0, replay=0, crashes=0),
+        is_small=True,
+    ),
+    Variant(
+        "h2",
+        "same, two RESTOREs, no replay",
+        "PASS",
+        lambda: model(carried="base", restores=2, rewind=0, replay=0, crashes=0, size=2),
+    ),
+    Variant(
+        "h2'",
+        "same, a RESTORE and a rewind",
+        "PASS",
+        lambda: model(carried="base", replay=0, size=2),
+    ),
+    Variant(
+        "h3",
+        "the state is taken for that before its own commit, not for that at its base",
+        "BAD",
+        lambda: model(carried="newest", rewind=0, size=2),
+        is_small=True,
+    ),
+    Variant(
+        "h4",
+        "a RESTORE to before the state goes back to the state",
+        "BAD",
+        lambda: model(carried="floor", rewind=0, replay=0, size=2),
+        is_small=True,
+    ),
+    Variant(
+        "h5",
+        "whether a commit is late is looked up no further back than the state",
+        "BAD",
+        lambda: model(carried="near", restores=1, rewind=0, replay_app="own", size=2),
+        is_small=True,
+    ),
+    Variant(
+        "h6",
+        "the state of a commit that was planned before a RESTORE is taken for that behind it",
+        "BAD",
+        lambda: model(carried="over", rewind=0, replay=0, size=2),
         is_small=True,
     ),
 )

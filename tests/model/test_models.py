@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model import claims, dead_letters, epochs, fold, load_balanced, resumable
+from tests.model import claims, dead_letters, epochs, fold, load_balanced, one_pass, resumable
 from tests.model.search import Variant
 
 MODELS = {
@@ -14,6 +14,7 @@ MODELS = {
     "dead_letters": dead_letters.VARIANTS,
     "fold": fold.VARIANTS,
     "epochs": epochs.VARIANTS,
+    "one_pass": one_pass.VARIANTS,
 }
 VARIANTS = [
     pytest.param(variant, id=f"{name}-{variant.name}", marks=() if variant.is_small else pytest.mark.slow)

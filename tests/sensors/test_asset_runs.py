@@ -11,6 +11,7 @@ import pytest
 
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
 from stream_assets import StreamAsset, stream_definitions
+from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, skip_message, tick
 from tests.support.streams import write_stream
 
@@ -124,3 +125,27 @@ def test_failures_of_a_member_are_counted_while_another_one_works(jobs: Jobs) ->
         jobs.instance.report_run_failed(jobs.run("ingest_orders", member="member-2"))
     jobs.run("ingest_orders")
     assert "the last 2 runs failed" in skip_message(jobs.tick())
+
+
+def test_with_runs_that_stay_one_is_kept_alive_also_without_lag(folder: Path, instance: dg.DagsterInstance) -> None:
+    jobs = Jobs(folder, instance, source="memory://alive/orders", linger_seconds=60.0)
+    asked = jobs.tick()
+    assert asked.run_requests, "the stream is empty, and the run waits for its first message"
+    run = jobs.run("ingest_orders")
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
+    instance.report_run_canceling(run)
+    instance.report_run_canceled(run)
+    assert "was cancelled" in skip_message(jobs.tick())
+
+
+def test_members_that_stay_are_kept_alive_one_a_shard_at_most(folder: Path, instance: dg.DagsterInstance) -> None:
+    jobs = Jobs(folder, instance)
+    write_stream(folder / "orders.ss", 5)
+    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=3, keeps_alive=True))
+    requests = jobs.tick().run_requests or []
+    assert [request.tags[MEMBER_TAG] for request in requests] == ["main", "member-2"]
+
+
+def test_a_run_that_waits_for_messages_leaves_none_to_wait_for_others(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="min_lag=10 lets messages wait"):
+        declare(tmp_path, linger_seconds=60.0, min_lag=10)

@@ -68,7 +68,7 @@ class Lake:
         wanted = Replay(Bound.parse(start), Bound.parse(stop))
         with open_batch_source(self.feed.url) as source:
             job = ReplayJob(spark, source, replace(self.what, transform=new), wanted)
-            assert sum(report.rows > 0 for report, _ in drain_batches(job)) == 2
+            assert sum(report.rows > 0 for report in drain_batches(job)) == 2
 
     def assert_replayed(self, numbers: range) -> None:
         """Row by row as if these had been ingested with the new transform at first, and nothing else was touched."""

@@ -14,12 +14,14 @@ from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
+from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions, Limits, RedisGroupOptions
 from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.producer import RedisProducer
 from stream_consumers.redis.server import RedisServer
+from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.subscription.config import RetryPolicy, SubscriptionConfig
 from stream_consumers.subscription.memory_backend import MemoryBackend
 from stream_consumers.subscription.messages import EventMessage
@@ -83,6 +85,29 @@ def options_with_counts() -> dict[str, Callable[[Any], object]]:
 def test_an_option_that_counts_is_a_whole_number(option: str, count: Any) -> None:
     with pytest.raises(InvalidOptionError, match=r"out of range|not a multiple"):
         options_with_counts()[option](count)
+
+
+def options_that_are_switched() -> dict[str, Callable[[Any], object]]:
+    """Options that are on or off."""
+    member: dict[str, Any] = {"group": "billing", "consumer": "me", "streams": ["orders"]}
+    server = "redis://127.0.0.1:1/"
+    return {
+        "live": lambda switch: create_consumer(URL, live=switch),
+        "end_with_eos": lambda switch: FileProducerOptions(end_with_eos=switch),
+        "create_stream": lambda switch: RedisGroupOptions(create_stream=switch),
+        "bare": lambda switch: StdioProducerOptions(bare=switch),
+        "loopback": lambda switch: StdioProducerOptions(loopback=switch),
+        "auto_create": lambda switch: GroupEntryConsumer(server, **member, auto_create=switch),
+        "start_from_backlog": lambda switch: GroupEntryConsumer(server, **member, start_from_backlog=switch),
+        "auto_acknowledge": lambda switch: GroupEntryConsumer(server, **member, auto_acknowledge=switch),
+    }
+
+
+@pytest.mark.parametrize("option", options_that_are_switched())
+@pytest.mark.parametrize("switch", ["false", "", 0, 1, None], ids=repr)
+def test_an_option_that_is_on_or_off_is_no_text(option: str, switch: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=f"{option}=.* is neither on nor off"):
+        options_that_are_switched()[option](switch)
 
 
 @pytest.mark.parametrize("count", NO_COUNTS, ids=repr)
@@ -189,3 +214,36 @@ def test_client_options_as_text_are_numbers_where_the_client_wants_them(redis_ad
             RedisServer(url, wrong).check()
     # A password of digits is no number.
     assert RedisServer(url, {"password": "12345"}).connection.connection_pool.connection_kwargs["password"] == "12345"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", 5, b"billing"], ids=ascii)
+def test_a_name_is_text_that_every_client_takes_as_it_is(name: Any) -> None:
+    # A client in C would join group 'a' instead of 'a\0b', and abort the process over '\ud800'.
+    for url in (URL, "redis://127.0.0.1:1/orders", "kafka://127.0.0.1:1/orders"):
+        with pytest.raises(InvalidOptionError, match="cannot be used"):
+            create_consumer(url, mode="load_balanced", group=name)
+    with pytest.raises(InvalidOptionError, match="cannot be used"):
+        RedisGroupOptions(consumer=name)
+    with pytest.raises(InvalidOptionError, match="is not a valid name"):
+        SubscriptionConfig(stream="orders", group=name, dead_letter_stream="dead")
+
+
+def test_a_moment_a_shard_and_an_observer_are_what_they_should_be(tracked: TrackedConsumer) -> None:
+    consumer = create_consumer(URL)
+    with consumer:
+        for moment in ("2026-01-01", 5, None):
+            with pytest.raises(InvalidOptionError, match="is no moment"):
+                consumer.seek(moment)  # type: ignore[arg-type]
+        for shard in ("orders/0", ("orders", 0), Shard("orders", -1), Shard("orders", "0"), None):  # type: ignore[arg-type]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                consumer.assign(shard)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                tracked.pause_partitions([shard])  # type: ignore[list-item]
+            with pytest.raises(InvalidOptionError, match="is no shard"):
+                tracked.resume_partitions([shard])  # type: ignore[list-item]
+        for position in ("1", 1.5, None, True):
+            with pytest.raises(InvalidOptionError, match="the position in orders/0"):
+                tracked.go_to({Shard("orders"): position})  # type: ignore[dict-item]
+    for observer in (None, 5):
+        with pytest.raises(InvalidOptionError, match="cannot be called"):
+            create_consumer(URL, on_dead_letter=observer)  # type: ignore[arg-type]

@@ -148,3 +148,27 @@ def test_any_text_is_a_shard_or_refused(text: str) -> None:
 @given(st.text("abcXYZ019._-", max_size=249), st.integers(0, 2**64 - 1))
 def test_every_shard_comes_back(stream: str, number: int) -> None:
     assert Shard.parse(str(Shard(stream, number))) == Shard(stream, number)
+
+
+@pytest.mark.parametrize("scheme", ["kafka", "redis", "rediss"])
+@pytest.mark.parametrize(
+    "server", ["h:0", "h:65536", "h:99999", "h:-1", "h:x", "h i", "h:1/3", "::1", "h?password=hunter2"]
+)
+def test_what_is_no_server_is_refused_before_a_client_takes_it_for_another(scheme: str, server: str) -> None:
+    # librdkafka connects to port 34463 for 99999.
+    for connect in (create_consumer, create_producer):
+        with pytest.raises(InvalidUrlError, match="is no server") as refused:
+            connect(f"{scheme}://ok:1,{server}/orders")
+        assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("server", ["h", "h:1", "h.example-1_a:65535", "[::1]", "[fe80::1]:9092"])
+def test_a_server_is_a_host_with_or_without_a_port(server: str) -> None:
+    StreamUrl.parse(f"kafka://{server}/orders").check_servers()
+
+
+def test_options_behind_a_url_are_refused_and_not_repeated() -> None:
+    for text in ("redis://h:1/orders?password=hunter2", "kafka://h:1/orders?sasl.password=hunter2"):
+        with pytest.raises(InvalidUrlError, match="a URL has no options") as refused:
+            StreamUrl.parse(text)
+        assert "hunter2" not in str(refused.value)

@@ -328,7 +328,7 @@ class Pipeline:
     def drain(self, observer: Observer = ignore_steps, *, max_batches: int | None = None) -> list[BatchReport]:
         """One run to the end."""
         found = drain(self.spark, self.source, self.ingestion, observer=observer, max_batches=max_batches)
-        return [report for report, _ in found]
+        return list(found)
 
     def verify(self) -> list[ShardVerdict]:
         """What the project itself says of the table."""

@@ -51,11 +51,11 @@ def main(
     with source.open() as opened:
         if stop:
             wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)
-            for report, _ in drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch)):
+            for report in drain_batches(ReplayJob(spark, opened, what, wanted, observer=watch)):
                 print("report", dict(report.batch.entry.ranges), flush=True)
         else:
             rewind(spark, opened, what, Bound.parse(start), replay_id=run_id)
     if not stop:
-        for report, _ in drain(spark, source, what, observer=watch):
+        for report in drain(spark, source, what, observer=watch):
             print("report", dict(report.batch.entry.ranges), flush=True)
     print("done", flush=True)

@@ -7,12 +7,13 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.reading.decode import Json
 from spark_jobs.run_ingestion import drain
-from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
+from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
@@ -32,6 +33,16 @@ class GroupKillSwitch(KillSwitch):
         os.killpg(os.getpgid(0), kill.signal)
 
 
+class ServerKillSwitch(KillSwitch):
+    """Sends the signal to the Spark servers that outlive runs, with their JVMs, and lives on."""
+
+    def send(self, kill: Kill) -> None:
+        for server in server_folders():
+            process = server.process()
+            assert process is not None
+            os.killpg(process, kill.signal)
+
+
 def poisonous(rows: DataFrame) -> DataFrame:
     """Ends the process where a row is poison."""
     if not rows.where("user = 'poison'").isEmpty():
@@ -39,7 +50,19 @@ def poisonous(rows: DataFrame) -> DataFrame:
     return rows
 
 
+SWITCHES = {"": KillSwitch, "group": GroupKillSwitch, "server": ServerKillSwitch}
 TRANSFORMS = {"poison": poisonous, "old": old}
+
+
+def _session(remote: str) -> SparkSession:
+    """In this process; at a Connect address; or in a server that outlives it, kept in a folder: ``servers:PATH``."""
+    kind, _, folder = remote.partition(":")
+    if kind == "sc":
+        return create_session(SparkOptions(remote=remote))
+    if kind == "servers":
+        del os.environ[SPARK_VARIABLE]
+        os.environ[SERVERS_VARIABLE] = folder
+    return create_session(SparkOptions(master="local[1]", config=SHORT_LIVED, in_process=kind != "servers"))
 
 
 def main(
@@ -54,12 +77,12 @@ def main(
     transform: str = "",
 ) -> None:
     name, _, wanted = fault.partition("!")
-    is_for_all = wanted.startswith("group-")
+    whom, _, how = wanted.rpartition("-")
     kill = Kill.parse(name) if name not in ("", "poison") else None
     observer = None
     if kill is not None:
-        kill = replace(kill, signal=signal.Signals[wanted.removeprefix("group-") or "SIGKILL"])
-        switch = GroupKillSwitch if is_for_all else KillSwitch
+        kill = replace(kill, signal=signal.Signals[how or "SIGKILL"])
+        switch = SWITCHES[whom]
         memory = Path(table).with_name(f"faults-{fault.replace(' ', '-')}")
         observer = switch([kill], table=table, memory=memory)
 
@@ -80,7 +103,7 @@ def main(
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
     )
-    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
-    for report, _ in drain(spark, source, ingestion, observer=watch):
+    spark = _session(remote)
+    for report in drain(spark, source, ingestion, observer=watch):
         print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)

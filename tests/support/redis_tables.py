@@ -100,7 +100,7 @@ class Stream:
     ) -> list[BatchReport]:
         """One run to the end."""
         found = drain(spark, self.source, wanted or self.ingestion(), observer=observer, max_batches=max_batches)
-        return [report for report, _ in found]
+        return list(found)
 
     def rows(self) -> set[Identity]:
         """What is in the table and its dead letters; fails if something is there twice."""

@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Sequence
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from tests.support.polling import until
 
@@ -82,7 +83,7 @@ def sequences_in_topic(address: str, topic: str) -> set[Identity]:
         for message in consumer.consume(1000, 0.5):
             error = message.error()
             if error is None:
-                found.add((topic, message.partition(), message.offset()))
+                found.add((topic, message.partition() or 0, message.offset() or 0))
             elif error.code() == KafkaError._PARTITION_EOF:
                 open_partitions.discard(message.partition())
             else:

@@ -135,7 +135,7 @@ def test_d6_a_lost_race_is_noticed_and_planned_again(spark: SparkSession, folder
 
 def test_i8_dead_letters_of_a_dropped_batch_do_not_count_and_are_removed(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 20, malformed=frozenset({5}))
-    what = ingestion(folder / "t")
+    what = ingestion(folder / "t", group="Marie's")
 
     class CrashError(Exception):
         pass

@@ -50,7 +50,7 @@ class Pipeline:
             sharing=self.mode,
             limits=Limits(max_records=RECORDS),
         )
-        return [report for report, _ in drain(spark, source, ingestion)]
+        return list(drain(spark, source, ingestion))
 
     def assert_each_once(self) -> None:
         """Every message of the topic is in the table or its dead letters, once, and the group is told so."""

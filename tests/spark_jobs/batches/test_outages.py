@@ -53,7 +53,7 @@ def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(
     what = stream.ingestion(20, retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, step)
     found = drain(spark, stream.source, what, observer=watch, on_wait=server.start_when_told)
-    reports = [report for report, _ in found]
+    reports = list(found)
     assert watch.is_done
     assert server.told
     assert f"of {BUDGET_SECONDS:g} s at most" in server.told[0]
@@ -80,9 +80,7 @@ def test_what_an_outage_interrupted_is_no_delivery_that_counts(
 
     reports = list(drain(spark, stream.source, what, observer=stop_thrice, on_wait=server.start_when_told))
     assert count == 3
-    assert [(report.rows, report.dead) for report, _ in reports] == [(10, 0)], (
-        "as if it was delivered for the first time"
-    )
+    assert [(report.rows, report.dead) for report in reports] == [(10, 0)], "as if it was delivered for the first time"
     stream.assert_each_once()
 
 
@@ -112,7 +110,7 @@ def test_a_replay_and_a_rewind_go_on_when_the_server_is_back(
     with stream.source.open() as opened:
         watch = stopping(server, Step.PLANNED, 2)
         job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
-        assert sum(report.replaced or 0 for report, _ in drain_batches(job)) == 60
+        assert sum(report.replaced or 0 for report in drain_batches(job)) == 60
         assert len(server.told) == 1
         stream.assert_each_once()
         server.stop()
@@ -150,7 +148,7 @@ def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
     reports = list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
     assert server.told
     assert pipe.rows() == dict.fromkeys(sequences_in_topic(address, topic), 1)
-    assert sum(report.rows for report, _ in reports) == 60
+    assert sum(report.rows for report in reports) == 60
     assert pipe.positions() == ends(address, topic)
 
 
@@ -173,7 +171,7 @@ def test_members_and_a_replay_go_on_when_the_broker_is_back(
         watch = stopping(server, Step.VERIFIED, 2)
         what = replace(pipe.ingestion, sharing=pipe.mode)
         job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
-        replaced = sum(report.replaced or 0 for report, _ in drain_batches(job))
+        replaced = sum(report.replaced or 0 for report in drain_batches(job))
     assert len(server.told) > told
     assert replaced == 90
     assert pipe.rows() == wanted

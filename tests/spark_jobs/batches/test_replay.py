@@ -48,7 +48,7 @@ def ingestion(table: Path, *, records: int = 100, **more: object) -> Ingestion:
 
 def ingest(spark: SparkSession, url: str, what: Ingestion, **more: object) -> list[BatchReport]:
     source = StreamSource(StreamUrl.parse(url))
-    return [report for report, _ in drain(spark, source, what, **more)]  # type: ignore[arg-type]
+    return list(drain(spark, source, what, **more))  # type: ignore[arg-type]
 
 
 def run_replay(
@@ -56,7 +56,7 @@ def run_replay(
 ) -> list[BatchReport]:
     with open_batch_source(url) as source:
         job = ReplayJob(spark, source, replace(what, transform=new), wanted, observer=observer)
-        return [report for report, _ in drain_batches(job)]
+        return list(drain_batches(job))
 
 
 def rows_of(table: Path | str) -> Counter[Row]:

@@ -63,13 +63,13 @@ class Lake:
 
     def drain(self, observer: Observer = ignore_steps) -> list[BatchReport]:
         source = StreamSource(StreamUrl.parse(self.feed.url))
-        return [report for report, _ in drain(self.spark, source, self.what, observer=observer)]
+        return list(drain(self.spark, source, self.what, observer=observer))
 
     def rerun(self, wanted: Replay, observer: Observer = ignore_steps) -> list[BatchReport]:
         """The replay, to its end."""
         with open_batch_source(self.feed.url) as source:
             job = ReplayJob(self.spark, source, self.what, wanted, observer=observer, on_wait=lambda why: None)
-            return [report for report, _ in drain_batches(job)]
+            return list(drain_batches(job))
 
     def rewind(self, number: int, *, run_id: str = "") -> int:
         """Move the group; how many shards moved."""

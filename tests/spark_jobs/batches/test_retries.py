@@ -19,8 +19,10 @@ from stream_assets.config import StreamConfig
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
+    SparkEndedError,
     StreamAssetsError,
     StreamRemovedError,
+    Transient,
     WriteError,
 )
 from tests.support.dagster_runs import declare
@@ -151,7 +153,7 @@ class Scripted(BatchJob):
 def test_a_job_plans_anew_after_a_write_that_failed_and_reports_a_batch_once() -> None:
     time = Time()
     job = Scripted(time, plan=1, write=1, finish=2)
-    assert [(report.rows, is_last) for report, is_last in drain_batches(job)] == [(5, True)]
+    assert [report.rows for report in drain_batches(job)] == [5]
     assert job.steps == ["plan", "plan", "write", "plan", "write", "finish", "finish", "finish", "plan"]
     assert time.pauses == [1, 2, 4, 8]
 
@@ -167,6 +169,14 @@ def test_a_job_plans_anew_after_a_write_that_failed_and_reports_a_batch_once() -
 )
 def test_what_an_executor_raised_keeps_its_type(reason: str, kind: type[StreamAssetsError]) -> None:
     assert raised_on_executor(reason) is kind
+
+
+def test_a_spark_that_has_ended_is_not_waited_for() -> None:
+    """Its session does not come back within the run, but a runner may run again."""
+    error = SparkEndedError("the server has ended", remedy="Run again.")
+    assert isinstance(error, Transient)
+    with pytest.raises(SparkEndedError, match=r"the server has ended\. Run again\.\Z"):
+        Retries(300, on_wait=pytest.fail).wait(error)
 
 
 def test_the_budget_is_five_minutes_unless_the_asset_or_the_run_says_otherwise() -> None:

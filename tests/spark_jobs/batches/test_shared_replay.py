@@ -63,7 +63,7 @@ class Group:
     def drain(self, transform: object = old, observer: Observer = ignore_steps) -> list[BatchReport]:
         """One member to the end."""
         what = replace(self.what, transform=transform)  # type: ignore[arg-type]
-        return [report for report, _ in drain(self.spark, self.source, what, observer=observer)]
+        return list(drain(self.spark, self.source, what, observer=observer))
 
     def replay(self, numbers: range, observer: Observer = ignore_steps) -> list[BatchReport]:
         """Replay these with the new transform."""
@@ -71,7 +71,7 @@ class Group:
         with open_batch_source(self.url) as source:
             what = replace(self.what, transform=new)
             job = ReplayJob(self.spark, source, what, Replay(*bounds), observer=observer, on_wait=lambda why: None)
-            return [report for report, _ in drain_batches(job)]
+            return list(drain_batches(job))
 
     def rewind(self, number: int) -> int:
         """How many shards moved."""

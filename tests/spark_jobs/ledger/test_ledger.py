@@ -148,7 +148,7 @@ class TestForeign:
     @pytest.mark.parametrize(
         "change",
         [
-            {"v": 2},
+            {"v": 3},
             {"kind": "party"},
             {"ranges": {"orders": [0, 5]}},
             {"ranges": {"orders/0": [0]}},

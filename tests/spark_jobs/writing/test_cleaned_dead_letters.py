@@ -35,7 +35,8 @@ class DeltaRsSession:
 class Tables:
     """A table whose batches are written by hand, ten messages each, and the table of their dead letters."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, group: str = "g") -> None:
+        self.group, self.app = group, f"{group}/main"
         self.main = WrittenLog(folder / "t")
         self.letters = DeadLetterTable(str(folder / "t_dead_letters"))
         self.number = 0
@@ -55,17 +56,17 @@ class Tables:
                 "_shard": pa.array([0] * dead, pa.int64()),
                 "_sequence": pa.array(places, pa.int64()),
                 "_batch": [bid] * dead,
-                "_group": ["g"] * dead,
+                "_group": [self.group] * dead,
             }
             own = self._own_number() + 1
-            metadata = {"v": 1, "bid": bid, "app": "g/main", "n": own, "number": number}
+            metadata = {"v": 1, "bid": bid, "app": self.app, "n": own, "number": number}
             write_deltalake(
                 self.letters.path,
                 pa.table(rows),
                 mode="append",
                 commit_properties=CommitProperties(
                     custom_metadata={"userMetadata": json.dumps(metadata)},
-                    app_transactions=[Transaction("g/main", own)],
+                    app_transactions=[Transaction(self.app, own)],
                 ),
             )
         if lands:
@@ -76,15 +77,15 @@ class Tables:
                 "uncounted": self.settlement.uncounted,
             }
             base = self.main.next - 1 if base is None else base
-            entry = LedgerEntry("batch", "g", "g/main", number, "main", bid, base, **{**fields, **details})
+            entry = LedgerEntry("batch", self.group, self.app, number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
 
     def _own_number(self) -> int:
         snapshot = self.letters.log().snapshot()
-        return snapshot.last_number("g/main") if snapshot else 0
+        return snapshot.last_number(self.app) if snapshot else 0
 
     def ledger(self) -> Ledger:
-        return Ledger(self.main.log(), group="g", member="main")
+        return Ledger(self.main.log(), group=self.group, member="main")
 
     def settle(self) -> None:
         """What a run does first, and again at its end."""
@@ -181,6 +182,18 @@ def test_a_restore_brings_back_what_another_one_removed(tables: Tables) -> None:
     tables.settle()
     tables.main.restore(version=3, back_to=3)
     assert tables.counted() == [9, 19, 29, 39]
+
+
+@pytest.mark.parametrize("group", ["Marie's", "''", "x' OR '1'='1", 'a "b"', "a\\b", "größe; --"])
+def test_the_name_of_a_group_may_have_quotes(tmp_path: Path, group: str) -> None:
+    tables, other = Tables(tmp_path, group=group), Tables(tmp_path / "other")
+    for index in range(3):
+        tables.batch(index, dead=1)
+    replay(tables, 1)
+    tables.settle()
+    assert tables.counted() == [9, 19, 29]
+    other.letters = tables.letters
+    assert other.counted() == []
 
 
 def test_a_batch_that_never_landed_does_not_count(tables: Tables) -> None:

@@ -26,6 +26,7 @@ from stream_consumers.errors import (
     TransformError,
     Transient,
     UnsafeStorageError,
+    UnsupportedError,
     WriteError,
 )
 
@@ -177,6 +178,9 @@ def test_causes_are_known_wherever_they_stand(text: str, kind: type[StreamAssets
 def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_as_it_is() -> None:
     raised = PythonException("An exception was thrown\nTraceback\nOSError: [Errno 28] No space left on device")
     assert isinstance(explain(raised, table="t"), TransformError)
+    only = explain(RuntimeError("[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table only allows appends."), table="t")
+    assert isinstance(only, UnsupportedError), "tried again, it fails again"
+    assert "on_replay: append" in only.remedy
     assert str(explain(RuntimeError("lost"), table="t")).startswith("Spark could not write to t: lost. ")
     assert isinstance(explain(AnalysisException("A schema mismatch detected"), table="t"), SchemaMismatchError)
     known = WriteError("known", remedy="None.")

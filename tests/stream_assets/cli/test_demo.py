@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,20 +10,22 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from tests.support.settings import ROOT
+from tests.support.spark_servers import spark_servers
 from tests.support.streams import assert_each_once
 
-# Three cold JVMs, one after the other: minutes where the machine has other work.
+# A cold JVM, and Dagster: minutes where the machine has other work.
 PATIENCE = 1500
 pytestmark = [pytest.mark.dagster, pytest.mark.kill, pytest.mark.slow, pytest.mark.timeout(PATIENCE + 60)]
 
 
 def test_the_demo_survives_its_kills_and_proves_it(folder: Path) -> None:
     command = [sys.executable, "-m", "stream_assets.cli.main", "demo", "--messages", "8000"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    with spark_servers(folder / "servers") as servers:
+        environment = servers.environment(COLUMNS="200")
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert len(servers.living()) == 1, "the kills of its runs did not reach their Spark"
     log = folder / ".demo" / "daemon.log"
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
     last = done.stdout.strip().splitlines()[-1]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from stream_consumers.batches import clean_counts
+from stream_consumers.create import open_batch_source
 from stream_consumers.testing import BatchSourceContract, ConsumerContract, ProducerContract
+from stream_consumers.testing.batch_source_contract import plan_all
+from stream_consumers.testing.harness import Stream, in_turn
 
 
 class TestConsumer(ConsumerContract):
@@ -15,3 +19,9 @@ class TestProducer(ProducerContract):
 
 class TestBatchSource(BatchSourceContract):
     """See :class:`stream_consumers.testing.BatchSourceContract`."""
+
+    def test_a_clean_plan_is_written_in_one_pass(self, stream: Stream) -> None:
+        """Others need not know what their splits hold; ours do."""
+        stream.send(in_turn(30, shards=3))
+        with open_batch_source(stream.url()) as source:
+            assert set((clean_counts(plan_all(source).splits) or {}).values()) == {10}

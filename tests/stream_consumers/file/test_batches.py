@@ -16,7 +16,7 @@ import pytest
 from stream_consumers.batches import BatchPlan, Range, Resume
 from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
 from stream_consumers.file import batches as file_batches
-from stream_consumers.file.batches import FileBatchSource
+from stream_consumers.file.batches import FileBatchSource, FileSplit
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import Damage, Frame
@@ -140,6 +140,24 @@ def test_damage_is_counted_once_whatever_the_batches(tmp_path: Path, max_records
 def test_damage_is_counted_once_whatever_the_parallelism(tmp_path: Path, parallelism: int, max_records: int) -> None:
     path = damaged_file(tmp_path / "orders.ss")
     assert drain(path, max_records=max_records, parallelism=parallelism) == expected(path)
+
+
+def test_only_splits_without_damage_know_what_they_hold(tmp_path: Path) -> None:
+    path = damaged_file(tmp_path / "orders.ss")
+    with FileBatchSource(url_of(path)) as source:
+        gaps = {shard: Range(0, extent.end) for shard, extent in source.extents().items()}
+        plan = source.plan(gaps, limits=Limits(), parallelism=40)
+    assert plan is not None
+    known = 0
+    for split in plan.splits:
+        assert isinstance(split, FileSplit)
+        rows = [row for batch in split.read() for row in batch.to_pylist()]
+        counts = split.counts()
+        if counts is not None:
+            known += 1
+            assert counts == Counter(Shard(row["stream"], row["shard"]) for row in rows)
+        assert (counts is None) or not any(row["error"] for row in rows)
+    assert 0 < known < len(plan.splits)
 
 
 def test_damage_between_shards_when_batches_hold_one_shard_only(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
 from stream_consumers.file.writer import FrameWriter
 from stream_consumers.messages import Shard
 from tests.support.ss_files import (
@@ -408,3 +408,60 @@ def test_damage_loses_nothing_silently(
     whole = [item for item in items(scratch) if isinstance(item, Frame)]
     offset = HEADER_SIZE + int(place * (len(data) - HEADER_SIZE))
     assert_nothing_is_lost_silently(scratch, data, whole, offset, mask)
+
+
+def place(item: Frame | Damage) -> tuple[object, ...]:
+    return item.offset, item.end, item.shard, item.sequence, item.timestamp_ms
+
+
+@RELAXED
+@given(
+    drawn=MESSAGES,
+    interval=st.one_of(st.integers(128, 1500), st.just(1024 * 1024)),
+    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=3),
+    most=st.integers(1, 5),
+    last=st.integers(0, 40),
+)
+def test_runs_are_the_items_one_by_one(
+    scratch: Path,
+    drawn: list[tuple[str, int, int, int, bytes]],
+    interval: int,
+    flips: list[tuple[float, int]],
+    most: int,
+    last: int,
+) -> None:
+    """Whatever is damaged, wherever they end, and without checksums at the same places."""
+    messages = as_sent(drawn)
+    if len(messages) % 2:
+        messages = [*messages, END_OF_STREAM]
+    data = bytearray(file_bytes(messages, interval=interval))
+    for part, mask in flips if messages else ():
+        data[HEADER_SIZE + int(part * (len(data) - HEADER_SIZE))] ^= mask
+    scratch.write_bytes(data)
+    whole = items(scratch)
+    stop = whole[last % len(whole)].end if whole and last else None
+    expected = [item for item in whole if stop is None or item.end <= stop]
+    for is_checked in (True, False):
+        with FrameScanner(scratch) as scanner:
+            found: list[Frame | Damage] = []
+            for block in scanner.blocks(most=most, stop=stop, is_checked=is_checked):
+                if isinstance(block, Run):
+                    assert 1 <= len(block.sizes) <= most
+                    frames = list(block.frames())
+                    assert (frames[0].offset, frames[-1].end) == (block.offset, block.end)
+                    firsts = {frame.shard: frame.sequence for frame in reversed(frames)}
+                    lasts = {frame.shard: frame.sequence for frame in frames}
+                    assert block.bounds() == {shard: (firsts[shard], lasts[shard]) for shard in lasts}
+                    found += frames
+                else:
+                    found.append(block)
+                if stop is not None and block.end >= stop:
+                    break
+        assert list(map(place, found)) == list(map(place, expected))
+        assert not is_checked or found == expected
+
+
+def test_intact_messages_are_in_few_runs(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(3000, shards=SHARDS[:2]), interval=1024 * 1024)
+    with FrameScanner(path) as scanner:
+        assert [type(block) for block in scanner.blocks(most=1000)] == [Run, Run, Run]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from stream_consumers.errors import (
     StreamRemovedError,
 )
 from stream_consumers.kafka import consumer as kafka_consumer
+from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.consumer import KafkaConsumer
 from stream_consumers.kafka.membership import KafkaMembership
 from stream_consumers.messages import Message, Shard
@@ -109,7 +110,7 @@ def test_groups_and_modes_that_do_not_go_together(kafka: str) -> None:
 # load_balanced
 
 
-@pytest.mark.parametrize(
+PROTOCOLS = pytest.mark.parametrize(
     "client",
     [
         QUICK,
@@ -118,6 +119,9 @@ def test_groups_and_modes_that_do_not_go_together(kafka: str) -> None:
     ],
     ids=["eager", "cooperative", "kip-848"],
 )
+
+
+@PROTOCOLS
 def test_members_share_the_shards_and_one_that_leaves_gives_its_own_back(
     kafka: str, client: dict[str, str | int]
 ) -> None:
@@ -136,6 +140,74 @@ def test_members_share_the_shards_and_one_that_leaves_gives_its_own_back(
         until(is_shared, what="every message being read by one of the two")
         one.close()
         until(lambda: (other.next(0.05), len(other.assigned()) == 4)[1], what="the other having all shards")
+
+
+@PROTOCOLS
+def test_a_member_reads_what_it_was_given_while_the_brokers_did_not_say_where_it_begins(
+    kafka: str, client: dict[str, str | int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    fill(kafka, topic, 40, partitions=4)
+    starts, told, found = KafkaCluster.starts, list[str](), set[tuple[int, int]]()
+
+    def silent(cluster: KafkaCluster, shards: Iterable[Shard]) -> Mapping[Shard, int]:
+        if len(told) < 2:
+            told.append("asked")
+            raise BrokerUnavailableError("no answer", remedy="Ask again.")
+        return starts(cluster, shards)
+
+    with KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client=client) as consumer:
+        monkeypatch.setattr(KafkaCluster, "starts", silent)
+
+        def has_read_all() -> bool:
+            try:
+                message = consumer.next(0.05)
+            except BrokerUnavailableError:
+                return False
+            if message is not None:
+                found.add((message.shard.id, message.sequence))
+                consumer.ack(message)
+            return len(found) == 40
+
+        until(has_read_all, what="every message being read")
+        assert told == ["asked", "asked"]
+        assert consumer.commit() == 4
+
+
+@PROTOCOLS
+def test_a_seek_and_a_change_of_owner_end_a_pause(kafka: str, client: dict[str, str | int]) -> None:
+    topic, group = create_topic(kafka, 4), unique_group()
+    fill(kafka, topic, 40, partitions=4)
+    found: list[Message] = []
+    one = KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client=client)
+    with one:
+
+        def reads_all() -> bool:
+            while (message := one.next(0.05)) is not None:
+                found.append(message)
+            return len({(message.shard, message.sequence) for message in found}) == 40
+
+        def gives_two_away() -> bool:
+            other.next(0.05)
+            found.extend(filter(None, [one.next(0.05)]))
+            return len(one.assigned()) == len(other.assigned()) == 2
+
+        until(reads_all, what="every message being read")
+        one.pause(one.assigned())
+        one.rewind(Edge.BEGINNING)
+        found.clear()
+        until(reads_all, what="every message being read after a seek")
+        one.pause(one.assigned())
+        with KafkaConsumer(url(kafka, topic), mode=SHARED, group=group, client=client) as other:
+            until(gives_two_away, what="the shards being shared")
+            one.pause(one.assigned())
+            before = one.assigned()
+            found.clear()
+        given = frozenset(Shard(topic, number) for number in range(4)) - before
+        until(
+            lambda: reads_all() or given <= {message.shard for message in found},
+            what="those that came back being read",
+        )
 
 
 MEMBER = """

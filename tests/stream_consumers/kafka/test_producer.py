@@ -104,3 +104,10 @@ class Unanswered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
+
+
+def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_has_nothing_to_flush(kafka: str) -> None:
+    producer = KafkaProducer(f"kafka://{kafka}/{create_topic(kafka, 1)}")
+    with producer, pytest.raises(InvalidOptionError, match="cannot send a header named"):
+        producer.send(b"", headers=[("a\0b", b"")])
+    producer.flush()

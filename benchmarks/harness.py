@@ -1,0 +1,232 @@
+"""Cases that alternate, what they took, and what they were to reach."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, TypeVar
+
+from pyspark.sql import SparkSession
+
+from benchmarks.process_cost import ProcessTree
+from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.spark_server.client import end
+from spark_jobs.spark_server.folder import server_folders
+
+T = TypeVar("T")
+MEGABYTE = 2**20
+CORES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to do the work.
+
+    Args:
+        name: for people.
+        work: does it, and writes to the path that it is given, which is empty.
+        check: fails unless each message is there once; it is not timed.
+        is_bare: whether it runs in the workers; otherwise in Spark. It costs what those use.
+    """
+
+    name: str
+    work: Callable[[Path], object]
+    check: Callable[[Path], None]
+    is_bare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was to be reached, and what was.
+
+    Args:
+        what: is compared.
+        value: that was measured.
+        bound: that it is compared with.
+        is_least: whether the value is to be at least that; otherwise at most.
+    """
+
+    what: str
+    value: float
+    bound: float
+    is_least: bool
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether it is so."""
+        return self.value >= self.bound if self.is_least else self.value <= self.bound
+
+
+@dataclass(slots=True)
+class Section:
+    """A table of the report.
+
+    Args:
+        title: of the table.
+        text: what was done.
+        columns: their names.
+        rows: per name, a value for each column.
+        plot: which columns are drawn; none for no plot.
+        is_line: whether the names of the rows are numbers, over which they are drawn.
+        targets: what these numbers were to reach.
+    """
+
+    title: str
+    text: str
+    columns: Sequence[str]
+    rows: dict[str, list[float | str]] = field(default_factory=dict)
+    plot: Sequence[str] = ()
+    is_line: bool = False
+    targets: list[Target] = field(default_factory=list)
+
+
+class Bench:
+    """What a suite works with.
+
+    Args:
+        folder: an empty one, for everything.
+        scale: of the sizes; 1 for those of the report.
+        rounds: how often each case is measured.
+        tell: prints a line for people.
+    """
+
+    def __init__(self, folder: Path, *, scale: float, rounds: int, tell: Callable[[str], object]) -> None:
+        self.folder = folder
+        self.scale = scale
+        self.rounds = rounds
+        self.tell = tell
+        self.sections: list[Section] = []
+        self._services: set[int] = set()
+        self._spark: set[int] = set()
+        self._workers: set[int] = set()
+        self._places = 0
+
+    def size(self, full: int, *, least: int = 100) -> int:
+        """A number of messages at this scale."""
+        return max(least, round(full * self.scale))
+
+    def place(self) -> Path:
+        """A path where nothing is yet."""
+        self._places += 1
+        return self.folder / f"place-{self._places}"
+
+    def section(self, title: str, text: str, columns: Sequence[str], **options: Any) -> Section:
+        """A new table of the report."""
+        section = Section(title, text, columns, **options)
+        self.sections.append(section)
+        self.tell(title)
+        return section
+
+    def row(self, section: Section, name: str, *values: float | str) -> None:
+        """Add a row, and tell of it."""
+        section.rows[name] = list(values)
+        said = ", ".join(f"{column} {shown(value)}" for column, value in zip(section.columns, values))
+        self.tell(f"  {name}: {said}")
+
+    def target(
+        self, section: Section, what: str, value: float, *, at_least: float | None = None, at_most: float | None = None
+    ) -> None:
+        """Compare a number with what it was to reach."""
+        is_least = at_least is not None
+        bound = at_least if at_least is not None else at_most
+        assert bound is not None
+        target = Target(what, value, bound, is_least)
+        section.targets.append(target)
+        sign = ("≥" if is_least else "≤") + f" {bound:g}"
+        self.tell(f"  {what}: {shown(value)}, to be {sign}: {'reached' if target.is_reached else 'MISSED'}")
+
+    @contextmanager
+    def service(self, service: AbstractContextManager[T]) -> Iterator[T]:
+        """A server that runs meanwhile; what it uses is nobody's cost."""
+        before = ProcessTree(os.getpid()).processes()
+        with service as started:
+            self._services |= ProcessTree(os.getpid()).processes() - before
+            yield started
+
+    @contextmanager
+    def workers(self) -> Iterator[ProcessPoolExecutor]:
+        """Processes for bare loops, as many as Spark has cores."""
+        before = ProcessTree(os.getpid()).processes()
+        with ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn")) as pool:
+            # The first tasks start the processes.
+            for started in [pool.submit(time.sleep, 0.5) for _ in range(CORES)]:
+                started.result()
+            self._workers = ProcessTree(os.getpid()).processes() - before
+            yield pool
+        self._workers = set()
+
+    @contextmanager
+    def spark(self, jars: Sequence[Path] = (), **settings: str) -> Iterator[SparkSession]:
+        """A session of the local server, with two cores; its processes count."""
+        beside = {"spark.jars": ",".join(map(str, jars))} if jars else {}
+        session = create_session(SparkOptions(master=f"local[{CORES}]", config={**beside, **settings}))
+        self._spark = {address.pid for server in server_folders() if (address := server.address()) is not None}
+        try:
+            yield session
+        finally:
+            session.stop()
+            end_servers()
+
+    def compare(self, title: str, text: str, cases: Sequence[Case], *, messages: int) -> Mapping[str, float]:
+        """Measure the cases in turn, after one round that is not counted.
+
+        Returns:
+            Of each case the median of its seconds.
+        """
+        taken: dict[str, list[tuple[float, float, int]]] = {case.name: [] for case in cases}
+        columns = ("seconds", "messages/s", "fastest", "slowest", "CPU-seconds", "peak MB")
+        section = self.section(title, text, columns, plot=("seconds",))
+        for turn in range(self.rounds + 1):
+            for case in cases:
+                path = self.place()
+                with self._processes(case).measured() as cost:
+                    began = perf_counter()
+                    case.work(path)
+                    seconds = perf_counter() - began
+                case.check(path)
+                shutil.rmtree(path, ignore_errors=True)
+                self.tell(f"  round {turn or 'to get warm'}: {case.name} took {seconds:.2f} s")
+                if turn:
+                    taken[case.name].append((seconds, cost.cpu_seconds, cost.peak_bytes))
+        medians = {}
+        for name, samples in taken.items():
+            seconds_of, cpu, peak = zip(*samples)
+            medians[name] = median(seconds_of)
+            rate = round(messages / medians[name])
+            values = (medians[name], rate, min(seconds_of), max(seconds_of), median(cpu), max(peak) // MEGABYTE)
+            self.row(section, name, *values)
+        return medians
+
+    def _processes(self, case: Case) -> ProcessTree:
+        others = self._spark if case.is_bare else self._workers
+        return ProcessTree(os.getpid(), *(set() if case.is_bare else self._spark), without=self._services | others)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The tables."""
+        return [asdict(section) for section in self.sections]
+
+
+def end_servers() -> None:
+    """The local Spark servers of this benchmark, which are in a folder of their own."""
+    for server in server_folders():
+        if server.is_alive():
+            with server.starting():
+                end(server)
+
+
+def shown(value: float | str) -> str:
+    """A number with three digits that matter, or the text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{round(value):,}"
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"

@@ -1,0 +1,85 @@
+"""Spark Structured Streaming from Kafka into Delta: what people would use instead.
+
+``python -m benchmarks.peers ADDRESS TOPIC TABLE`` runs a query with ``processingTime='0 seconds'`` until it is ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.jars import delta_jars, resolved
+from spark_jobs.session import SparkOptions, create_session
+
+Transform = Callable[[DataFrame], DataFrame]
+# One by one, and not what they depend on: the later versions of the second, which only delegation tokens need, are not
+# in every mirror.
+CONNECTOR = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.1"),
+)
+
+
+def jars() -> list[Path]:
+    """Those of Delta, and those of Spark's connector for Kafka."""
+    peers = [jar for one in CONNECTOR for jar in resolved(one, is_alone=True).glob("*.jar")]
+    return [*delta_jars(), *peers]
+
+
+def raw(messages: DataFrame) -> DataFrame:
+    """Key and value as they are, and where they stood."""
+    return messages.select("key", "value", *_position())
+
+
+def typed(ddl: str) -> Transform:
+    """The columns of JSON documents, and where they stood."""
+
+    def select(messages: DataFrame) -> DataFrame:
+        document = f.from_json(f.col("value").cast("string"), ddl).alias("document")
+        return messages.select(document, *_position()).select("document.*", "_shard", "_sequence", "_timestamp")
+
+    return select
+
+
+def stream(spark: SparkSession, address: str, topic: str) -> DataFrame:
+    """All that the topic has."""
+    options = {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest"}
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def available_now(spark: SparkSession, address: str, topic: str, select: Transform, table: Path) -> None:
+    """Write what is there, and end."""
+    writer = select(stream(spark, address, topic)).writeStream.format("delta")
+    writer = writer.option("checkpointLocation", f"{table}-checkpoint").trigger(availableNow=True)
+    writer.start(str(table)).awaitTermination()
+
+
+def _position() -> tuple[Column, ...]:
+    return (
+        f.col("partition").alias("_shard"),
+        f.col("offset").alias("_sequence"),
+        f.col("timestamp").alias("_timestamp"),
+    )
+
+
+def main() -> None:
+    """Write what comes, until somebody ends the process."""
+    from benchmarks.messages import DDL  # noqa: PLC0415
+
+    address, topic, table = sys.argv[1:]
+    joined = ",".join(map(str, jars()))
+    spark = create_session(SparkOptions(master="local[*]", config={"spark.jars": joined}, in_process=True))
+    writer = typed(DDL)(stream(spark, address, topic)).writeStream.format("delta")
+    writer = writer.option("checkpointLocation", f"{table}-checkpoint").trigger(processingTime="0 seconds")
+    writer.start(table).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

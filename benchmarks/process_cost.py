@@ -1,0 +1,109 @@
+"""What processes cost: CPU-seconds and memory of a tree of processes, from ``/proc``."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAUSE_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Cost:
+    """What was used.
+
+    Args:
+        cpu_seconds: of all processes, also of those that ended.
+        peak_bytes: the most memory at one moment; what processes share counts once.
+        peak_java_bytes: that of the JVMs among them.
+    """
+
+    cpu_seconds: float = 0.0
+    peak_bytes: int = 0
+    peak_java_bytes: int = 0
+
+
+class ProcessTree:
+    """Some processes and all that they started.
+
+    Args:
+        roots: their numbers.
+        without: not these, nor what they start.
+    """
+
+    def __init__(self, *roots: int, without: Set[int] = frozenset()) -> None:
+        self._roots = set(roots)
+        self._ignored = without
+
+    def processes(self) -> set[int]:
+        """Those that live."""
+        found: set[int] = set()
+        left = self._roots - self._ignored
+        while left:
+            found |= left
+            left = {child for parent in left for child in _children(parent)} - found - self._ignored
+        return found
+
+    @contextmanager
+    def measured(self) -> Iterator[Cost]:
+        """What they use meanwhile; complete when the block has ended."""
+        cost, over = Cost(), threading.Event()
+        before = self._cpu_seconds()
+
+        def watch() -> None:
+            while True:
+                memory = {process: _memory(process) for process in self.processes()}
+                java = sum(size for process, size in memory.items() if _is_java(process))
+                cost.peak_bytes = max(cost.peak_bytes, sum(memory.values()))
+                cost.peak_java_bytes = max(cost.peak_java_bytes, java)
+                if over.wait(_PAUSE_SECONDS):
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield cost
+        finally:
+            over.set()
+            watcher.join()
+            cost.cpu_seconds = self._cpu_seconds() - before
+
+    def _cpu_seconds(self) -> float:
+        return sum(map(_cpu_seconds, self.processes()))
+
+
+def _children(process: int) -> set[int]:
+    found: set[int] = set()
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with suppress(OSError):
+                found |= set(map(int, (thread / "children").read_text().split()))
+    return found
+
+
+def _cpu_seconds(process: int) -> float:
+    """With that of the children that it waited for."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICK
+
+
+def _memory(process: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _is_java(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip() == "java"
+    return False

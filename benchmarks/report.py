@@ -1,0 +1,125 @@
+"""The report: what the suites found, as JSON, and as a page with plots.
+
+A suite that is run again takes the place of its last result; the others stay, each with its date and size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.harness import Section, Target, shown
+from spark_jobs.jars import java
+
+PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka", "redis", "dagster")
+INTRODUCTION = """\
+# Benchmarks
+
+How fast stream-assets is, beside what people would use instead and beside the least that the work can cost. `make
+bench` writes this page; nothing on it is written by hand. The cases of a table alternate in one run, behind a round
+that is not counted, and the numbers are medians. After each case the rows are compared with the stream, by their
+sequences: a message that is missing or there twice ends the benchmark. CPU-seconds and memory are those of the client,
+the Spark server and their workers, without brokers; a JVM keeps the memory that an earlier case took.
+
+A ratio of two cases of one table means something on other machines, too. Seconds do not, and less so where the load at
+the beginning says that other programs ran.
+
+```sh
+make bench                                                  # everything
+make bench ARGS="--scale 0.1 --only kafka --rounds 3"       # one suite, with a tenth of the messages
+```
+
+kafka-delta-ingest is not among the peers: neither its repository nor [the article that introduced
+it](https://tech.scribd.com/blog/2021/kafka-delta-ingest.html) publishes how fast it is.
+"""
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    cpus = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    told = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    return {
+        "processor": f"{os.cpu_count()} × {cpus[0] if cpus else platform.machine()}",
+        "memory": f"{memory / 2**30:.0f} GiB",
+        "system": platform.platform(terse=True),
+        "Python": platform.python_version(),
+        "Java": told[0] if told else "unknown",
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def write(page: Path, found: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> None:
+    """Write JSON, page and plots; ``found`` wins over what is there."""
+    data = page.with_suffix(".json")
+    known: dict[str, Mapping[str, Any]] = json.loads(data.read_text()) if data.exists() else {}
+    known.update(found)
+    suites = {name: known[name] for name in order if name in known}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    data.write_text(json.dumps(suites, indent=1, ensure_ascii=False) + "\n")
+    page.write_text("\n".join(_page(page, suites, [name for name in order if name not in suites])))
+
+
+def _page(page: Path, suites: Mapping[str, Mapping[str, Any]], missing: Sequence[str]) -> Iterator[str]:
+    yield INTRODUCTION
+    if missing:
+        yield f"Not measured here yet: {', '.join(missing)}.\n"
+    yield "## What was to be reached\n"
+    yield from _targets(suites)
+    yield "\n## What it ran on\n"
+    yield from _runs(suites)
+    for name, suite in suites.items():
+        for number, fields in enumerate(suite["sections"], start=1):
+            targets = [Target(**target) for target in fields["targets"]]
+            section = Section(**{**fields, "targets": targets})
+            yield f"\n## {section.title}\n\n{section.text}\n"
+            yield from _table(["", *section.columns], section.rows.items())
+            if section.plot:
+                image = page.parent / "images" / f"benchmark-{name}-{number}.svg"
+                image.parent.mkdir(exist_ok=True)
+                image.write_text(_plot(section))
+                yield f"\n![{section.title}](images/{image.name})"
+    yield ""
+
+
+def _targets(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "| | to be | is | |\n|---|---|---|---|"
+    for suite in suites.values():
+        for section in suite["sections"]:
+            for target in (Target(**fields) for fields in section["targets"]):
+                sign = "≥" if target.is_least else "≤"
+                verdict = "reached" if target.is_reached else "**missed**"
+                yield f"| {target.what} | {sign} {target.bound:,g} | {shown(target.value)} | {verdict} |"
+
+
+def _runs(suites: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    yield "| suite | date | commit | rounds | scale | load before and after |\n|---|---|---|---|---|---|"
+    for name, suite in suites.items():
+        load = " and ".join(f"{value:.1f}" for value in suite["load"])
+        yield f"| {name} | {suite['date']} | {suite['commit']} | {suite['rounds']} | {suite['scale']:g} | {load} |"
+    machines: dict[str, list[str]] = {}
+    for name, suite in suites.items():
+        machines.setdefault(", ".join(f"{what} {is_}" for what, is_ in suite["machine"].items()), []).append(name)
+    for told, names in machines.items():
+        yield f"\n{', '.join(names)}: {told}."
+
+
+def _table(columns: Sequence[str], rows: Any) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    for name, values in rows:
+        yield f"| {name} | {' | '.join(map(shown, values))} |"
+
+
+def _plot(section: Section) -> str:
+    places = [list(section.columns).index(column) for column in section.plot]
+    rows = {name: [float(values[place]) for place in places] for name, values in section.rows.items()}
+    draw = plots.lines if section.is_line and len(rows) > 1 else plots.bars
+    return draw(" ".join(section.plot), rows, section.plot)

@@ -1,0 +1,220 @@
+"""A backlog into Delta: from Kafka, Redis and files, at the default limits, beside the peer and beside bare loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from benchmarks import bare_loops, messages, peers
+from benchmarks.harness import CORES, Bench, Case
+from benchmarks.messages import DDL, LARGE, PARTITIONS, SMALL, Sequences, check_delta, check_parquet, documents
+from spark_jobs.batches.ingestion import Ingestion, Transform
+from spark_jobs.reading.decode import Decoder, Json, Raw
+from spark_jobs.run_ingestion import drain
+from stream_consumers.create import StreamSource
+from stream_consumers.urls import StreamUrl
+from tests.support.kafka_broker import kafka_broker
+from tests.support.redis_server import redis_server
+from tests.support.topics import create_topic
+
+OURS, PEER, LIMIT = "stream-assets", "availableNow", "bare loop"
+
+
+def ours(
+    spark: SparkSession,
+    url: str,
+    name: str = OURS,
+    *,
+    decoder: Decoder,
+    expected: Sequences,
+    transform: Transform | None = None,
+) -> Case:
+    """A drain of the stream, at the default limits."""
+
+    def work(table: Path) -> None:
+        ingestion = Ingestion(
+            group=table.name, table=str(table), decoder=decoder, transform=transform, retry_seconds=0.0
+        )
+        for _ in drain(spark, StreamSource(StreamUrl.parse(url)), ingestion):
+            pass
+
+    return Case(name, work, partial(check_delta, expected=expected))
+
+
+def peer(
+    spark: SparkSession,
+    address: str,
+    topic: str,
+    name: str = PEER,
+    *,
+    select: peers.Transform,
+    expected: Sequences,
+) -> Case:
+    """Structured Streaming with ``availableNow``."""
+    work = partial(peers.available_now, spark, address, topic, select)
+    return Case(name, work, partial(check_delta, expected=expected))
+
+
+def bare(pool: ProcessPoolExecutor, loops: Sequence[Callable[[Path], None]], expected: Sequences) -> Case:
+    """The loops, each in a process, and Parquet files in one folder."""
+
+    def work(folder: Path) -> None:
+        folder.mkdir()
+        for running in [pool.submit(loop, folder) for loop in loops]:
+            running.result()
+
+    return Case(LIMIT, work, partial(check_parquet, expected=expected), is_bare=True)
+
+
+def kafka(bench: Bench) -> None:
+    """2 M messages of 95 bytes and 200,000 of 2 KB, raw and as JSON, beside availableNow and consume + Parquet."""
+    broker = kafka_broker(bench.folder)
+    with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _), bench.workers() as pool:
+        for count, size, is_target in ((bench.size(2_000_000), SMALL, True), (bench.size(200_000), LARGE, False)):
+            topic = create_topic(address, PARTITIONS)
+            bench.tell(f"producing {count:,} messages of {size} bytes")
+            expected = messages.to_kafka(address, topic, documents(count, size))
+            ends = {shard: len(sequences) for shard, sequences in expected.items()}
+            for kind, decoder, select, least in (
+                ("raw", Raw(), peers.raw, 1.2),
+                ("JSON", Json(DDL), peers.typed(DDL), 1.7),
+            ):
+                loops = [
+                    partial(_consume, address, topic, {s: ends[s] for s in list(ends)[n::CORES]}, kind == "JSON")
+                    for n in range(CORES)
+                ]
+                medians = bench.compare(
+                    f"Kafka, {kind}: {count:,} messages of {size} bytes",
+                    "A topic with 4 partitions into a new Delta table, at the default limits; the peer is Spark "
+                    "Structured Streaming with `availableNow` in the same session; the bare loop consumes in two "
+                    "processes and writes Parquet"
+                    + (", with five typed columns parsed out of each document." if kind == "JSON" else "."),
+                    [
+                        ours(spark, f"kafka://{address}/{topic}", decoder=decoder, expected=expected),
+                        peer(spark, address, topic, select=select, expected=expected),
+                        bare(pool, loops, expected),
+                    ],
+                    messages=count,
+                )
+                ratio = medians[PEER] / medians[OURS]
+                section = bench.sections[-1]
+                if is_target:
+                    bench.target(section, f"Kafka, {kind}: times as fast as availableNow", ratio, at_least=least)
+                else:
+                    bench.tell(f"  {ratio:.2f} times as fast as availableNow")
+
+
+def _consume(address: str, topic: str, ends: dict[int, int], is_json: bool, folder: Path) -> None:
+    bare_loops.consume(address, topic, ends, folder, is_json)
+
+
+def transforms(bench: Bench) -> None:
+    """1 % malformed messages, and a Python UDF as transform, as JSON from Kafka."""
+    count = bench.size(500_000)
+    broker = kafka_broker(bench.folder)
+    with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _):
+        clean, dirty = (create_topic(address, PARTITIONS) for _ in range(2))
+        expected = messages.to_kafka(address, clean, documents(count))
+        # 101 and the number of partitions have no divisor in common, so that each partition has some.
+        messages.to_kafka(address, dirty, documents(count, malformed_every=101))
+        urls = {topic: f"kafka://{address}/{topic}" for topic in (clean, dirty)}
+        decoder = Json(DDL)
+        among = ours(spark, urls[dirty], "1 % malformed", decoder=decoder, expected=expected)
+        bench.compare(
+            f"Kafka, JSON: {count:,} messages, of which 1 % are malformed, and with a Python UDF",
+            "The same topic without malformed messages; one with them, which go into the dead-letter table; and a "
+            "transform that is a Python UDF of one column, in our asset and in the query of Structured Streaming.",
+            [
+                ours(spark, urls[clean], "all well-formed", decoder=decoder, expected=expected),
+                Case(among.name, among.work, messages.check_with_dead_letters(expected)),
+                ours(spark, urls[clean], "Python UDF", decoder=decoder, expected=expected, transform=_shouting()),
+                peer(
+                    spark,
+                    address,
+                    clean,
+                    "availableNow, Python UDF",
+                    select=lambda rows: _shouting()(peers.typed(DDL)(rows)),
+                    expected=expected,
+                ),
+            ],
+            messages=count,
+        )
+
+
+def _shouting() -> Transform:
+    """Made here, so that it is sent to the workers by value."""
+
+    @f.udf("string")
+    def loud(text: str) -> str:
+        return text.upper()
+
+    def shout(batch: DataFrame) -> DataFrame:
+        return batch.withColumn("loud", loud("note"))
+
+    return shout
+
+
+def redis(bench: Bench) -> None:
+    """A million entries of 4 keys, beside XRANGE + Parquet."""
+    count = bench.size(1_000_000)
+    with bench.spark() as spark, bench.service(redis_server(bench.folder)) as address, bench.workers() as pool:
+        bench.tell(f"adding {count:,} entries")
+        expected = messages.to_redis(address, "orders", documents(count))
+        loops = [partial(_xrange, address, list(range(PARTITIONS))[n::CORES]) for n in range(CORES)]
+        medians = bench.compare(
+            f"Redis, raw: {count:,} entries of {SMALL} bytes",
+            "A stream of 4 keys into a new Delta table, at the default limits; the bare loop is XRANGE in two "
+            "processes, and Parquet.",
+            [
+                ours(spark, f"redis://{address}/orders", decoder=Raw(), expected=expected),
+                bare(pool, loops, expected),
+            ],
+            messages=count,
+        )
+        ratio = medians[LIMIT] / medians[OURS]
+        bench.target(bench.sections[-1], "Redis: times as fast as the bare loop", ratio, at_least=0.7)
+
+
+def _xrange(address: str, shards: list[int], folder: Path) -> None:
+    bare_loops.xrange(address, "orders", shards, folder)
+
+
+def file(bench: Bench) -> None:
+    """A stream file with a million messages of 4 shards, beside a walk + Parquet."""
+    count = bench.size(1_000_000)
+    path = bench.folder / "orders.ss"
+    bench.tell(f"writing {count:,} messages")
+    messages.to_file(f"file://{path}/orders", documents(count))
+    walked = bench.place()
+    walked.mkdir()
+    bare_loops.walk(path, walked)
+    expected = _sequences(pq.read_table(walked, columns=["_shard", "_sequence"]), count)
+    with bench.spark() as spark, bench.workers() as pool:
+        medians = bench.compare(
+            f"File, raw: {count:,} messages of {SMALL} bytes",
+            "A stream file with 4 shards into a new Delta table, at the default limits; the bare loop walks the "
+            "frames in one process, since nothing but a walk tells where they begin, and writes Parquet.",
+            [
+                ours(spark, f"file://{path}/orders", decoder=Raw(), expected=expected),
+                bare(pool, [partial(bare_loops.walk, path)], expected),
+            ],
+            messages=count,
+        )
+        ratio = medians[LIMIT] / medians[OURS]
+        bench.target(bench.sections[-1], "File: times as fast as the bare loop", ratio, at_least=0.7)
+
+
+def _sequences(rows: pa.Table, count: int) -> Sequences:
+    """Of a walk that found so many messages."""
+    shards, sequences = rows.column("_shard").to_numpy(), rows.column("_sequence").to_numpy()
+    found = {shard: np.unique(sequences[shards == shard]) for shard in range(PARTITIONS)}
+    assert sum(map(len, found.values())) == count
+    return found

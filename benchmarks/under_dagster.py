@@ -1,0 +1,210 @@
+"""Under a real Dagster daemon: from a tick of the sensor to the first commit, and how fresh a table is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+
+from benchmarks import messages
+from benchmarks.harness import Bench, end_servers
+from benchmarks.messages import PARTITIONS, documents
+from tests.support.dagster_services import DAGSTER_YAML, WORKSPACE_YAML
+from tests.support.kafka_broker import kafka_broker
+from tests.support.polling import until
+from tests.support.servers import running
+from tests.support.settings import ROOT
+from tests.support.topics import create_topic
+
+PATIENCE_SECONDS = 600.0
+MESSAGES = 1000
+PER_SECOND = 200
+WARM_BATCHES = 6
+LINGER_SECONDS = 1800
+
+
+@contextmanager
+def daemon(home: Path, *, source: str, table: Path, linger_seconds: float) -> Iterator[dg.DagsterInstance]:
+    """A Dagster daemon with the one asset, whose sensor ticks each second."""
+    home.mkdir()
+    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+    workspace = home / "workspace.yaml"
+    workspace.write_text(WORKSPACE_YAML.format(module="benchmarks.definitions", root=ROOT))
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+        "BENCH_SOURCE": source,
+        "BENCH_TABLE": str(table),
+        "BENCH_LINGER_SECONDS": str(linger_seconds),
+    }
+    command = [str(Path(sys.executable).with_name("dagster-daemon")), "run", "-w", str(workspace)]
+    with (
+        dg.DagsterInstance.from_config(str(home)) as instance,
+        running("the Dagster daemon", command, home / "daemon.log", environment=environment, stop=signal.SIGINT),
+    ):
+        try:
+            yield instance
+        finally:
+            for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+                instance.run_launcher.terminate(run.run_id)
+
+
+class Commits:
+    """The commits of a table with rows, and when they could be read: looked at seldom, since that is no work of ours.
+
+    A commit can be read when its file has its name, and that is when the file system changed its inode the last time.
+
+    Args:
+        table: it need not be there yet.
+    """
+
+    def __init__(self, table: Path) -> None:
+        self.table = table
+        self.files: dict[str, float] = {}
+        self.rows = 0
+        self.count = 0
+        self._version = 0
+
+    def until(self, total: int) -> float:
+        """Wait until so many rows are there; when the last of them could be read, in seconds since 1970."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._read() < total:
+            assert time.monotonic() < deadline, f"{self.rows} of {total} messages in {PATIENCE_SECONDS:g} s"
+            time.sleep(0.2)
+        assert self.rows == total, f"{self.rows} rows of {total} messages"
+        return max(self.files.values())
+
+    def _read(self) -> int:
+        while (file := self.table / "_delta_log" / f"{self._version:020d}.json").exists():
+            added = [action["add"] for action in map(json.loads, file.open()) if "add" in action]
+            self.files |= {add["path"]: file.stat().st_ctime for add in added}
+            self.rows += sum(json.loads(add["stats"])["numRecords"] for add in added)
+            self.count += bool(added)
+            self._version += 1
+        return self.rows
+
+
+def tick_to_commit(bench: Bench) -> None:
+    """From the tick that asks for a run to the first commit: no Spark server, a warm one, and a run that stays."""
+    section = bench.section(
+        "From a tick of the sensor to the first commit",
+        f"A real Dagster daemon, a sensor each second, {MESSAGES:,} messages in Kafka. Cold: no Spark server runs. "
+        "Warm: the one of the run before does. Lingering: a run is there, and it is the time from the last message "
+        "produced.",
+        ("seconds", "fastest", "slowest"),
+        plot=("seconds",),
+    )
+    with bench.service(kafka_broker(bench.folder)) as (address, _):
+        topic, table, number = create_topic(address, PARTITIONS), bench.place(), count(1)
+        commits = Commits(table)
+        source = f"kafka://{address}/{topic}"
+
+        def produce() -> int:
+            messages.to_kafka(address, topic, documents(MESSAGES))
+            return next(number) * MESSAGES
+
+        def from_tick(instance: dg.DagsterInstance) -> float:
+            committed = commits.until(produce())
+            (record,) = instance.get_run_records(limit=1)
+            until(
+                lambda: instance.get_run_by_id(record.dagster_run.run_id).is_success,  # type: ignore[union-attr]
+                seconds=PATIENCE_SECONDS,
+                what="the end of the run",
+            )
+            return committed - record.create_timestamp.timestamp()
+
+        taken: dict[str, list[float]] = {"cold": [], "warm server": [], "lingering": []}
+        end_servers()
+        with daemon(bench.folder / "starts", source=source, table=table, linger_seconds=0) as instance:
+            for turn in range(bench.rounds):
+                taken["cold"].append(from_tick(instance))
+                bench.tell(f"  cold, round {turn + 1}: {taken['cold'][-1]:.2f} s")
+                taken["warm server"].append(from_tick(instance))
+                bench.tell(f"  warm server, round {turn + 1}: {taken['warm server'][-1]:.2f} s")
+                if turn + 1 < bench.rounds:
+                    end_servers()
+        with daemon(bench.folder / "stays", source=source, table=table, linger_seconds=LINGER_SECONDS):
+            commits.until(produce())
+            for _ in range(3 * bench.rounds):
+                time.sleep(1.0)
+                total = produce()
+                produced = time.time()
+                taken["lingering"].append(commits.until(total) - produced)
+        end_servers()
+    for name, seconds in taken.items():
+        bench.row(section, name, median(seconds), min(seconds), max(seconds))
+    warm = median(taken["warm server"]) / median(taken["cold"])
+    bench.target(section, "tick to first commit: warm, times cold", warm, at_most=0.35)
+    bench.target(section, "tick to first commit: lingering, seconds", median(taken["lingering"]), at_most=2.0)
+
+
+def freshness(bench: Bench) -> None:
+    """200 messages a second for two minutes: readable in Delta minus produced, beside Structured Streaming."""
+    seconds = max(10, min(120, round(120 * bench.scale)))
+    section = bench.section(
+        f"Freshness at {PER_SECOND} messages a second, for {seconds} seconds",
+        "The time of the commit minus the timestamp of each message. A run that stays, under a real Dagster daemon, "
+        "and a query of Structured Streaming with `processingTime='0 seconds'`, which has no Dagster; one behind the "
+        "other, each when it had written its first messages.",
+        ("p50 s", "p95 s", "p99 s", "slowest s", "commits"),
+        plot=("p50 s", "p95 s"),
+    )
+    found = {}
+    with bench.service(kafka_broker(bench.folder)) as (address, _):
+        topic, table = create_topic(address, PARTITIONS), bench.place()
+        source = f"kafka://{address}/{topic}"
+        with daemon(bench.folder / "fresh", source=source, table=table, linger_seconds=LINGER_SECONDS):
+            found["stream-assets, lingering"] = _delays(address, topic, table, seconds)
+        end_servers()
+        topic, table = create_topic(address, PARTITIONS), bench.place()
+        command = [sys.executable, "-m", "benchmarks.peers", address, topic, str(table)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with running("Structured Streaming", command, bench.folder / "peer.log", environment=environment):
+            found["Structured Streaming"] = _delays(address, topic, table, seconds)
+    percentiles = {}
+    for name, (delays, commits_made) in found.items():
+        percentiles[name] = np.percentile(delays, [50, 95, 99, 100])
+        bench.row(section, name, *map(float, percentiles[name]), commits_made)
+    ours, theirs = percentiles["stream-assets, lingering"], percentiles["Structured Streaming"]
+    bench.target(section, "freshness: p50, times Structured Streaming's", float(ours[0] / theirs[0]), at_most=1.0)
+    bench.target(section, "freshness: p95, times Structured Streaming's", float(ours[1] / theirs[1]), at_most=1.2)
+
+
+def _delays(address: str, topic: str, table: Path, seconds: int) -> tuple[Any, int]:
+    """Of each message the seconds until it could be read, and the number of commits."""
+    commits, before = Commits(table), 0
+    for _ in range(WARM_BATCHES):
+        messages.to_kafka(address, topic, documents(PER_SECOND))
+        before += PER_SECOND
+        commits.until(before)
+    known, warm = set(commits.files), commits.count
+    total = seconds * PER_SECOND
+    producer, began = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 2}), time.monotonic()
+    for number, payload in enumerate(documents(total)):
+        time.sleep(max(0.0, began + number / PER_SECOND - time.monotonic()))
+        producer.produce(topic, payload, partition=number % PARTITIONS)
+        producer.poll(0)
+    producer.flush()
+    commits.until(before + total)
+    messages.check_delta(table, {shard: np.arange((before + total) // PARTITIONS) for shard in range(PARTITIONS)})
+    delays = []
+    for path in set(commits.files) - known:
+        produced = pq.read_table(table / path, columns=["_timestamp"], partitioning=None).column("_timestamp")
+        produced = produced.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        delays.append(commits.files[path] - produced.to_numpy() / 1e6)
+    return np.concatenate(delays), commits.count - warm

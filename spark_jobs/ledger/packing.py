@@ -1,0 +1,114 @@
+"""Large batch metadata as short texts: what is known of hundreds of shards are columns of numbers, and compressed.
+
+Texts of usual size stay JSON that people can read in ``DESCRIBE HISTORY``. In a large one each object whose keys are
+shards and whose values are whole numbers, or equally many of them, is a table. Its numbers are laid out by
+significance, the high bytes of all first: those hardly differ between shards, and what stands in several tables, like
+the position and the start of the range behind it, is there once after compression.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from stream_consumers.errors import InvalidUrlError
+from stream_consumers.messages import Shard
+
+LARGEST_PLAIN = 4096
+"""Bytes of a text that is left as it is."""
+_FEWEST_ROWS = 8
+_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
+_COLUMNS = "\0columns"
+_REST = "\0rest"
+
+
+def pack(document: Mapping[str, object]) -> str:
+    """JSON of the document, compressed, in characters that need no escape in JSON.
+
+    Example:
+        >>> document = {"ranges": {f"orders/{number}": [number, number + 5] for number in range(1000)}}
+        >>> packed = pack(document)
+        >>> len(packed) < 1000, unpack(packed) == document
+        (True, True)
+    """
+    planes: list[bytes] = []
+    skeleton = json.dumps(_without_tables(document, planes), separators=(",", ":")).encode()
+    return base64.b85encode(zlib.compress(b"%d\n" % len(skeleton) + skeleton + b"".join(planes))).decode()
+
+
+def unpack(text: str) -> Any:
+    """Read :func:`pack` back.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        size, _, left = zlib.decompress(base64.b85decode(text)).partition(b"\n")
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    return _with_tables(json.loads(left[: int(size)]), _Planes(left[int(size) :]))
+
+
+def _without_tables(value: object, planes: list[bytes]) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    rows = {key: row for key, cell in value.items() if (row := _row(key, cell)) is not None}
+    if len(rows) < _FEWEST_ROWS:
+        return {key: _without_tables(cell, planes) for key, cell in value.items()}
+    listed = sorted((*row, key) for key, row in rows.items())
+    groups = []
+    for (stream, is_list, width), found in groupby(listed, key=lambda row: (row[0], row[1], len(row[3]))):
+        part = list(found)
+        ids = np.array([row[2] for row in part], "<i8")
+        groups.append([stream, is_list, width, len(part)])
+        cells = np.array([row[3] for row in part], "<i8")
+        planes += [_plane(np.diff(ids, prepend=0)), *(_plane(cells[:, column]) for column in range(width))]
+    rest = {key: _without_tables(cell, planes) for key, cell in value.items() if key not in rows}
+    return {_COLUMNS: groups, _REST: rest}
+
+
+def _row(key: object, cell: object) -> tuple[str, bool, int, list[Any]] | None:
+    """Stream, whether the numbers are a list, shard id and numbers; ``None`` if this is nothing for a table."""
+    numbers = list(cell) if isinstance(cell, (list, tuple)) else [cell]
+    if not numbers or not all(type(n) is int and _LOWEST <= n <= _HIGHEST for n in numbers):
+        return None
+    try:
+        shard = Shard.parse(str(key))
+    except InvalidUrlError:
+        return None
+    return (shard.stream, isinstance(cell, (list, tuple)), shard.id, numbers) if str(shard) == key else None
+
+
+def _with_tables(value: object, planes: _Planes) -> object:
+    if not isinstance(value, dict):
+        return value
+    if _COLUMNS not in value:
+        return {key: _with_tables(cell, planes) for key, cell in value.items()}
+    found: dict[str, object] = {}
+    for stream, is_list, width, count in value[_COLUMNS]:
+        ids = np.cumsum(planes.next(count)).tolist()
+        columns = [planes.next(count).tolist() for _ in range(width)]
+        for number, *cells in zip(ids, *columns):
+            found[str(Shard(stream, number))] = cells if is_list else cells[0]
+    return found | {key: _with_tables(cell, planes) for key, cell in value[_REST].items()}
+
+
+def _plane(numbers: Any) -> bytes:
+    return bytes(numbers.astype("<i8").view(np.uint8).reshape(-1, 8).T.tobytes())
+
+
+class _Planes:
+    """The columns, one after the other."""
+
+    def __init__(self, left: bytes) -> None:
+        self._left = left
+
+    def next(self, count: int) -> Any:
+        own, self._left = self._left[: 8 * count], self._left[8 * count :]
+        return np.frombuffer(own, np.uint8).reshape(8, count).T.copy().view("<i8").reshape(count)

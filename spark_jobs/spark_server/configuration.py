@@ -1,0 +1,75 @@
+"""What must be the same for two runs to share a server: their Spark, their Python, and what both read around them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyspark
+
+# The setting of a session that says how many tasks its server runs at the same time.
+CORES = "spark.stream_assets.cores"
+KEY_LENGTH = 20
+# What the shell, the terminal or the tool that started a process says of it, and what changes with each start.
+# All others count, since a function of the user may read any of them in a worker, as it can in a session in process.
+PASSING_VARIABLES = frozenset({
+    "_", "COLORTERM", "COLUMNS", "DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM", "LESSCLOSE", "LESSOPEN", "LINES",
+    "LS_COLORS", "MAIL", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "NOTIFY_SOCKET", "OLDPWD", "PROMPT_COMMAND", "PS1", "PWD",
+    "PYTEST_CURRENT_TEST", "SHLVL", "SPARK_API_MODE", "SPARK_CONNECT_AUTHENTICATE_TOKEN", "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_LOCAL_REMOTE", "SPARK_REMOTE", "STY", "SYSTEMD_EXEC_PID", "TMUX", "TMUX_PANE",
+    "WATCHDOG_PID", "WATCHDOG_USEC", "WINDOW", "WINDOWID",
+})  # fmt: skip
+PASSING_PREFIXES = ("DAGSTER_", "DBUS_", "GPG_", "HIST", "SSH_", "TERM", "VSCODE_", "WT_", "XDG_SESSION_")
+
+
+def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
+    """The name of a configuration: a digest, from which no value can be read.
+
+    Args:
+        settings: of Spark.
+        environment: of the process.
+
+    Example:
+        >>> one = configuration_key({"spark.master": "local[2]"}, {"TZ": "UTC", "SHLVL": "1"})
+        >>> one == configuration_key({"spark.master": "local[2]"}, {"TZ": "UTC", "SHLVL": "2"})
+        True
+        >>> one == configuration_key({"spark.master": "local[2]"}, {"TZ": "Asia/Tokyo", "SHLVL": "1"})
+        False
+    """
+    here = Path.cwd()
+    parts = {
+        "settings": dict(settings),
+        "environment": lasting(environment),
+        "python": [sys.executable, sys.version, *_looks([sys.executable])],
+        "pyspark": [pyspark.__version__, pyspark.__file__],
+        "jars": _looks(jar for jar in settings.get("spark.jars", "").split(",") if "://" not in jar),
+        "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
+        "cwd": [str(here), *_looks([str(here)], of_folder=True)],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a server has: all that Spark, or a function of the user in a worker, may read."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in PASSING_VARIABLES and not name.startswith(PASSING_PREFIXES)
+    }
+
+
+def _looks(files: Iterable[str], *, of_folder: bool = False) -> list[str]:
+    """What tells a file from another one at the same place; a folder that was made again has another number."""
+    looks = []
+    for file in filter(None, files):
+        try:
+            found = Path(file).stat()
+        except OSError:
+            looks.append(f"{file} is not there")
+            continue
+        looks.append(f"{file} {found.st_ino}" if of_folder else f"{file} {found.st_size} {found.st_mtime_ns}")
+    return looks

@@ -1,0 +1,185 @@
+"""The process of a server: ``python -m spark_jobs.spark_server.process FOLDER DESCRIPTOR``.
+
+It leaves the process group of the run that started it, so that a signal to the run does not reach it, makes a classic
+session with the plugin of Spark Connect, says where it listens, and ends when nobody needs it any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from spark_jobs.spark_server.folder import Address, ServerFolder
+from spark_jobs.spark_server.workers import end_workers, write_interpreter
+
+USER = "stream-assets"
+IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
+PLUGINS = "spark.plugins"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
+ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
+IDLE_SECONDS = 900.0
+POLL_SECONDS = 1.0
+# Spark keeps a thread for each kind of worker that a session had.
+MOST_SESSIONS = 200
+MOST_LOG_BYTES = 10 * 1024 * 1024
+SERVER_SETTINGS: Mapping[str, str] = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    # The workers of a session are its own: they import the user's modules as they are when a run begins.
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    # A session ends with its client, which may wait for messages for days.
+    "spark.connect.session.manager.defaultSessionTimeout": "365d",
+    # What Spark remembers for a user interface that nobody looks at; plans can be large.
+    "spark.connect.session.inactiveOperations.cacheExpiration": "5m",
+    "spark.sql.connect.ui.retainedSessions": "1",
+    "spark.sql.connect.ui.retainedStatements": "1",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "100",
+}
+
+
+def main(words: list[str]) -> None:
+    """Serve until nobody needs it."""
+    folder, life = ServerFolder(Path(words[0])), int(words[1])
+    os.set_inheritable(life, False)
+    if os.fork():
+        # Who started it waits for this one only, and never gets a child that it did not ask for.
+        os._exit(0)
+    os.setsid()
+    os.truncate(life, 0)
+    os.pwrite(life, str(os.getpid()).encode(), 0)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    settings = json.loads(folder.settings.read_bytes())
+    folder.settings.unlink()
+    with _context(settings, folder) as (context, token):
+        serve(context, folder, token, idle_seconds=float(settings.get(IDLE_SETTING, IDLE_SECONDS)))
+
+
+@contextmanager
+def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tuple[SparkContext, str]]:
+    """A running Spark whose settings and token are in no command line."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    write_interpreter(
+        folder.interpreter, python=os.environ.get("PYSPARK_PYTHON", sys.executable), folder=folder.workers
+    )
+    os.environ["PYSPARK_PYTHON"] = str(folder.interpreter)
+    token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
+    plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
+    given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
+    # Without memory it would neither work nor end.
+    given[JAVA_OPTIONS] = f"{settings.get(JAVA_OPTIONS, '')} -XX:+ExitOnOutOfMemoryError".strip()
+    scratch = Path(tempfile.mkdtemp(prefix="stream-assets-spark-"))
+    try:
+        properties = scratch / "settings.conf"
+        properties.touch(0o600)
+        properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in given.items()))
+        words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
+        os.environ[ARGUMENTS_VARIABLE] = f"{words} {os.environ.get(ARGUMENTS_VARIABLE, 'pyspark-shell')}"
+        context = SparkContext(conf=SparkConf(loadDefaults=False))
+        properties.unlink()
+        yield context, token
+        context.stop()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def escaped(value: str) -> str:
+    """A value as Java's properties have it.
+
+    Example:
+        >>> escaped("a b") == "a" + chr(92) + "u0020b"
+        True
+    """
+    units = value.encode("utf-16-be")
+    numbers = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
+    return "".join(chr(one) if 0x20 < one < 0x7F and one != ord("\\") else rf"\u{one:04x}" for one in numbers)
+
+
+def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_seconds: float) -> None:
+    """Say where it listens, and stay until the address is withdrawn, nobody came for so long, or Spark died."""
+    # The one that all others are made from.
+    spark = SparkSession(context)
+    service = _java_object(context, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    address = Address(
+        port=int(service.localPort()),
+        token=token,
+        pid=os.getpid(),
+        cores=context.defaultParallelism,
+        master=str(context.master),
+        python=sys.executable,
+        cwd=str(Path.cwd()),
+        started=time.time(),
+    )
+    folder.publish(address)
+    used, closed = time.monotonic(), 0
+    while folder.address() == address:
+        if _has_ended(context):
+            sys.exit("the JVM of Spark has ended")
+        gone = folder.forget_gone()
+        for session in gone:
+            _close(context, service, folder, session)
+        closed += len(gone)
+        used = time.monotonic() if folder.connected() else used
+        is_needed = time.monotonic() - used < idle_seconds and closed < MOST_SESSIONS
+        if gone or not is_needed:
+            with folder.starting():
+                if not folder.connected():
+                    # What a killed run cached is nobody's.
+                    spark.catalog.clearCache()
+                    folder.withdraw() if not is_needed else None
+        _cut(folder.log)
+        time.sleep(POLL_SECONDS)
+
+
+def _java_object(context: SparkContext, name: str) -> Any:
+    """An object of Scala."""
+    return getattr(getattr(context._jvm, name), "MODULE$")
+
+
+def _has_ended(context: SparkContext) -> bool:
+    process = getattr(context._gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
+def _close(context: SparkContext, service: Any, folder: ServerFolder, session: str) -> None:
+    """Close the session of a client that is gone: what it computes ends, and so do its workers."""
+    key = context._jvm.org.apache.spark.sql.connect.service.SessionKey(USER, session)  # type: ignore[union-attr]
+    with suppress(Py4JError):
+        holder = service.sessionManager().getIsolatedSessionIfPresent(key)
+        if holder.isDefined():
+            workers = str(holder.get().session().sessionUUID())
+            service.sessionManager().closeSession(key, False)
+            end_workers(folder.workers, workers)
+
+
+def _cut(log: Path) -> None:
+    """Keep the log bounded: what was said before is in one older file."""
+    if log.stat().st_size > MOST_LOG_BYTES:
+        with suppress(OSError):
+            shutil.copyfile(log, log.with_suffix(".old"))
+        os.truncate(log, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""The Python workers of a server's sessions: each session has its own, and they end with it.
+
+Spark keys the daemons that fork workers by session, so that no run meets modules that another one imported. But it
+starts them in a folder of the session, and never ends them. So the interpreter that a server has for its workers is a
+script that runs this module: it works where the run works, and writes down which session it is for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+SESSION_VARIABLE = "SPARK_JOB_ARTIFACT_UUID"
+
+
+def write_interpreter(path: Path, *, python: str, folder: Path) -> None:
+    """Write the script.
+
+    Args:
+        path: the script.
+        python: the interpreter that it runs.
+        folder: for the files that say which daemons there are.
+    """
+    folder.mkdir(exist_ok=True)
+    command = shlex.join([python, "-m", __name__, str(folder)])
+    path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(Path.cwd()))} || exit 1\nexec {command} "$@"\n')
+    path.chmod(0o700)
+
+
+def end_workers(folder: Path, session: str) -> None:
+    """End the daemons of a session, with their workers."""
+    for file in folder.glob(f"{session}.*"):
+        with file.open("r+") as opened, suppress(BlockingIOError, ProcessLookupError):
+            process = int(file.suffix[1:])
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # The lock is held by the daemon or by workers that it forked, so that the number is theirs.
+                os.kill(process, signal.SIGTERM)
+        file.unlink()
+
+
+def main(words: list[str]) -> None:
+    """Become what Spark asks for: ``-m pyspark.daemon pyspark.worker``, for instance."""
+    folder, option, module, *rest = words
+    assert option == "-m"
+    session = os.environ.get(SESSION_VARIABLE, "none")
+    descriptor = os.open(Path(folder) / f"{session}.{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    sys.argv = [module, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,298 @@
+"""Runs that stay: when they end, what they notice while they wait, and what they cost meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches import ingest
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.linger import LONGEST_PAUSE_SECONDS, Linger
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.claims import job
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.run_ingestion import drain
+from stream_consumers.create import StreamSource, create_producer
+from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import ingestion
+from tests.support.kafka_topics import Pipeline
+from tests.support.outages import stoppable_redis
+from tests.support.redis_tables import Stream
+from tests.support.streams import assert_each_once, sequences_in_table, shard, write_stream
+from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
+
+LONG = 600.0
+
+
+class Time:
+    """A clock that only pauses move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def linger(self, seconds: float) -> Linger:
+        return Linger(seconds, sleep=self.sleep, clock=lambda: self.now)
+
+
+class Job:
+    """A job without Spark: as many batches as its script says, and then another one at each look that finds one."""
+
+    def __init__(self, time: Time, script: list[object]) -> None:
+        self._time = time
+        self._script = script
+        self.looks = 0
+
+    def plan(self) -> object:
+        return self._script.pop(0) if self._script else None
+
+    def run(self, batch: object) -> object:
+        self._time.now += 10.0
+        return batch
+
+    def has_more(self) -> bool:
+        self.looks += 1
+        return bool(self._script)
+
+
+def test_the_time_of_a_run_counts_from_its_beginning_and_the_batch_in_hand_is_finished() -> None:
+    time = Time()
+    jobs: Any = Job(time, ["a", None, "b", "c", "d", "e", "f"])
+    linger = time.linger(25.0)
+    assert list(drain_batches(jobs, linger=linger)) == ["a", "b", "c", "d", "e", "f"], "what is known is written"
+    assert linger.is_over
+    assert time.pauses == [], "there was something at each look"
+    assert list(drain_batches(Job(time, ["a"]), linger=linger)) == ["a"]  # type: ignore[arg-type]
+    assert list(drain_batches(Job(time, ["a", None, "b"]), linger=linger)) == ["a"], "it does not stay"  # type: ignore[arg-type]
+
+
+def test_pauses_grow_to_a_fraction_of_a_second_and_the_last_one_ends_with_the_run() -> None:
+    time = Time()
+    jobs: Any = Job(time, [])
+    told: list[float] = []
+    assert list(drain_batches(jobs, linger=time.linger(5.0), on_next=lambda: told.append(time.now))) == []
+    assert time.pauses[:3] == [0.02, 0.03, 0.045]
+    assert max(time.pauses) == LONGEST_PAUSE_SECONDS
+    assert time.now == pytest.approx(1005.0)
+    assert len(told) == len(time.pauses) == jobs.looks
+
+
+def test_a_run_that_stays_stops_behind_its_last_batch() -> None:
+    time = Time()
+    jobs: Any = Job(time, ["a", None, "b", "c"])
+    assert list(drain_batches(jobs, max_batches=2, linger=time.linger(LONG))) == ["a", "b"]
+    assert jobs.looks == 1
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan"), True])
+def test_no_time_to_stay(seconds: float) -> None:
+    with pytest.raises(InvalidOptionError, match="linger_seconds="):
+        Linger(seconds)
+
+
+def test_a_stop_and_a_stay_do_not_go_together(tmp_path: Path) -> None:
+    nothing: Any = None
+    batches = drain(
+        nothing,
+        StreamSource("memory://stop/orders"),
+        ingestion(tmp_path / "t"),
+        stop=Bound.parse("latest"),
+        linger_seconds=5,
+    )
+    with pytest.raises(InvalidOptionError, match="linger_seconds=5"):
+        next(batches)
+
+
+class Idle:
+    """Does one thing after the other, each as soon as a run that stays has nothing to do."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self._acts = list(acts)
+        self._is_busy = True
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self._acts and self.calls % 3 == 0:
+            self._acts.pop(0)()
+
+
+def staying(
+    spark: SparkSession,
+    source: str | StreamSource,
+    what: Ingestion,
+    *acts: Callable[[], object],
+    batches: int,
+    rows: int | None = None,
+    **options: Any,
+) -> list[BatchReport]:
+    """The batches of a run that ends with so many batches, or with so many rows."""
+    found: list[BatchReport] = []
+    for report in drain(
+        spark,
+        source if isinstance(source, StreamSource) else StreamSource(source),
+        what,
+        linger_seconds=LONG,
+        max_batches=batches,
+        on_next=Idle(*acts),
+        **options,
+    ):
+        found.append(report)
+        if sum(one.rows for one in found) == rows:
+            break
+    return found
+
+
+@pytest.mark.spark
+def test_what_comes_while_a_run_stays_is_written(spark: SparkSession, folder: Path) -> None:
+    path = folder / "orders.ss"
+    url = write_stream(path, 30)
+    acts = [lambda: write_stream(path, 20), lambda: write_stream(path, 10, shards=3)]
+    reports = staying(spark, url, ingestion(folder / "t", records=15), *acts, batches=5)
+    assert [report.rows for report in reports] == [15, 15, 15, 5, 10]
+    assert_each_once(path, folder / "t")
+
+
+@pytest.mark.spark
+def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder: Path) -> None:
+    url = StreamUrl.parse("memory://staying/orders")
+    broker = memory_broker(url)
+    reports = staying(
+        spark,
+        str(url),
+        ingestion(folder / "t"),
+        lambda: broker.append(shard(0), b'{"id": 1}'),
+        lambda: broker.append(shard(1), b'{"id": 2}'),
+        batches=2,
+    )
+    assert [dict(report.messages) for report in reports] == [{shard(0): 1}, {shard(1): 1}]
+    assert broker.committed == {("lakehouse", shard(n)): 1 for n in range(2)}
+    forget_memory_broker(url)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["resumable", pytest.param("real_time", marks=pytest.mark.slow), "load_balanced"])
+def test_redis_is_followed_and_so_are_its_new_shards(
+    spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ingest, job):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    stream = Stream(redis_address, folder, mode=mode)
+    stream.add(5)
+
+    def add_to_more_shards() -> None:
+        stream.keys.append(f"{stream.name}:2")
+        stream.add(21, first=15)
+
+    acts = [lambda: stream.add(10, first=5), add_to_more_shards]
+    what = stream.ingestion(claims=mode == "load_balanced")
+    found = staying(spark, stream.source, what, *acts, batches=4, rows=36)
+    # Claims are of known shards only, so that the new one may come in a batch of its own.
+    assert [report.rows for report in found] in ([5, 10, 21], [5, 10, 14, 7])
+    assert stream.rows() == stream.there()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
+def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: str) -> None:
+    topic = create_topic(kafka, 2)
+    fill(kafka, topic, 10, partitions=2)
+    pipe = Pipeline.of(spark, f"kafka://{kafka}/{topic}", folder / "t", records=100, group=unique_group())
+    pipe = pipe.shared() if mode == "load_balanced" else pipe
+    batches = 3 if mode == "resumable" else 6
+    acts = [lambda: fill(kafka, topic, 10, partitions=2), lambda: fill(kafka, topic, 20, partitions=2)]
+    found = staying(spark, pipe.source, pipe.ingestion, *acts, batches=batches)
+    assert sum(report.rows for report in found) == 40
+    assert pipe.rows() == dict.fromkeys(sequences_in_topic(kafka, topic), 1)
+    assert pipe.positions() == ends(kafka, topic)
+
+
+@pytest.mark.spark
+def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = StreamUrl.parse("memory://cheap/orders")
+    broker = memory_broker(url)
+    broker.append(shard(0), b'{"id": 1}')
+    monkeypatch.setattr(ingest, "LOOK_SECONDS", LONG)
+    reads: list[int] = []
+    read = Ledger.read
+    monkeypatch.setattr(Ledger, "read", lambda ledger: (reads.append(1), read(ledger))[1])
+    counts: list[int] = []
+    quiet = [lambda: counts.append(len(reads))] * 4
+    staying(spark, str(url), ingestion(folder / "t"), *quiet, lambda: broker.append(shard(0), b'{"id": 2}'), batches=2)
+    assert len(counts) == 4
+    assert len(set(counts)) == 1
+    forget_memory_broker(url)
+
+
+@pytest.mark.spark
+def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    url = write_stream(folder / "orders.ss", 40)
+    what = ingestion(folder / "t", records=20)
+
+    def restore() -> None:
+        spark.sql(f"RESTORE TABLE delta.`{folder}/t` TO VERSION AS OF 1")
+
+    def move() -> None:
+        with StreamSource(url).open() as source:
+            rewind(spark, source, what, Bound.parse("earliest"), replay_id="again")
+
+    reports = staying(spark, url, what, restore, move, batches=5)
+    assert [report.rows for report in reports] == [20] * 5
+    assert [report.replaced for report in reports] == [0, 0, 0, 20, 20]
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.spark
+def test_a_file_that_was_replaced_stops_the_run_that_stays(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "orders.ss"
+    url = write_stream(path, 10)
+    before = sequences_in_table(folder / "t")
+
+    def replaced() -> None:
+        path.unlink()
+        with create_producer(url) as producer:
+            producer.send(b"{}")
+
+    with pytest.raises(SourceRecreatedError, match="is not the stream that group"):
+        staying(spark, url, ingestion(folder / "t"), replaced, batches=2)
+    assert sum(before.values()) + 10 == sum(sequences_in_table(folder / "t").values())
+
+
+@pytest.mark.spark
+def test_an_outage_while_a_run_waits_is_waited_for(spark: SparkSession, folder: Path) -> None:
+    told: list[str] = []
+    with stoppable_redis(folder) as (server, address):
+        stream = Stream(address, folder)
+        stream.add(5)
+
+        def on_wait(why: str) -> None:
+            told.append(why)
+            server.start()
+            if not told[1:]:
+                stream.add(6, first=5)
+
+        what = stream.ingestion(retry_seconds=LONG)
+        reports = staying(spark, stream.source, what, server.stop, batches=2, on_wait=on_wait)
+        assert [report.rows for report in reports] == [5, 6]
+        assert f"of {LONG:g} s at most" in told[0]
+        stream.assert_each_once()

@@ -1,0 +1,214 @@
+"""Which entries say all that the ledger knows, how small the others are, and what older and newer formats are told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.ledger import FULL_EVERY, MOST_VERSIONS, Ledger, LedgerState
+from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
+from stream_consumers.batches import Range
+from stream_consumers.errors import LedgerTruncatedError, UnsupportedVersionError
+from stream_consumers.messages import Shard
+from tests.support.written_log import WrittenLog
+
+HOUR_MS = 3_600_000
+SHARDS = tuple(Shard("orders", number) for number in range(60))
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class Group:
+    """A group of many shards, whose batches are planned as jobs do it."""
+
+    def __init__(self, path: Path, shards: tuple[Shard, ...] = SHARDS, **details: object) -> None:
+        self.log = WrittenLog(path, **details)  # type: ignore[arg-type]
+        self.ledger = Ledger(self.log.log(), group="g", member="main")
+        self.commit("init", origin=dict.fromkeys(shards, 0), identities={"orders": "kafka:a"})
+
+    def read(self) -> LedgerState:
+        return Ledger(self.log.log(), group="g", member="main").read()
+
+    def commit(self, kind: str, *, age_ms: int = 0, **fields: object) -> LedgerEntry:
+        entry = self.ledger.entry(kind, self.ledger.read(), **fields)
+        self.log.ours(entry, timestamp_ms=now_ms() - age_ms)
+        return entry
+
+    def batch(self, shard: Shard = SHARDS[0], **fields: object) -> LedgerEntry:
+        position = self.ledger.read().positions[shard]
+        return self.commit("batch", ranges={shard: Range(position, position + 5)}, **fields)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group(tmp_path / "table")
+
+
+def test_every_tenth_entry_of_a_sequence_is_full_and_the_state_is_the_same(group: Group) -> None:
+    entries = [group.batch(SHARDS[number % 7]) for number in range(3 * FULL_EVERY)]
+    full = [number for number, entry in enumerate(entries) if entry.is_full]
+    assert [later - earlier for earlier, later in pairwise(full)] == [FULL_EVERY, FULL_EVERY]
+    state = group.read()
+    assert state.positions == {shard: 5 * sum(n % 7 == shard.id for n in range(30)) for shard in SHARDS}
+    assert state.identities == {"orders": "kafka:a"}
+    assert all(not entry.identities and entry.state is None for entry in entries if not entry.is_full)
+
+
+def test_few_shards_are_in_every_entry(tmp_path: Path) -> None:
+    group = Group(tmp_path / "table", SHARDS[:30])
+    assert all(group.batch().is_full for _ in range(2 * FULL_EVERY))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("fence", {"switch": "switching"}),
+        ("accept", {"identities": {"orders": "kafka:a", "orders#2": "kafka:b"}}),
+        ("keep", {}),
+        ("batch", {"mode": "replace", "ranges": {SHARDS[0]: Range(0, 0)}, "until": {SHARDS[0]: 5}}),
+        ("batch", {"mode": "replace", "ranges": {SHARDS[0]: Range(5, 9)}, "skipped": {SHARDS[0]: Range(5, 9)}}),
+    ],
+)
+def test_what_begins_moves_or_switches_is_full(group: Group, kind: str, fields: Mapping[str, object]) -> None:
+    assert not group.batch().is_full
+    assert group.commit(kind, **fields).is_full
+
+
+def test_behind_a_restore_the_next_entry_is_full(group: Group) -> None:
+    group.batch()
+    group.log.restore(version=0)
+    assert group.batch().is_full
+    assert not group.batch().is_full
+
+
+def test_a_full_entry_is_due_after_an_hour_or_many_versions_of_others(group: Group) -> None:
+    group.commit("fence", age_ms=HOUR_MS - 60_000)
+    assert not group.batch().is_full
+    group.commit("fence", age_ms=HOUR_MS)
+    assert group.batch().is_full
+    for _ in range(MOST_VERSIONS - 1):
+        group.log.commit("OPTIMIZE")
+    assert not group.batch().is_full
+    assert group.batch().is_full
+
+
+def test_a_table_that_keeps_its_log_shortly_gets_them_more_often(tmp_path: Path) -> None:
+    group = Group(tmp_path / "table", properties={"delta.logRetentionDuration": "interval 2 hours"})
+    group.commit("fence", age_ms=4 * 60_000)
+    assert not group.batch().is_full
+    group.commit("fence", age_ms=6 * 60_000)
+    assert group.batch().is_full
+
+
+def test_what_an_entry_on_its_way_does_not_know_is_not_undone_by_it(group: Group) -> None:
+    late = group.ledger.entry("batch", group.ledger.read(), ranges={SHARDS[1]: Range(0, 7)})
+    group.commit("accept", identities={"orders": "kafka:a", "orders#2": "kafka:b"}, ended={SHARDS[1]: 7})
+    group.log.ours(late)
+    assert not late.is_full
+    assert group.read().identities == {"orders": "kafka:a", "orders#2": "kafka:b"}
+    assert group.read().positions[SHARDS[1]] == 7
+
+
+def test_a_planned_entry_is_renewed_for_the_ledger_as_it_is(group: Group) -> None:
+    planned = group.ledger.entry("replay", group.ledger.read(), ranges={SHARDS[1]: Range(0, 7)}, replay="r", rows=4)
+    group.batch()
+    renewed = group.ledger.renewed(planned, group.ledger.read())
+    assert (renewed.ranges, renewed.replay, renewed.rows) == (planned.ranges, "r", 4)
+    assert (renewed.number, renewed.base) == (planned.number + 1, planned.base + 1)
+    assert renewed.bid != planned.bid
+
+
+def test_without_the_newest_full_entry_the_log_is_truncated(group: Group) -> None:
+    group.batch()
+    group.batch()
+    DeltaTable(str(group.log.path)).create_checkpoint()
+    group.log.clean_before(1)
+    with pytest.raises(LedgerTruncatedError, match="version 0"):
+        group.read()
+
+
+@pytest.mark.parametrize("positions", [10**8, 10**12])
+def test_a_batch_of_a_thousand_shards_takes_ten_kilobytes_at_most(tmp_path: Path, positions: int) -> None:
+    shards = tuple(Shard("orders", number) for number in range(1000))
+    group = Group(tmp_path / "table", shards)
+    starts = {shard: positions + 7_919 * shard.id**2 % positions for shard in shards}
+    group.commit("init", origin={})
+    ranges = {shard: Range(start, start + 400 + 7 * shard.id % 5000) for shard, start in starts.items()}
+    all_shards = group.commit("batch", ranges=ranges)
+    one_shard = group.commit("batch", ranges={shards[7]: Range(positions, positions + 1)})
+    assert not all_shards.is_full
+    assert len(all_shards.to_json()) <= 10_000
+    assert len(one_shard.to_json()) <= 500
+    assert LedgerEntry.from_json(all_shards.to_json()) == all_shards
+
+
+def test_a_packed_entry_is_read_back() -> None:
+    odd = ShardState(Intervals.of((MIN_SEQUENCE, 5), (9, 12)), Intervals.of((2, 3)), origin=0, claimed=4, ended=12)
+    entry = LedgerEntry(
+        "batch",
+        "g",
+        "g/main",
+        3,
+        "main",
+        "bid",
+        2,
+        state={shard: ShardState(Intervals.of((MIN_SEQUENCE, 10 * shard.id)), origin=-3) for shard in SHARDS}
+        | {Shard("other", 2**40): odd, Shard("orders#2", 0): ShardState()},
+        ranges={shard: Range(shard.id, 2**62 - shard.id) for shard in SHARDS},
+        claims={shard: ClaimedRange(shard.id, 9, 3) for shard in SHARDS},
+        until=dict.fromkeys(SHARDS, 7),
+        hint={"offset": 2**70, "positions": {str(shard): shard.id for shard in SHARDS}, "orders": [1, None, True]},
+        uncounted={f"bid{number}": {SHARDS[0]: Intervals.of((1, 2))} for number in range(30)},
+        lost={SHARDS[0]: Intervals.of((1, 2), (5, 6))},
+    )
+    text = entry.to_json()
+    assert "packed" in json.loads(text)
+    assert LedgerEntry.from_json(text) == entry
+    assert LedgerEntry.from_json(text.replace('"packed":"', '"packed":"x')) is None
+
+
+def test_a_short_text_is_json_that_people_read(group: Group) -> None:
+    text = group.batch().to_json()
+    assert len(text) < LARGEST_PLAIN
+    assert json.loads(text)["ranges"] == {"orders/0": [0, 5]}
+
+
+def test_packing_keeps_every_kind_of_value() -> None:
+    values = {"orders/1": [1, 2], "orders/2": 5, "orders/3": [], "orders/04": 1, "x": True, "orders/5": "text"}
+    document = {"mixed": values, "tables": {f"s/{n}": {f"t/{m}": m - n for m in range(20)} for n in range(20)}}
+    assert unpack(pack(document)) == document
+
+
+class TestFormats:
+    def test_of_a_newer_version_is_an_error_that_says_so(self, group: Group) -> None:
+        newer = json.loads(group.ledger.entry("batch", group.ledger.read()).to_json()) | {"v": 3}
+        group.log.commit(metadata=json.dumps(newer), transactions={"g/main": 2})
+        with pytest.raises(UnsupportedVersionError, match=r"format 3, .* reads up to 2"):
+            group.read()
+
+    def test_the_first_one_is_read_on(self, tmp_path: Path) -> None:
+        log = WrittenLog(tmp_path / "table")
+        states = {f"orders/{n}": {"cov": [[None, 5]], "redo": [], "origin": 0, "claimed": None} for n in range(60)}
+        first = {
+            **{"v": 1, "kind": "batch", "group": "g", "app": "g/main", "n": 1, "by": "main", "bid": "b", "base": -1},
+            **{"ranges": {"orders/0": [5, 9]}, "mode": "append", "until": {}, "origin": {}, "state": states, "rows": 4},
+            **{"dead": 0, "identities": {"orders": "kafka:a"}, "hint": None, "letters": -1, "sharing": "resumable"},
+            **{"switch": None, "lost": {}, "claims": {}},
+        }
+        log.commit(metadata=json.dumps(first), transactions={"g/main": 1}, timestamp_ms=now_ms())
+        ledger = Ledger(log.log(), group="g", member="main")
+        second = ledger.entry("batch", ledger.read(), ranges={SHARDS[1]: Range(5, 7)})
+        log.ours(second)
+        assert not second.is_full
+        state = ledger.read()
+        assert (state.positions[SHARDS[0]], state.positions[SHARDS[1]], state.positions[SHARDS[2]]) == (9, 7, 5)

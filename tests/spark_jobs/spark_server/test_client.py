@@ -1,0 +1,65 @@
+"""What a run does before it starts a server."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from spark_jobs.spark_server.client import WhileItLives, make_room
+from stream_consumers.errors import SparkEndedError
+from tests.support.held_servers import client_of, made, obedient, process
+from tests.support.polling import until
+
+
+def test_of_the_servers_that_nobody_uses_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = tmp_path / "servers"
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(servers))
+    own, first, last, used, busy, dead, old = (
+        made(servers, name) for name in ("own", "first", "last", "used", "busy", "dead", "old")
+    )
+    with ExitStack() as stack:
+        for server in (own, first, last, used, busy):
+            stack.enter_context(process(obedient, server))
+        stack.enter_context(process(client_of, used))
+        stack.enter_context(busy.starting())
+        for age, server in enumerate((last, used, busy, own, first)):
+            os.utime(server.clients, times=(1_000_000_000 - age, 1_000_000_000 - age))
+        os.utime(old.clients, times=(0, 0))
+        with own.starting():
+            make_room(own)
+        until(lambda: not first.is_alive(), seconds=60, what="the end of the one that was used first")
+        assert [server.is_alive() for server in (own, last, used, busy)] == [True] * 4
+        assert (dead.path.exists(), old.path.exists()) == (True, False)
+
+
+class RefusedError(grpc.RpcError):  # type: ignore[misc]
+    """What gRPC raises where nobody listens, or a server is shut down."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__()
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
+def test_a_server_that_is_gone_is_told_at_once_and_without_its_token(tmp_path: Path, code: grpc.StatusCode) -> None:
+    server = made(tmp_path, "server")
+    with process(obedient, server):
+        address = server.address()
+        assert address is not None
+        policy = WhileItLives(server, address)
+        assert policy.can_retry(RefusedError(grpc.StatusCode.UNAVAILABLE))
+        assert not policy.can_retry(ValueError("a bug"))
+        server.withdraw()
+        with pytest.raises(SparkEndedError, match=rf"process {address.pid}\) has ended.*run again") as withdrawn:
+            policy.can_retry(RefusedError(code))
+        assert "secret" not in str(withdrawn.value)
+    server.publish(address)
+    with pytest.raises(SparkEndedError):
+        policy.can_retry(RefusedError(code))

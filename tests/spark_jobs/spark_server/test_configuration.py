@@ -1,0 +1,55 @@
+"""Which runs share a server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.spark_server.configuration import configuration_key, lasting
+
+SETTINGS = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "secret"}
+
+
+def test_what_a_run_could_notice_is_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jar = tmp_path / "a.jar"
+    jar.write_text("1")
+    settings = {**SETTINGS, "spark.jars": str(jar)}
+    environment = {"AWS_SECRET_ACCESS_KEY": "secret", "TZ": "UTC"}
+    keys = {configuration_key(settings, environment)}
+    keys.add(configuration_key({**settings, "spark.master": "local[1]"}, environment))
+    keys.add(configuration_key(settings, {**environment, "AWS_SECRET_ACCESS_KEY": "other"}))
+    keys.add(configuration_key(settings, {**environment, "PYTHONPATH": "elsewhere"}))
+    monkeypatch.setattr("sys.executable", "/another/python")
+    keys.add(configuration_key(settings, environment))
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    jar.write_text("22")
+    keys.add(configuration_key(settings, environment))
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    keys.add(configuration_key(settings, environment))
+    assert len(keys) == 7
+    assert not any("secret" in key for key in keys)
+
+
+def test_a_working_directory_that_was_made_again_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, kept = tmp_path / "here", tmp_path / "kept"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    before = configuration_key(SETTINGS)
+    here.rename(kept)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert configuration_key(SETTINGS) != before
+
+
+def test_what_a_terminal_says_of_itself_is_no_other_server() -> None:
+    noise = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "PWD": "/", "SHLVL": "3", "DAGSTER_HOME": "/home"}
+    assert configuration_key(SETTINGS, {**os.environ, **noise}) == configuration_key(SETTINGS, os.environ)
+    assert lasting({**noise, "TZ": "UTC"}) == {"TZ": "UTC"}

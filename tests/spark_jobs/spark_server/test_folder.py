@@ -1,0 +1,118 @@
+"""What a server keeps in its folder: whose it is, who lives, and who is connected."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.spark_server.folder import Address, ServerFolder, UnusableFolderError, private_folder, servers_folder
+
+ADDRESS = Address(port=1, token="secret", pid=2, cores=3, master="local[3]", python="python", cwd="/", started=4.0)
+_processes = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> ServerFolder:
+    made = ServerFolder(tmp_path / "server")
+    made.make()
+    return made
+
+
+def test_the_address_is_for_this_user_only_and_its_token_is_shown_nowhere(server: ServerFolder) -> None:
+    server.publish(ADDRESS)
+    assert server.address() == ADDRESS
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (server.path, server.path / "address.json")] == [0o700, 0o600]
+    assert "secret" not in f"{ADDRESS} {ADDRESS!r}"
+    server.withdraw()
+    assert server.address() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"port": 1}', "null"])
+def test_an_address_that_cannot_be_read_is_none(server: ServerFolder, text: str) -> None:
+    (server.path / "address.json").write_text(text)
+    assert server.address() is None
+
+
+def test_a_folder_that_somebody_else_planted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = tmp_path / "planted"
+    planted.symlink_to(tmp_path)
+    with pytest.raises(UnusableFolderError, match="no folder of this user"):
+        private_folder(planted)
+    mine = tmp_path / "mine"
+    mine.mkdir(mode=0o755)
+    private_folder(mine)
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1)
+    with pytest.raises(UnusableFolderError, match="no folder of this user"):
+        private_folder(mine)
+
+
+def test_a_place_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "file" / "servers"))
+    with pytest.raises(UnusableFolderError, match="cannot be made"):
+        servers_folder()
+
+
+def test_a_server_lives_as_long_as_one_process_has_its_descriptor(server: ServerFolder) -> None:
+    assert not server.is_alive()
+    with server.life() as life:
+        # It inherits the descriptor, and outlives who started it.
+        words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        child = subprocess.Popen(words, pass_fds=[life], stdin=subprocess.PIPE)
+    assert server.is_alive()
+    child.kill()
+    child.communicate()
+    assert not server.is_alive()
+
+
+def test_a_client_that_is_killed_is_forgotten_once(server: ServerFolder) -> None:
+    started = _processes.Event()
+    child = _processes.Process(target=_connect, args=(server, started))
+    child.start()
+    assert started.wait(60)
+    own = server.client("own")
+    assert server.connected() == ["own", "theirs"]
+    assert server.forget_gone() == []
+    child.kill()
+    child.join()
+    assert server.connected() == ["own"]
+    assert server.forget_gone() == ["theirs"]
+    assert server.forget_gone() == []
+    server.leave(own)
+    assert server.forget_gone() == ["own"]
+
+
+def _connect(server: ServerFolder, started: Event) -> None:
+    server.client("theirs")
+    started.set()
+    signal.pause()
+
+
+def test_a_client_that_the_server_took_for_gone_connects_anew(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server looked between the making of the file and its lock."""
+    made = os.open
+    taken: list[str] = []
+
+    def opened(path: Path, flags: int, mode: int) -> int:
+        descriptor = made(path, flags, mode)
+        if not taken:
+            taken.extend(server.forget_gone())
+        return descriptor
+
+    monkeypatch.setattr("spark_jobs.spark_server.folder.os.open", opened)
+    descriptor = server.client("late")
+    monkeypatch.undo()
+    assert taken == ["late"]
+    assert os.fstat(descriptor).st_ino == (server.clients / "late").stat().st_ino
+    os.close(descriptor)

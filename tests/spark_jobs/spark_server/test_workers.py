@@ -1,0 +1,55 @@
+"""The interpreter that a server has for its Python workers, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.spark_server.workers import end_workers, write_interpreter
+from tests.support.polling import until
+from tests.support.settings import ROOT
+
+MODULE = """\
+import json, os, sys, time
+print(json.dumps([os.getcwd(), sys.argv[1:], __name__]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_work_where_the_run_works_and_end_with_their_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some_worker.py").write_text(MODULE)
+    interpreter, folder = tmp_path / "it's python", tmp_path / "workers of a session"
+    write_interpreter(interpreter, python=sys.executable, folder=folder)
+    started = {}
+    for session in ("one", "other"):
+        started[session] = subprocess.Popen(
+            [str(interpreter), "-m", "some_worker", "word"],
+            cwd="/",
+            env={**os.environ, "SPARK_JOB_ARTIFACT_UUID": session, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+    for process in started.values():
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == [str(tmp_path), ["word"], "__main__"]
+    end_workers(folder, "one")
+    assert until(lambda: started["one"].poll() is not None, seconds=20)
+    assert started["other"].poll() is None
+    end_workers(folder, "other")
+    assert until(lambda: started["other"].poll() is not None, seconds=20)
+    assert list(folder.iterdir()) == []
+    for process in started.values():
+        process.communicate()
+
+
+def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / f"gone.{os.getpid()}").touch()
+    end_workers(tmp_path, "gone")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,112 @@
+"""Where a session comes from; none is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+
+from spark_jobs import session
+from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.spark_server import client
+from spark_jobs.spark_server.folder import UnusableFolderError
+from stream_consumers.errors import InvalidOptionError
+
+
+class Spark:
+    """What ``pyspark.sql.SparkSession`` is to its users: ``builder``, and ``active``."""
+
+    running: Any = None
+
+    def __init__(self) -> None:
+        self.asked: dict[str, str] = {}
+
+    @property
+    def builder(self) -> Spark:
+        return self
+
+    def active(self) -> Any:
+        if self.running is None:
+            raise PySparkRuntimeError("none", {})
+        return self.running
+
+    def appName(self, name: str) -> Spark:  # noqa: N802 - Spark's name
+        return self
+
+    def config(self, name: str, value: str) -> Spark:
+        return self
+
+    def master(self, name: str) -> Spark:
+        self.asked = {"master": name}
+        return self
+
+    def getOrCreate(self) -> str:  # noqa: N802 - Spark's name
+        return "in process"
+
+
+class Lent:
+    """A session in a server."""
+
+    def __init__(self, is_served: bool) -> None:
+        self.is_served = is_served
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
+    made = Spark()
+    monkeypatch.delenv("STREAM_ASSETS_SPARK", raising=False)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(session, "delta_spark_config", lambda: {"spark.jars": "delta.jar"})
+    monkeypatch.setattr(session, "java", lambda: "java")
+    monkeypatch.setattr(session, "check_session", lambda found: found)
+    monkeypatch.setattr(session.SparkSession, "active", made.active)
+    monkeypatch.setattr(session.SparkSession, "builder", made)
+    monkeypatch.setattr(client, "connect", lambda settings: {"served": settings})
+    return made
+
+
+def test_a_local_spark_is_a_server(spark: Spark) -> None:
+    found: Any = create_session(SparkOptions(master="local[2]", config={"spark.driver.memory": "1g"}))
+    settings: Mapping[str, str] = found["served"]
+    assert (settings["spark.master"], settings["spark.driver.memory"]) == ("local[2]", "1g")
+    assert settings["spark.jars"] == "delta.jar"
+    assert create_session() != "in process"
+
+
+def test_what_says_otherwise(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert create_session(SparkOptions(in_process=True)) == "in process"
+    assert create_session(SparkOptions(master="spark://host:7077")) == "in process"
+    assert spark.asked == {"master": "spark://host:7077"}
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    assert create_session() == "in process"
+    monkeypatch.delenv("SPARK_REMOTE")
+    monkeypatch.setenv("STREAM_ASSETS_SPARK", "in-process")
+    assert create_session() == "in process"
+    monkeypatch.setenv("STREAM_ASSETS_SPARK", "elsewhere")
+    with pytest.raises(InvalidOptionError, match="STREAM_ASSETS_SPARK is 'elsewhere'"):
+        create_session()
+
+
+def test_without_a_safe_folder_it_is_in_process_and_said(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(settings: Mapping[str, str]) -> None:
+        raise UnusableFolderError("/home cannot be written")
+
+    monkeypatch.setattr(client, "connect", refused)
+    assert create_session() == "in process"
+    assert "starts anew with each run: /home cannot be written" in caplog.text
+
+
+def test_a_session_that_is_lent_already_is_used_while_its_server_lives(spark: Spark) -> None:
+    spark.running = lent = Lent(is_served=True)
+    assert create_session(SparkOptions(in_process=True)) is lent
+    spark.running = dead = Lent(is_served=False)
+    assert create_session() != "in process"
+    assert (lent.is_stopped, dead.is_stopped) == (False, True)

@@ -1,0 +1,141 @@
+"""What a split of Kafka partitions reads, column by column, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from stream_consumers.batches import MESSAGE_SCHEMA, Range
+from stream_consumers.errors import DataLossError
+from stream_consumers.kafka import batches
+from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
+from stream_consumers.kafka.cluster import KafkaCluster
+from stream_consumers.kafka.headers import headers_columns
+from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.kafka_topics import Broker, orders
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def broker(kafka: str) -> Iterator[Broker]:
+    with Broker(kafka) as broker:
+        yield broker
+
+
+def split(broker: Broker, ranges: Mapping[Shard, Range]) -> KafkaSplit:
+    streams = ",".join(sorted({shard.stream for shard in ranges}))
+    return KafkaSplit(StreamUrl.parse(f"kafka://{broker.address}/{streams}"), {}, ranges, SECONDS)
+
+
+def read(broker: Broker, ranges: Mapping[Shard, Range]) -> list[dict[str, Any]]:
+    found = list(split(broker, ranges).read())
+    for batch in found:
+        assert batch.schema == MESSAGE_SCHEMA
+        batch.validate(full=True)
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+def places(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(row["stream"], row["shard"], row["sequence"]) for row in rows]
+
+
+def test_what_transactions_leave_out_has_no_rows_and_the_others_keep_their_sequences(broker: Broker) -> None:
+    topic = broker.create()
+    broker.commit(topic, 3)
+    broker.abort(topic, 4)
+    broker.send(topic, orders(2, first=10))
+    broker.commit(topic, 2, first=20)
+    end = broker.end(topic)
+    rows = read(broker, {Shard(topic): Range(0, end)})
+    assert places(rows) == sorted(broker.messages(topic))
+    assert [row["payload"] for row in rows] == [*orders(3), *orders(2, first=10), *orders(2, first=20)]
+    for start, stop in ((0, 1), (1, 6), (4, 8), (3, 4), (9, 10), (end - 1, end)):
+        part = {Shard(topic): Range(start, stop)}
+        assert places(read(broker, part)) == [place for place in places(rows) if start <= place[2] < stop]
+
+
+def test_ranges_of_several_partitions_and_topics_are_read_by_one_split(broker: Broker) -> None:
+    one, two = broker.create(partitions=3), broker.create(partitions=2)
+    shards = [Shard(topic, number) for topic, count in ((one, 3), (two, 2)) for number in range(count)]
+    for index, shard in enumerate(shards):
+        broker.send(shard.stream, orders(500, first=1000 * index), partition=shard.id, key=str(shard).encode())
+    ranges = {shard: Range(7 * index, 500 - index) for index, shard in enumerate(shards)}
+    rows = read(broker, ranges)
+    assert sorted(places(rows)) == sorted((s.stream, s.id, n) for s, part in ranges.items() for n in range(*part))
+    for row in rows:
+        shard = Shard(row["stream"], row["shard"])
+        assert row["key"] == str(shard).encode()
+        assert row["payload"] == orders(1, first=1000 * shards.index(shard) + row["sequence"])[0]
+
+
+def test_keys_headers_and_tombstones_stay_with_their_messages(broker: Broker) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(1))
+    broker.send(topic, [b"x", None], key=b"k", headers=[("a", b"1"), ("b", None), ("a", b"\xff")])
+    broker.send_with_header_name(topic, b"\xff\xfe")
+    broker.send(topic, [b"y"], headers=[("c", b"")])
+    broker.send_with_header_name(topic, b"\xfd")
+    rows = read(broker, {Shard(topic): Range(0, 6)})
+    listed = [{"name": "a", "value": b"1"}, {"name": "b", "value": None}, {"name": "a", "value": b"\xff"}]
+    wrong = "a header's name is not UTF-8"
+    assert [(row["payload"], row["key"], row["headers"], row["error"]) for row in rows] == [
+        (orders(1)[0], None, None, None),
+        (b"x", b"k", listed, None),
+        (None, b"k", listed, None),
+        (orders(1, first=7)[0], b"key", None, wrong),
+        (b"y", None, [{"name": "c", "value": b""}], None),
+        (orders(1, first=7)[0], b"key", None, wrong),
+    ]
+    assert [row["sequence"] for row in rows] == list(range(6))
+    assert all(row["timestamp_ms"] > 1_600_000_000_000 for row in rows)
+
+
+def test_no_messages_have_no_headers() -> None:
+    assert [len(column) for column in headers_columns([])] == [0, 0]
+
+
+def test_a_range_that_is_gone_or_ends_early_is_an_error(broker: Broker) -> None:
+    topic = broker.create(partitions=2)
+    for number in range(2):
+        broker.send(topic, orders(30), partition=number)
+    with pytest.raises(DataLossError, match="ends before the planned end"):
+        read(broker, {Shard(topic, 0): Range(0, 30), Shard(topic, 1): Range(0, 31)})
+    broker.remove_before(topic, 10, partition=1)
+    with pytest.raises(DataLossError, match="are gone that should be read"):
+        read(broker, {Shard(topic, 0): Range(0, 30), Shard(topic, 1): Range(0, 30)})
+
+
+def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.create()
+    broker.send(topic, [b"x" * 100] * 400)
+    shard = Shard(topic)
+    sampled: list[Range] = []
+    reader = batches.RangeReader
+
+    def watched(cluster: KafkaCluster, ranges: Mapping[Shard, Range], stall_seconds: float) -> batches.RangeReader:
+        sampled.extend(ranges.values())
+        return reader(cluster, ranges, stall_seconds)
+
+    monkeypatch.setattr(batches, "RangeReader", watched)
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+
+        def plan(start: int, end: int, max_bytes: int) -> Range:
+            sampled.clear()
+            found = source.plan({shard: Range(start, end)}, limits=Limits(max_bytes=max_bytes), parallelism=1)
+            assert found is not None
+            return found.ranges[shard]
+
+        source.extents()
+        wide = 400 * 100 * batches.FAR_BELOW
+        assert plan(0, 10, wide) == Range(0, 10)
+        assert sampled == [Range(0, 10)]
+        assert plan(10, 400, wide) == Range(10, 400)
+        assert sampled == []
+        assert plan(0, 400, wide // 2) == Range(0, 400)
+        assert sampled == [Range(0, 256), Range(144, 400)]
+        assert plan(0, 400, 450) == Range(0, 4)
