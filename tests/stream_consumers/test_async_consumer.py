@@ -18,7 +18,7 @@ from stream_consumers.create import create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError, OutOfBoundsError, StreamEndedError, StreamRemovedError
 from stream_consumers.messages import Message, Shard, from_milliseconds
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 _numbers = itertools.count()
 
 

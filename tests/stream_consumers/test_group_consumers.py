@@ -28,7 +28,7 @@ from tests.support.settings import ROOT
 from tests.support.streams import write_stream
 from tests.support.topics import committed, create_topic, fill, unique_group
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 URL = "memory://group-consumers/orders"
 
 

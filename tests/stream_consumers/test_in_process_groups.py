@@ -29,7 +29,7 @@ from tests.support.ss_files import START_MS, numbered, write_file
 
 SHARED = ConsumerMode.LOAD_BALANCED
 EARLIEST, LATEST = AutoStreamReset.EARLIEST, AutoStreamReset.LATEST
-PATIENCE = 20.0
+PATIENCE = 60.0
 _numbers = itertools.count()
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from stream_consumers.polling_lock import PollingLock
 from tests.support.polling import until
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 Answer = TypeVar("Answer")
 
 

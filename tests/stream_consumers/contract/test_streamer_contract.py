@@ -10,7 +10,7 @@ from stream_consumers.messages import from_milliseconds
 from stream_consumers.streamer.streamer import connect, rewind_after, seek_after
 from stream_consumers.testing.harness import Stream
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def take(consumer: Consumer, count: int) -> list[int]:

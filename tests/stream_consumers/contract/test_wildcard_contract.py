@@ -29,7 +29,7 @@ from tests.support.polling import until
 
 # All need the broker that has nothing else: one process starts it.
 pytestmark = pytest.mark.xdist_group("own_kafka")
-PATIENCE = 20.0
+PATIENCE = 60.0
 BOTH = in_turn(12, shards=3, streams=STREAMS)
 Place = tuple[Shard, int]
 

@@ -40,7 +40,7 @@ from tests.support.ss_files import (
     write_file,
 )
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 CLICKS = Shard("clicks")
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 

@@ -15,7 +15,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.topics import committed, create_topic, fill, unique_group
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 START_MS = 1_700_000_000_000
 QUICK: Mapping[str, str | int] = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
 

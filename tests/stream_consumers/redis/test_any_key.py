@@ -47,7 +47,7 @@ KEYS = {
     b"\xff": "%FF",
     b"x" * 1000: "x" * 1000,
 }
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

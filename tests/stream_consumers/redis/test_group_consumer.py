@@ -111,7 +111,7 @@ def test_delayed_commits_after_the_delay_also_while_next_waits(place: Place) -> 
         waiting = threading.Thread(target=lambda: [consumer.next(0.001) for _ in range(3)] + [consumer.next(PATIENCE)])
         waiting.start()
         # The fifth comes at once, and after it one next waits, in which everything is committed.
-        until(lambda: place.pending(GROUP) == {}, seconds=5, what="the commit")
+        until(lambda: place.pending(GROUP) == {}, what="the commit")
         assert time.monotonic() - begin >= 0.2
         assert waiting.is_alive()
         place.send(range(5, 6))
@@ -154,7 +154,7 @@ def test_rolling_commits_what_was_acknowledged_when_the_interval_is_over(place: 
         for left in (3, 1):
             for message in found[:-left]:
                 consumer.ack(message)
-            until(functools.partial(is_committed, left), seconds=5, what="the commit")
+            until(functools.partial(is_committed, left), what="the commit")
         # The first one was not before the interval was over, nor was the second one right after it.
         assert time.monotonic() - begin >= 0.5
 
@@ -397,7 +397,7 @@ def test_r15_a_blocking_read_does_not_delay_a_commit(place: Place, monkeypatch: 
             consumer.ack(message)
         waiting = threading.Thread(target=lambda: consumer.next(3.0))
         waiting.start()
-        until(lambda: place.client.info("clients")["blocked_clients"], seconds=5, what="a blocked read")
+        until(lambda: place.client.info("clients")["blocked_clients"], what="a blocked read")
         begin = time.monotonic()
         assert consumer.commit() == 5
         assert time.monotonic() - begin < 1
@@ -594,7 +594,7 @@ def test_entries_that_were_deleted_before_they_were_taken_over_are_told(place: P
     place.client.xdel(place.stream, left[1])
     with claiming(place, on_dead_letter=letters.append, auto_commit=auto_commit) as consumer:
         assert numbers(take(consumer, 2)) == [0, 2]
-        until(lambda: (consumer.next(0), letters)[1], seconds=5, what="the dead letter")
+        until(lambda: (consumer.next(0), letters)[1], what="the dead letter")
         assert [letter.sequence for letter in letters] == [to_sequence(left[1])]
         assert len(place.pending(GROUP)) == (2 if auto_commit is AutoCommit.DISABLED else 0)
 
@@ -617,7 +617,7 @@ def test_what_was_delivered_too_often_becomes_a_dead_letter(place: Place, is_tak
                         place.client.xack(place.stream, GROUP, to_id(message.sequence))
                     place.send(range(10 * attempt + 10, 10 * attempt + 12))
             elif attempt == 2:
-                until(lambda: (consumer.next(0), letters)[1], seconds=5, what="the dead letter")
+                until(lambda: (consumer.next(0), letters)[1], what="the dead letter")
             else:
                 assert is_silent(consumer)
     assert found[:3] == [0, 1, 2]
@@ -679,7 +679,7 @@ def test_r8_a_group_that_was_removed_wakes_a_waiting_next(place: Place, monkeypa
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        until(lambda: place.client.info("clients")["blocked_clients"], seconds=5, what="a blocked read")
+        until(lambda: place.client.info("clients")["blocked_clients"], what="a blocked read")
         place.client.xgroup_destroy(place.stream, GROUP)
         waiting.join(3.0)
         assert not waiting.is_alive()
@@ -715,7 +715,7 @@ def test_a_connection_that_breaks_is_told_and_the_consumer_goes_on(
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        until(lambda: place.client.info("clients")["blocked_clients"], seconds=5, what="a blocked read")
+        until(lambda: place.client.info("clients")["blocked_clients"], what="a blocked read")
         place.client.execute_command("CLIENT KILL TYPE normal SKIPME yes")
         waiting.join(PATIENCE)
         assert len(raised) == 1
@@ -747,7 +747,7 @@ def test_what_was_given_in_an_answer_that_got_lost_comes_once(
 
         monkeypatch.setattr(client, "execute_command", lose)
         with pytest.raises(BrokerUnavailableError, match="got lost"):
-            until(lambda: consumer.next(0), seconds=5)
+            until(lambda: consumer.next(0))
         found += take(consumer, 4)
         assert sorted(numbers(found)) == list(range(6))
         assert take_until_silent(consumer) == []
@@ -772,9 +772,9 @@ def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(consumer._group.server.connection, "xack", fail)
         with pytest.raises(BrokerUnavailableError, match="no way"):
-            until(lambda: consumer.next(0), seconds=5)
+            until(lambda: consumer.next(0))
         assert len(place.pending(GROUP)) == 3
-    until(lambda: (consumer.next(0), place.pending(GROUP) == {})[1], seconds=5, what="the commit")
+    until(lambda: (consumer.next(0), place.pending(GROUP) == {})[1], what="the commit")
     place.send(range(3, 4))
     consumer.ack(take(consumer, 1)[0])
     with monkeypatch.context() as patch:
@@ -783,7 +783,7 @@ def test_a_commit_that_fails_is_told_and_repeated(place: Place, monkeypatch: pyt
         with pytest.raises(BrokerUnavailableError, match="no way"):
             consumer.close()
     # It is closed nevertheless, with what it had open.
-    until(lambda: connections() == 0, seconds=5, what="the connections being closed")
+    until(lambda: connections() == 0, what="the connections being closed")
     with pytest.raises(StreamEndedError):
         consumer.next(0)
 
@@ -816,7 +816,7 @@ def test_what_was_acknowledged_before_a_rewind_is_committed_after_it(place: Plac
         for message in take(consumer, 3):
             consumer.ack(message)
         consumer.rewind(Edge.END)
-        until(lambda: (consumer.next(0), place.pending(GROUP) == {})[1], seconds=5, what="the commit")
+        until(lambda: (consumer.next(0), place.pending(GROUP) == {})[1], what="the commit")
 
 
 def test_a_seek_to_nowhere_stays_in_the_group(place: Place) -> None:
@@ -855,12 +855,12 @@ def test_new_shards_are_met(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
         assert is_silent(consumer)
         # A shard that comes later was never skipped: it is read from its start.
         place.send(range(2, 3), shards=3, is_sharded=True)
-        message = until(lambda: consumer.next(0), seconds=5, what="the new shard")
+        message = until(lambda: consumer.next(0), what="the new shard")
         assert (message.shard, numbers([message])) == (Shard(place.stream, 2), [2])
         # One that is deleted is told, and does not just fall silent.
         place.client.delete(f"{place.stream}:0")
         with pytest.raises(GroupRemovedError, match=f"{place.stream}:0"):
-            until(lambda: consumer.next(0), seconds=5)
+            until(lambda: consumer.next(0))
 
 
 # options

@@ -20,7 +20,7 @@ from tests.support.polling import until
 from tests.support.redis_streams import Place, numbers, take
 
 GROUP, GONE = "billing", "gone"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

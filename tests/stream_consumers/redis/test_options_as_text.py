@@ -89,5 +89,5 @@ def test_a_handler_that_settles_by_itself_is_not_helped(place: Place) -> None:
     with RedisBackend(StreamUrl.parse(place.url)) as backend:
         backend.publish(place.stream, EventMessage(b"{}"))
         with Subscription(backend, config, lambda received: handled.set()):
-            until(handled.is_set, seconds=10)
+            until(handled.is_set)
         assert list(place.pending(GROUP).values()) == ["me"]

@@ -20,7 +20,7 @@ from tests.support.polling import until
 from tests.support.redis_server import redis_cluster
 from tests.support.redis_streams import Place, numbers, take, take_until_silent
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

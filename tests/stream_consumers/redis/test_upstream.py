@@ -87,7 +87,7 @@ def test_load_balance(place: Place) -> None:
                     found[consumer.consumer] += numbers([message])
             return sum(map(len, found.values())) == 10
 
-        until(is_complete, seconds=10)
+        until(is_complete)
         assert sorted(itertools.chain(*found.values())) == list(range(10))
         assert all(found.values())
 
@@ -326,7 +326,7 @@ def test_resumable_2(place: Place, mode: ConsumerMode, auto_commit: AutoCommit) 
         if auto_commit is AutoCommit.ROLLING:
             with pytest.raises(InvalidOptionError, match="commits by itself"):
                 consumer.commit()
-            until(lambda: (consumer.next(0), len(place.pending(group)) == 1)[1], seconds=10, what="the commit")
+            until(lambda: (consumer.next(0), len(place.pending(group)) == 1)[1], what="the commit")
         else:
             assert consumer.commit() == 4
     place.send(range(5, 10))

@@ -43,7 +43,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.redis_streams import unique_name
 from tests.support.ss_files import END_OF_STREAM, items, sent
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 LATEST = AutoStreamReset.LATEST
 KIB_EOS = FileProducerOptions(beacon_interval=1024, end_with_eos=True)
 _numbers = itertools.count()

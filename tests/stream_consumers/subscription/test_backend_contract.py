@@ -214,7 +214,7 @@ def test_r15_a_read_that_waits_holds_nothing_else_back(other: Any, stream: str) 
     found: list[FetchedEntry] = []
     waiting = threading.Thread(target=lambda: found.extend(backend.read_new(stream, GROUP, ME, 1, 20)))
     waiting.start()
-    until(lambda: other.blocked_reads() == 1, seconds=10, what="a read that waits")
+    until(lambda: other.blocked_reads() == 1, what="a read that waits")
     begin = time.monotonic()
     assert backend.ack(stream, GROUP, first) == 1
     backend.touch(stream, GROUP, ME, [second])
@@ -397,7 +397,7 @@ def test_entries_that_are_not_idle_stay_with_their_owner(other: Any, stream: str
     other.backend.read_new(stream, GROUP, PEER, 2, 0)
     assert other.backend.reclaim_idle(stream, GROUP, ME, 60, 10) == []
     assert set(other.pending(stream, GROUP).values()) == {PEER}
-    waited = until(lambda: other.backend.reclaim_idle(stream, GROUP, ME, 0.05, 10), seconds=5)
+    waited = until(lambda: other.backend.reclaim_idle(stream, GROUP, ME, 0.05, 10))
     assert payloads(waited) == [b"0", b"1"]
 
 

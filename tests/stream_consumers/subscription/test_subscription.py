@@ -599,7 +599,7 @@ def test_as_many_as_allowed_are_in_flight_and_never_more(bench: Bench) -> None:
 def test_r15_a_waiting_read_delays_no_acknowledgement(bench: Bench) -> None:
     with bench.subscribe(max_in_flight=2, claim_interval_seconds=1.5, block_seconds=5.0):
         # One read always waits for the second place.
-        until(lambda: bench.other.client.info("clients")["blocked_clients"], seconds=5)
+        until(lambda: bench.other.client.info("clients")["blocked_clients"])
         began = time.monotonic()
         bench.send(b"0")
         bench.wait_for_calls(1)
@@ -880,9 +880,9 @@ def test_no_thread_and_no_connection_is_left(redis_address: str) -> None:
         with RedisBackend(url, {"client_name": name}) as backend:
             config = SubscriptionConfig(stream=unique_name(), group=GROUP, dead_letter_stream="dead", max_in_flight=8)
             with Subscription(backend, config, print):
-                until(lambda: any(one["name"] == name for one in client.client_list()), seconds=5)
-        until(lambda: not any(one["name"] == name for one in client.client_list()), seconds=5)
-    until(lambda: set(threading.enumerate()) <= before, seconds=5, what="all threads ended")
+                until(lambda: any(one["name"] == name for one in client.client_list()))
+        until(lambda: not any(one["name"] == name for one in client.client_list()))
+    until(lambda: set(threading.enumerate()) <= before, what="all threads ended")
 
 
 # options

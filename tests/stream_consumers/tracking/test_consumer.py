@@ -35,7 +35,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.tracking import fetched
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 BY_HAND = TrackingOptions(commit_interval_seconds=None, commit_every=None, close_seconds=0.0)
 _numbers = itertools.count()
 ONE, TWO, THREE = Shard("orders", 0), Shard("orders", 1), Shard("orders", 2)

@@ -31,7 +31,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.topics import committed, create_topic, ends, fill, unique_group
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 RESUMABLE, SHARED = ConsumerMode.RESUMABLE, ConsumerMode.LOAD_BALANCED
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
 COOPERATIVE = {**QUICK, "partition.assignment.strategy": "cooperative-sticky"}
