@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The one Spark Connect server of a test run; its address."""
     with connect_server(tmp_path_factory.mktemp("connect")) as address:
         yield address
+
+
+@pytest.fixture
+def default_handlers() -> Iterator[None]:
+    """For tests that send signals: Dagster and Spark leave handlers behind, of which one ends the tests."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    left = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert left == defaults, "a handler was not put back"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -28,16 +28,7 @@ def interrupt(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-
-
-@pytest.fixture(autouse=True)
-def default_handlers() -> Iterator[None]:
-    """As in a process of its own: Dagster and Spark leave handlers behind, of which one ends the tests."""
-    before = {number: signal.signal(number, handler) for number, handler in DEFAULTS.items()}
-    yield
-    left = {number: signal.signal(number, handler) for number, handler in before.items()}
-    assert left == DEFAULTS, "a handler was not put back"
+pytestmark = pytest.mark.usefixtures("default_handlers")
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

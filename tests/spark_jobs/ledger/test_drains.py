@@ -25,6 +25,7 @@ from stream_consumers.memory import MemoryBroker, forget_memory_broker, memory_b
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
+pytestmark = pytest.mark.usefixtures("default_handlers")
 ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
 
 
