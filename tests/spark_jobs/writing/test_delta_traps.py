@@ -141,7 +141,7 @@ def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
     clean_log(what.table)
     stream.send(*orders(3))
     with what.source.open() as opened:
-        state, is_recovered = read_or_recover(opened, what.ingestion)
+        state, is_recovered = read_or_recover(opened, what.ingestion, what.ingestion.ledger())
         assert is_recovered
         what.drain()
         version = DeltaTable(what.table).version()

@@ -32,6 +32,7 @@ COMMANDS = [
     "switch",
     "demo",
     "doctor",
+    "spark",
 ]
 
 
