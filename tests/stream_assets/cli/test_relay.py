@@ -195,7 +195,7 @@ def test_following_ends_with_an_interrupt(tmp_path: Path) -> None:
             producer.flush()
             assert process.stdout.readline().endswith(b"] " + payload + b"\n")
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 1
+        assert process.wait(60) == 130
         told = process.stderr.read()
         assert b"2 messages arrived" in told
         assert b"not known" not in told
@@ -219,7 +219,7 @@ def test_an_interrupt_sends_what_was_read(monkeypatch: pytest.MonkeyPatch, memor
         for payload in (b"1", b"2"):
             producer.send(payload)
     ended = run(f"{memory}orders", f"file://{tmp_path}/a.ss/orders", "--live")
-    assert ended.exit_code == 1
+    assert ended.exit_code == 130
     assert "2 messages arrived" in ended.stderr
     assert "not known" not in ended.stderr
     assert [m.payload for m in messages(f"file://{tmp_path}/a.ss/orders")] == [b"1", b"2"]
