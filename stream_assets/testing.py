@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,8 +113,11 @@ class KillSwitch:
 
     def _fire(self, index: int, kill: Kill) -> None:
         self._memory.mkdir(parents=True, exist_ok=True)
-        self._mark(index).write_text(str(os.getpid()))
-        self.send(kill)
+        # A batch that is written a second time has two who wait for its files.
+        with suppress(FileExistsError), self._mark(index).open("x") as mark:
+            mark.write(str(os.getpid()))
+            mark.flush()
+            self.send(kill)
 
     def send(self, kill: Kill) -> None:
         """Send the signal to the own process; override it to reach others, too."""

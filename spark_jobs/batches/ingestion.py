@@ -55,13 +55,18 @@ T = TypeVar("T")
 
 
 class Step(enum.Enum):
-    """What has just been done when an observer is told."""
+    """What has just been done when an observer is told.
+
+    A batch that is written while it is read has no ``READ`` and no ``DEAD_LETTERS_WRITTEN``. If it turns out not to be
+    clean, ``UNCLEAN`` follows, and then the steps of a batch that is read and counted first; ``WRITING`` comes twice.
+    """
 
     INITIALIZED = "initialized"
     PLANNED = "planned"
     READ = "read"
     DEAD_LETTERS_WRITTEN = "dead letters written"
     WRITING = "writing"
+    UNCLEAN = "unclean"
     ROWS_WRITTEN = "rows written"
     VERIFIED = "verified"
     COMMITTED = "committed"
@@ -75,11 +80,13 @@ class Batch:
         entry: what its commit will say.
         plan: how to read it.
         doubtful: where messages may be in the table already, so that it has to be looked at.
+        previous: the newest entry of the group when it was planned.
     """
 
     entry: LedgerEntry
     plan: BatchPlan
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
+    previous: LedgerEntry | None = None
 
     @property
     def number(self) -> int:
@@ -134,7 +141,7 @@ class Ingestion:
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         on_data_loss: what to do about messages that are gone before they were read.
         start: where a group without a position starts.
-        limits: the most that one batch holds.
+        limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
         merge_schema: let new columns, and new fields of structs, into the table.

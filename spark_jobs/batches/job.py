@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
 from spark_jobs.batches.interruption import HeldSignals
 from spark_jobs.batches.linger import Linger
+from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
@@ -63,6 +64,7 @@ class BatchJob(ABC):
         self._writer = BatchWriter(spark, ingestion, url=url, observer=observer)
         self._ledger = self._writer.ledger
         self._parallelism = parallelism(spark)
+        self._pace = Pace(ingestion.limits)
 
     def plan(self) -> Batch | None:
         """Steps 1 to 4: the next batch; ``None`` if there is none.
@@ -103,6 +105,7 @@ class BatchJob(ABC):
             return None
         if written is None:
             return None
+        self._pace.took(batch.plan.records, time.monotonic() - began)
         lag = self._retries.call(lambda: self._finish(batch))
         self._retries.reset()
         return BatchReport(
@@ -136,7 +139,7 @@ class BatchJob(ABC):
         doubtful: Mapping[Shard, Range] | None = None,
         **fields: Any,
     ) -> Batch:
-        batch = Batch(self._writer.entry(kind, state, **fields), plan, doubtful or {})
+        batch = Batch(self._writer.entry(kind, state, **fields), plan, doubtful or {}, state.newest)
         self._observer(Step.PLANNED, batch)
         return batch
 
@@ -174,7 +177,7 @@ class SourceJob(BatchJob):
 
     def _plan_ranges(self, gaps: Mapping[Shard, Range]) -> BatchPlan | None:
         try:
-            return self._source.plan(gaps, limits=self._ingestion.limits, parallelism=self._parallelism)
+            return self._source.plan(gaps, limits=self._pace.limits, parallelism=self._parallelism)
         except DataLossError as error:
             raise OutdatedError(error) from error
 

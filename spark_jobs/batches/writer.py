@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
+from spark_jobs.batches.caution import Caution
 from spark_jobs.batches.ingestion import (
     Batch,
     Ingestion,
@@ -25,13 +27,23 @@ from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import in_ranges
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
+from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import last_line, raised_on_executor
 from spark_jobs.writing.sink import DeltaSink, check_columns, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
-from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
+from stream_consumers.errors import (
+    DataLossError,
+    InvalidOptionError,
+    LedgerUnreadableError,
+    StorageMismatchError,
+    StreamAssetsError,
+    TableUnreadableError,
+    TransformError,
+    WriteError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
@@ -89,6 +101,7 @@ class BatchWriter:
         self._settlement: Settlement | None = None
         self._unwritten: frozenset[str] = frozenset()
         self._races = 0
+        self._caution = Caution()
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
@@ -179,6 +192,52 @@ class BatchWriter:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
+        counts = self._caution.counts(batch)
+        rows = self._rows_of_one_pass(batch) if counts is not None else None
+        if counts is not None and rows is not None:
+            try:
+                return self._write_in_one_pass(rows, batch, counts)
+            except (LedgerUnreadableError, TableUnreadableError, StorageMismatchError):
+                raise
+            except StreamAssetsError as error:
+                # What is wrong, if it is not just the stream, shows once more.
+                _log.info("batch %d of %s is read and counted first: %s", batch.number, self.ledger.app, error)
+                self._caution.failed()
+                self._observer(Step.UNCLEAN, batch)
+                # Under the same number Delta takes one of the two, if the first one lands after all (tests/model).
+                batch = replace(batch, entry=replace(batch.entry, bid=uuid.uuid4().hex))
+        return self._write_with_care(batch, check, renew)
+
+    def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
+        """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
+        frame = read_splits(
+            self._spark, batch.plan.splits, self._ingestion.decoder, identities=batch.entry.identities
+        ).drop(*DEAD_LETTER_COLUMNS)
+        if self._ingestion.transform is None:
+            return frame
+        try:
+            rows = self._transform(frame)
+            return rows if reads_everything(rows) else None
+        except StreamAssetsError:
+            # It may have looked at the rows, which are not clean.
+            return None
+
+    def _write_in_one_pass(self, rows: DataFrame, batch: Batch, counts: Mapping[Shard, int]) -> Written | None:
+        """Write the batch while it is read; executors check that it is what was planned, or nothing is committed."""
+        entry = replace(batch.entry, rows=sum(counts.values()), dead=0)
+        commit = self._commit(rows, entry, batch)
+        if commit is None:
+            self._raced()
+            return None
+        self._races = 0
+        self._caution.succeeded()
+        self._observer(Step.VERIFIED, batch)
+        return Written(entry, commit, counts)
+
+    def _write_with_care(
+        self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
+    ) -> Written | None:
+        """Read and count the batch, then write its dead letters and its rows."""
         read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder)
         frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
         attempt: Batch | None = batch
@@ -210,6 +269,10 @@ class BatchWriter:
             if not self._dead_letters.write(dead_letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
                 return None
         self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
+        return self._commit(rows, entry, batch)
+
+    def _commit(self, rows: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
+        """The rows in one commit; ``None`` if another run was faster."""
         self._observer(Step.WRITING, batch)
         commit = self._sink.commit(
             rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
@@ -272,7 +335,9 @@ class BatchWriter:
         return messages, sum(int(row["dead"]) for row in found)
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
-        rows = frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS)
+        return self._transform(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS))
+
+    def _transform(self, rows: DataFrame) -> DataFrame:
         transform = self._ingestion.transform
         if transform is None:
             return rows

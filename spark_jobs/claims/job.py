@@ -287,7 +287,7 @@ class ClaimJob(BatchJob):
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
         """Rules R2 to R5: fill a new name; from here on nothing is added to it."""
-        policy, limits = self._claims.policy, self._ingestion.limits
+        policy, limits = self._claims.policy, self._pace.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
         bid = uuid.uuid4().hex

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -17,8 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.decode import Decoder
-from stream_consumers.batches import Split
+from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -34,10 +35,19 @@ PLAN_OPTION = "secret_plan"
 _registering = threading.Lock()
 
 
-def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) -> DataFrame:
+def read_splits(
+    spark: SparkSession, splits: Sequence[Split], decoder: Decoder, *, identities: Mapping[str, str] | None = None
+) -> DataFrame:
     """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
 
     Rows with ``_error`` are dead letters; only they carry ``_payload``.
+
+    Args:
+        spark: reads them.
+        splits: what to read.
+        decoder: of the payloads.
+        identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
+            :class:`spark_jobs.reading.clean.CleanRead`.
     """
     if not splits:
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
@@ -45,8 +55,18 @@ def read_splits(spark: SparkSession, splits: Sequence[Split], decoder: Decoder) 
     with _registering:
         spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)
-    plan = base64.b64encode(pickle.dumps([SplitPartition(split, decoder, columns) for split in splits])).decode()
+    partitions = [SplitPartition(split, decoder, columns, _clean(split, identities)) for split in splits]
+    plan = base64.b64encode(pickle.dumps(partitions)).decode()
     return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
+
+
+def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
+    if identities is None:
+        return None
+    counts = split.counts() if isinstance(split, CountedSplit) else None
+    if counts is None:
+        raise ValueError("a split that does not know what it holds cannot be checked while it is read")
+    return CleanRead(counts, identities)
 
 
 def decoded_schema(decoder: Decoder) -> StructType:
@@ -102,11 +122,19 @@ def struct_type(ddl: str) -> StructType:
 
 @dataclass
 class SplitPartition(InputPartition):
-    """One split and how to decode it; ``columns`` are the decoder's, with their NOT NULL."""
+    """One split and how to decode it.
+
+    Args:
+        split: what to read.
+        decoder: of the payloads.
+        columns: the decoder's, with their NOT NULL.
+        clean: what it must give; ``None`` if dead letters and holes are fine.
+    """
 
     split: Split
     decoder: Decoder
     columns: StructType
+    clean: CleanRead | None = None
 
 
 class SplitDataSource(DataSource):
@@ -139,8 +167,12 @@ class SplitReader(DataSourceReader):
         assert isinstance(partition, SplitPartition)
         schema = arrow_schema(self._schema)
         wanted = arrow_schema(partition.columns)
-        for messages in partition.split.read():
-            yield decode_batch(messages, partition.decoder, wanted, schema)
+        messages = partition.split.read()
+        rows = (decode_batch(block, partition.decoder, wanted, schema) for block in messages)
+        if partition.clean is None:
+            return rows
+        assert isinstance(partition.split, CountedSplit)
+        return partition.clean.checked(rows, partition.split)
 
 
 def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema) -> pa.RecordBatch:

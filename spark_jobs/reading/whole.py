@@ -1,0 +1,57 @@
+"""Whether Spark reads every split to its end to make some rows: only then does the end of each read say anything.
+
+``where("false")`` needs no read at all, ``limit`` stops it, and a join with an empty table leaves the other side.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from spark_jobs.reading.source import FORMAT
+
+# One row after the other, each of them, and from one child. Whatever is not named here may do something else.
+_EACH_ROW = re.compile(r"Project \[|Filter |(Batch|Arrow)EvalPython \[|Generate (explode|posexplode|inline|stack)\(")
+_SCAN = re.compile(rf"RelationV2\[.*\] {FORMAT}$")
+_BRANCHES = re.compile(r"^[\s:+\-]*")
+_SECTIONS = ("Parsed Logical Plan", "Analyzed Logical Plan", "Optimized Logical Plan", "Physical Plan")
+# A condition on the time may come out otherwise when the plan is made once more, for the write.
+_TIME = re.compile(r"now|today|tomorrow|yesterday|curdate|current_|localtime|more fields", re.IGNORECASE)
+_DROPS_ROWS = re.compile(r"\b(Filter|Generate)\b")
+
+
+def reads_everything(rows: DataFrame) -> bool:
+    """Whether these rows, made of one frame of :func:`spark_jobs.reading.source.read_splits`, take a read of all of it.
+
+    ``False`` where that cannot be told.
+    """
+    try:
+        text = str(rows.sparkSession.sql("EXPLAIN EXTENDED SELECT * FROM {rows}", rows=rows).collect()[0][0])
+    except PySparkException:
+        return False
+    return plan_reads_everything(text)
+
+
+def plan_reads_everything(explained: str) -> bool:
+    r"""The same, by what ``EXPLAIN EXTENDED`` says.
+
+    Example:
+        >>> optimized = "Filter (id#1L > 3)\n+- RelationV2[id#1L, _stream#2] stream_assets"
+        >>> explained = "== Parsed Logical Plan ==\n== Analyzed Logical Plan ==\n== Optimized Logical Plan ==\n{}"
+        >>> plan_reads_everything(explained.format(f"{optimized}\n\n== Physical Plan ==\n"))
+        True
+        >>> plan_reads_everything(explained.format("LocalRelation <empty>, [id#1L]\n\n== Physical Plan ==\n"))
+        False
+    """
+    headings = [f"== {section} ==" for section in _SECTIONS]
+    # A text that stands in the transform may look like anything.
+    if any(explained.count(heading) != 1 for heading in headings):
+        return False
+    analyzed, _, rest = explained.partition(headings[1])[2].partition(headings[2])
+    if _TIME.search(analyzed) and _DROPS_ROWS.search(analyzed):
+        return False
+    lines = [_BRANCHES.sub("", line) for line in rest.partition(headings[3])[0].split("\n")]
+    nodes = [line for line in lines if line]
+    return bool(nodes) and bool(_SCAN.match(nodes[-1])) and all(_EACH_ROW.match(node) for node in nodes[:-1])

@@ -1,0 +1,203 @@
+"""Batches that are written while they are read, and the turn to the careful way where they are not clean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.ingestion import Batch, BatchReport, Step
+from spark_jobs.reading import whole
+from stream_consumers.batches import Range
+from stream_consumers.errors import SourceRecreatedError
+from tests.support.ingesting import drain, entries, ingestion
+from tests.support.kafka_topics import MALFORMED, Broker, Once, orders, pipeline, shard
+from tests.support.kafka_topics import assert_each_once as assert_these_once
+from tests.support.killed_runs import kill_in_turn
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
+
+pytestmark = pytest.mark.spark
+CAREFUL = (Step.READ, Step.DEAD_LETTERS_WRITTEN)
+Transform = Callable[[DataFrame], DataFrame]
+
+
+class Steps:
+    """Remembers which way each batch went."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[Step]] = {}
+
+    def __call__(self, step: Step, batch: Batch | None) -> None:
+        if batch is not None:
+            self.of.setdefault(batch.number, []).append(step)
+
+    def ways(self) -> list[str]:
+        """Per batch: ``one``, ``careful``, or ``both``."""
+        return [
+            "both" if Step.UNCLEAN in steps else "careful" if set(CAREFUL) <= set(steps) else "one"
+            for steps in self.of.values()
+        ]
+
+
+def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSession, folder: Path) -> None:
+    """The second one has a dead letter, so that the third one is not tried, and a new run begins as the ledger says."""
+    url = write_stream(folder / "orders.ss", 600, malformed=frozenset({199, 450}))
+    what, steps, again = ingestion(folder / "t", records=100), Steps(), Steps()
+    drain(spark, url, what, steps)
+    assert steps.ways() == ["one", "both", "careful", "one", "both", "careful"]
+    assert_each_once(folder / "orders.ss", folder / "t")
+    written = [entry for entry in entries(what) if entry.kind == "batch"]
+    assert [(entry.rows, entry.dead) for entry in written] == [(100, 0), (99, 1), (100, 0), (100, 0), (99, 1), (100, 0)]
+    assert [entry.number for entry in written] == [2, 3, 4, 5, 6, 7], "a try takes no number"
+    write_stream(folder / "orders.ss", 50, malformed=frozenset({49}))
+    drain(spark, url, what)
+    write_stream(folder / "orders.ss", 50)
+    drain(spark, url, what, again)
+    assert again.ways() == ["careful"]
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def stops_early(rows: DataFrame) -> DataFrame:
+    def first(blocks: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for block in blocks:
+            yield block.head(1)
+            return
+
+    return rows.mapInPandas(first, rows.schema)
+
+
+def joined_with_nothing(rows: DataFrame) -> DataFrame:
+    return rows.join(rows.sparkSession.createDataFrame([], "id BIGINT"), "id")
+
+
+def plus_one(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+    return None if number is None else number + 1
+
+
+TRANSFORMS: dict[str, tuple[Transform, str]] = {
+    "where false": (lambda rows: rows.where("false"), "careful"),
+    "limit": (lambda rows: rows.limit(1), "careful"),
+    "join with an empty table": (joined_with_nothing, "careful"),
+    "a function that stops early": (stops_early, "careful"),
+    "where": (lambda rows: rows.where("id % 2 = 0"), "both"),
+    "function": (lambda rows: rows.withColumn("id", f.udf(plus_one, "bigint")("id")), "both"),
+    "explode": (lambda rows: rows.withColumn("id", f.explode(f.array("id", f.lit(-1)))), "both"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSession, folder: Path) -> None:
+    transform, way = TRANSFORMS[name]
+    url = write_stream(folder / "orders.ss", 100, shards=1, malformed=frozenset({99}))
+    steps = Steps()
+    (report,) = drain(spark, url, ingestion(folder / "t", transform=transform), steps)
+    assert steps.ways() == [way]
+    assert (report.dead, sum(report.messages.values())) == (1, 99)
+    assert sequences_in_table(f"{folder}/t_dead_letters") == {("orders", 0, 100): 1}
+
+
+PLANS = {
+    "one row after the other": (lambda rows: rows.where("id > 3").withColumn("at", f.lit(1)), True),
+    "the time as a column": (lambda rows: rows.withColumn("at", f.current_timestamp()), True),
+    "the time in a condition": (lambda rows: rows.where(f.current_timestamp() > "2020-01-01"), False),
+    "the time in a condition on a column": (
+        lambda rows: rows.withColumn("d", f.current_date()).where("d > '2020-01-01'"),
+        False,
+    ),
+    "a text like a plan": (lambda rows: rows.where("user <> '\n== Physical Plan ==\n'"), False),
+    "groups": (lambda rows: rows.groupBy("id").agg(f.count("*")), False),
+    "a subquery": (lambda rows: rows.where("id IN (SELECT 1)"), False),
+    "with itself": (lambda rows: rows.union(rows), False),
+    "in the cache": (lambda rows: rows.cache(), False),
+    "a part": (lambda rows: rows.sample(0.5), False),
+    "sorted": (lambda rows: rows.orderBy("id"), False),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_only_plans_that_read_everything_are_told_to_do_so(name: str, spark: SparkSession, folder: Path) -> None:
+    transform, expected = PLANS[name]
+    url = write_stream(folder / "orders.ss", 10)
+    seen: list[bool] = []
+
+    def look(rows: DataFrame) -> DataFrame:
+        made = transform(rows)
+        seen.append(whole.reads_everything(made))
+        made.unpersist()
+        return rows
+
+    drain(spark, url, ingestion(folder / "t", transform=look))
+    # The others are made of no rows, for the schema.
+    assert seen[-1] is expected
+
+
+def test_a_topic_recreated_in_the_middle_is_not_written(spark: SparkSession, broker: Broker, folder: Path) -> None:
+    """With just as many messages, so that only the identity tells."""
+    topic = broker.create()
+    broker.send(topic, orders(10))
+    what = pipeline(spark, broker, folder, topic)
+
+    def recreate() -> None:
+        broker.recreate(topic)
+        broker.send(topic, orders(10, first=100))
+
+    steps = Steps()
+    recreated = Once(Step.WRITING, recreate)
+
+    def watch(step: Step, batch: Batch | None) -> None:
+        recreated(step, batch)
+        steps(step, batch)
+
+    with pytest.raises(SourceRecreatedError, match="recreated while it was read"):
+        what.drain(watch)
+    assert steps.ways() == ["both"]
+    assert what.rows() == {}
+
+
+def test_a_topic_with_holes_is_tried_once_a_run(spark: SparkSession, broker: Broker, folder: Path) -> None:
+    topic = broker.create()
+    broker.commit(topic, 5)
+    broker.commit(topic, 4)
+    assert broker.end(topic) == 11, "9 messages and 2 markers"
+    what, steps, later = pipeline(spark, broker, folder, topic), Steps(), Steps()
+    (report,) = what.drain(steps)
+    assert (steps.ways(), dict(report.messages)) == (["both"], {shard(topic): 9})
+    broker.commit(topic, 3)
+    what.drain(later)
+    assert later.ways() == ["careful"]
+    assert [entry.rows for entry in entries(what.ingestion) if entry.kind == "batch"] == [9, 3]
+    assert_these_once(what.rows(), broker.messages(topic))
+
+
+def test_the_last_message_of_the_last_partition_is_a_dead_letter(
+    spark: SparkSession, broker: Broker, folder: Path
+) -> None:
+    topic = broker.create(partitions=2)
+    broker.send(topic, orders(20), partition=0)
+    broker.send(topic, [*orders(19), MALFORMED], partition=1)
+    what, steps = pipeline(spark, broker, folder, topic), Steps()
+    reports: list[BatchReport] = what.drain(steps)
+    assert [dict(report.batch.entry.ranges) for report in reports] == [
+        {shard(topic, 0): Range(0, 20), shard(topic, 1): Range(0, 20)}
+    ]
+    assert steps.ways() == ["both"]
+    assert_these_once(what.letters(), [(topic, 1, 19)])
+    assert_these_once(what.rows() + what.letters(), broker.messages(topic))
+
+
+@pytest.mark.kill
+def test_runs_that_are_killed_at_any_step_of_both_ways_are_continued(
+    spark: SparkSession, server: str, folder: Path
+) -> None:
+    """The first batch is clean, the second one is not, and so on: each run finds what the one before it left."""
+    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({50, 170, 290}))
+    table = folder / "t"
+    faults = ["writing", "rows written", "verified", "unclean", "mid-dead-letters", "mid-write", "committed"]
+    kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
+    assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
+    drain(spark, url, ingestion(table, records=40))
+    assert_each_once(folder / "orders.ss", table)

@@ -1,0 +1,189 @@
+"""What a split that is written while it is read must give, and when a batch is tried so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.batches.caution import Caution
+from spark_jobs.batches.ingestion import Batch
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.reading.clean import CleanRead, UncleanError
+from spark_jobs.reading.whole import plan_reads_everything
+from stream_consumers.batches import BatchPlan, Range, Split, clean_counts
+from stream_consumers.epochs import EpochSplit
+from stream_consumers.messages import Shard
+
+ONE, TWO = Shard("orders", 1), Shard("orders", 2)
+PLANNED = {"orders": "id-1", "clicks": "id-9"}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A split that says what it is told to say."""
+
+    held: Mapping[Shard, int] | None
+    found: Mapping[str, str]
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+    def counts(self) -> Mapping[Shard, int] | None:
+        return self.held
+
+    def identities(self) -> Mapping[str, str]:
+        return self.found
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A split as the first version of the protocol has it."""
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+
+SPLIT = Counted({ONE: 3, TWO: 1}, {"orders": "id-1"})
+
+
+def rows(*shards: int, error: str | None = None, stream: str = "orders") -> pa.RecordBatch:
+    errors = [*[None] * (len(shards) - 1), error]
+    columns = {"_stream": [stream] * len(shards), "_shard": list(shards), "_error": pa.array(errors, pa.string())}
+    return pa.record_batch(columns)
+
+
+def read(*batches: pa.RecordBatch, split: Counted = SPLIT) -> int:
+    return sum(found.num_rows for found in CleanRead({ONE: 3, TWO: 1}, PLANNED).checked(batches, split))
+
+
+def test_what_was_planned_is_passed_on() -> None:
+    assert read(rows(1, 2), rows(1), rows(1)) == 4
+    assert sum(found.num_rows for found in CleanRead({ONE: 0}, PLANNED).checked([], SPLIT)) == 0
+
+
+UNCLEAN = {
+    "a dead letter at the end": ([rows(1, 2), rows(1, 1, error="no JSON")], "1 of 2 messages are dead letters"),
+    "a message more": ([rows(1, 2, 1, 1, 1)], "orders/1 holds more messages than the 3 planned"),
+    "a message fewer": ([rows(1, 2, 1)], "orders/1': 1"),
+    "nothing": ([], "orders/1': 3, 'orders/2': 1"),
+    "as many, of others": ([rows(1, 1, 2, 2)], "orders/2 holds more messages than the 1 planned"),
+    "another shard": ([rows(1, 1, 1, 2, 7)], "orders/7 holds more messages than the 0 planned"),
+    "another stream": ([rows(1, 1, 1, 2), rows(1, stream="clicks")], "clicks/1 holds more messages"),
+}
+
+
+@pytest.mark.parametrize("name", UNCLEAN)
+def test_what_was_not_planned_fails(name: str) -> None:
+    batches, message = UNCLEAN[name]
+    with pytest.raises(UncleanError, match=message):
+        read(*batches)
+
+
+@pytest.mark.parametrize(
+    "found", [{"orders": "id-2"}, {}, {"clicks": "id-9"}, {"orders": "id-1", "clicks": "id-8"}, {"orders#2": "id-1"}]
+)
+def test_another_stream_than_the_planned_one_fails_at_the_end(found: Mapping[str, str]) -> None:
+    with pytest.raises(UncleanError, match="recreated while it was read"):
+        read(rows(1, 1, 1, 2), split=Counted(None, found))
+
+
+def test_splits_of_epochs_say_the_same_under_the_names_of_epochs() -> None:
+    split = EpochSplit(SPLIT, {"orders": "orders#2", "clicks": "clicks"})
+    assert split.counts() == {Shard("orders#2", 1): 3, Shard("orders#2", 2): 1}
+    assert split.identities() == {"orders#2": "id-1"}
+    assert EpochSplit(Plain(), {"orders": "orders#2"}).counts() is None
+
+
+def test_one_split_that_does_not_know_what_it_holds_is_enough() -> None:
+    assert clean_counts([SPLIT, SPLIT]) == {ONE: 6, TWO: 2}
+    others: list[Split] = [Plain(), Counted(None, {})]
+    for other in others:
+        assert clean_counts([SPLIT, other]) is None
+
+
+def entry(**fields: object) -> LedgerEntry:
+    known: dict[str, object] = {"ranges": {ONE: Range(0, 3), TWO: Range(0, 1)}, "rows": 4}
+    return LedgerEntry("batch", "g", "g/main", 2, "main", "bid", 1, **{**known, **fields})  # type: ignore[arg-type]
+
+
+def batch(previous: LedgerEntry | None = None, splits: tuple[Split, ...] = (SPLIT,), **fields: object) -> Batch:
+    made = entry(**fields)
+    return Batch(made, BatchPlan(made.ranges, splits, 4), previous=previous)
+
+
+def test_only_plain_batches_are_tried_in_one_pass() -> None:
+    assert Caution().counts(batch()) == {ONE: 3, TWO: 1}
+    assert Caution().counts(batch(mode="replace")) is None
+    assert Caution().counts(batch(lost={ONE: Intervals.of((0, 1))})) is None
+    assert Caution().counts(batch(claims={ONE: ClaimedRange(0, 3, 3)})) is None
+    assert Caution().counts(batch(splits=())) is None
+    assert Caution().counts(batch(splits=(SPLIT, Plain()))) is None
+    doubtful = batch()
+    assert Caution().counts(Batch(doubtful.entry, doubtful.plan, {ONE: Range(0, 1)})) is None
+
+
+def test_after_a_batch_that_was_not_clean_none_is_tried() -> None:
+    assert Caution().counts(batch(entry())) is not None
+    assert Caution().counts(batch(entry(rows=3, dead=1))) is None
+    assert Caution().counts(batch(entry(rows=3))) is None, "a hole where sequences grow by one"
+    sparse = {ONE: Range(0, 3000), TWO: Range(0, 1000)}
+    assert Caution().counts(batch(entry(rows=3, ranges=sparse), ranges=sparse)) is not None, "ids have gaps by nature"
+    assert Caution().counts(batch(entry(rows=3, dead=1, ranges=sparse), ranges=sparse)) is None
+
+
+def test_who_fails_again_and_again_tries_ever_less() -> None:
+    caution, tried = Caution(), []
+    for number in range(400):
+        if caution.counts(batch()) is not None:
+            tried.append(number)
+            caution.failed()
+    assert tried == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264, 329, 394]
+    for _ in range(70):
+        if caution.counts(batch()) is not None:
+            caution.succeeded()
+            caution.failed()
+            break
+    assert [caution.counts(batch()) is not None for _ in range(2)] == [False, True]
+
+
+def explained(optimized: str, analyzed: str = "Filter (id#1L > 3)") -> str:
+    sections = ("Parsed", "Project [*]"), ("Analyzed", analyzed), ("Optimized", optimized)
+    return "\n\n".join(f"== {name} Logical Plan ==\n{text}" for name, text in sections) + "\n\n== Physical Plan ==\n…"
+
+
+SCAN = "RelationV2[id#1L, _stream#2] stream_assets"
+READ_WHOLE = [SCAN, f"Filter (id#1L > 3)\n+- {SCAN}", f"Project [id#1L]\n+- ArrowEvalPython [f(id#1L)]\n   +- {SCAN}"]
+NOT_READ_WHOLE = [
+    "LocalRelation <empty>, [id#1L]",
+    f"GlobalLimit 1\n+- LocalLimit 1\n   +- {SCAN}",
+    f"Join Inner\n:- {SCAN}\n+- LocalRelation <empty>, [id#1L]",
+    f"Union\n:- {SCAN}\n+- {SCAN}",
+    f"Filter (id#1L > scalar-subquery#3 [])\n:  +- Aggregate [max(id#1L)]\n:     +- {SCAN}\n+- {SCAN}",
+    f"MapInPandas f(id#1L)\n+- {SCAN}",
+    "Project [id#1L]\n+- RelationV2[id#1L] another_source",
+    f"Filter NOT (user#2 = \n== Physical Plan ==\n)\n+- LocalRelation\n{SCAN}",
+    f"Filter NOT (user#2 = \n{SCAN}\n)\n+- LocalRelation <empty>, [id#1L]",
+    f"Filter NOT (user#2 = \n{SCAN}\n\n== Physical Plan ==\n)\n+- LocalRelation <empty>, [id#1L]",
+    "",
+]
+
+
+@pytest.mark.parametrize("optimized", READ_WHOLE)
+def test_plans_of_one_row_after_the_other_read_every_split_to_its_end(optimized: str) -> None:
+    assert plan_reads_everything(explained(optimized))
+
+
+@pytest.mark.parametrize("optimized", NOT_READ_WHOLE)
+def test_other_plans_may_not(optimized: str) -> None:
+    assert not plan_reads_everything(explained(optimized))
+
+
+@pytest.mark.parametrize("what", ["current_timestamp()", "now()", "cast(today as date)", "current_date(Some(UTC))"])
+def test_a_condition_on_the_time_may_come_out_otherwise_at_the_write(what: str) -> None:
+    assert not plan_reads_everything(explained(SCAN, f"Filter (id#1L > {what})"))
+    assert not plan_reads_everything(explained(SCAN, f"Filter (d#3 > 5)\n+- Project [{what} AS d#3]"))
+    assert plan_reads_everything(explained(SCAN, f"Project [{what} AS d#3]"))
