@@ -11,14 +11,13 @@ from urllib.request import Request, urlopen
 import dagster as dg
 import pytest
 
-from tests.support import waiting_jobs
+from tests.support import staying_runs, waiting_jobs
 from tests.support.dagster_services import Dagster, dagster_services
 from tests.support.polling import until
-from tests.support.streams import write_stream
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 pytestmark = [pytest.mark.dagster, pytest.mark.slow]
 SECONDS = 240.0
-LOCATION = {"repositoryLocationName": "tests.support.waiting_jobs", "repositoryName": "__repository__"}
 LAUNCH = """mutation ($what: ExecutionParams!) {
   launchRun(executionParams: $what) { __typename ... on LaunchRunSuccess { run { runId } } }
 }"""
@@ -35,6 +34,11 @@ class UserInterface:
     """What the UI asks of the webserver when somebody presses a button there, or looks at a sensor."""
 
     dagster: Dagster
+    module: str
+
+    @property
+    def location(self) -> dict[str, str]:
+        return {"repositoryLocationName": self.module, "repositoryName": "__repository__"}
 
     def ask(self, query: str, **variables: Any) -> Any:
         body = json.dumps({"query": query, "variables": variables}).encode()
@@ -45,7 +49,7 @@ class UserInterface:
         return answer["data"]
 
     def launch(self, job: str) -> str:
-        launched = self.ask(LAUNCH, what={"selector": {**LOCATION, "jobName": job}, "runConfigData": {}})
+        launched = self.ask(LAUNCH, what={"selector": {**self.location, "jobName": job}, "runConfigData": {}})
         return str(launched["launchRun"]["run"]["runId"])
 
     def cancel(self, run_id: str) -> None:
@@ -61,7 +65,7 @@ class UserInterface:
 
     def reasons(self) -> list[str]:
         """Why the ticks so far asked for no run."""
-        found = self.ask(TICKS, sensor={**LOCATION, "sensorName": "orders_lag"})
+        found = self.ask(TICKS, sensor={**self.location, "sensorName": "orders_lag"})
         return [tick["skipReason"] or "" for tick in found["sensorOrError"]["sensorState"]["ticks"]]
 
     def until_ticks_say(self, text: str) -> None:
@@ -77,8 +81,8 @@ class UserInterface:
 def test_runs_of_other_jobs_and_cancelled_ones_hold_the_sensor_back(folder: Path) -> None:
     write_stream(folder / "orders.ss", 5)
     variables = {waiting_jobs.FOLDER_VARIABLE: str(folder)}
-    with dagster_services(folder / "dagster", "tests.support.waiting_jobs", variables) as dagster:
-        ui = UserInterface(dagster)
+    with dagster_services(folder / "dagster", waiting_jobs.__name__, variables) as dagster:
+        ui = UserInterface(dagster, waiting_jobs.__name__)
         (asked,) = until(ui.runs, seconds=SECONDS, what="the run that the sensor asks for")
         ui.until_status(asked, dg.DagsterRunStatus.STARTED)
         ui.cancel(asked)
@@ -90,3 +94,31 @@ def test_runs_of_other_jobs_and_cancelled_ones_hold_the_sensor_back(folder: Path
         assert ui.runs() == {asked, started}, "it makes the asset already"
         assert any("(job nightly); lag 5 (orders/0: 3, orders/1: 2)" in reason for reason in ui.reasons())
         ui.cancel(started)
+
+
+def until_rows(table: Path, count: int) -> None:
+    until(lambda: sum(sequences_in_table(table).values()) == count, seconds=SECONDS, what=f"{count} rows")
+
+
+@pytest.mark.spark
+def test_a_run_that_stays_is_followed_and_cancelled_in_the_ui(folder: Path) -> None:
+    """What it wrote since its last materialization is told when it is cancelled."""
+    path, table = folder / "orders.ss", folder / "t"
+    write_stream(path, 5)
+    variables = {staying_runs.FOLDER_VARIABLE: str(folder)}
+    with dagster_services(folder / "dagster", staying_runs.__name__, variables) as dagster:
+        ui = UserInterface(dagster, staying_runs.__name__)
+        (asked,) = until(ui.runs, seconds=SECONDS, what="the run that the sensor asks for")
+        until_rows(table, 5)
+        write_stream(path, 7)
+        until_rows(table, 12)
+        write_stream(path, 7)
+        until_rows(table, 19)
+        assert ui.runs() == {asked}, "one run has written all of it"
+        ui.cancel(asked)
+        found = dagster.instance.fetch_materializations(staying_runs.stream.key, limit=100, ascending=True).records
+        told = [event.asset_materialization for event in found]
+        assert sum(one.metadata["stream/messages"].value for one in told if one) == 19
+        assert len(told) == 2, "the first batch, and the others together"
+        ui.until_ticks_say(f"run {asked} was cancelled")
+    assert_each_once(path, table)
