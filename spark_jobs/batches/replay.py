@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from pyspark.sql import SparkSession
 
@@ -33,8 +34,10 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.writer import OutdatedError, Written
+from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.totals import ReplayProgress, Totals
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import (
     DataLossError,
@@ -82,41 +85,24 @@ class Replay:
         choose_fields(self, on_replay=OnReplay)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayProgress:
-    """How far a replay is.
-
-    Args:
-        goal: all that it replaces; a shard may be missing, where it has nothing to replace.
-        done: what of that is in the table.
-    """
-
-    goal: Mapping[Shard, Range]
-    done: Mapping[Shard, Intervals] = field(default_factory=dict)
-
-    def gaps(self, state: LedgerState) -> Mapping[Shard, Range]:
-        """The next range to replace, per shard: only where the ledger covers it (a RESTORE may have changed that)."""
-        left = {
-            shard: (Intervals.of(part) & state.shards[shard].covered) - self.done.get(shard, Intervals())
-            for shard, part in self.goal.items()
-            if shard in state.shards
-        }
-        return {shard: parts.ranges[0] for shard, parts in left.items() if parts}
+def left_of(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Range]:
+    """The next range to replace, per shard: only where the ledger covers it (a RESTORE may have changed that)."""
+    left = {
+        shard: (Intervals.of(part) & state.shards[shard].covered) - progress.done.get(shard, Intervals())
+        for shard, part in progress.goal.items()
+        if shard in state.shards
+    }
+    return {shard: parts.ranges[0] for shard, parts in left.items() if parts}
 
 
 def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
-    """The replay with this id as the ledger remembers it; ``None`` if it has written nothing."""
-    if not ledger.last_number(REPLAY_MEMBER):
-        # Numbers outlive everything: nothing was ever replayed, and the log need not be searched.
-        return None
-    entries = [c.entry for c in ledger.surviving() if c.entry and c.entry.replay == replay_id]
-    if not entries:
-        return None
-    done: dict[Shard, Intervals] = {}
-    for entry in entries:
-        for shard, part in entry.ranges.items():
-            done[shard] = done.get(shard, Intervals()) | Intervals.of(part)
-    return ReplayProgress(entries[0].goal, done)
+    """The replay or the rewind with this id as the ledger remembers it; ``None`` if it has written nothing."""
+    state = ledger.read()
+    known = state.totals.replays.get(replay_id)
+    if known is not None or not state.totals.is_forgetful:
+        return known
+    entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
+    return reduce(tally, reversed(entries), Totals()).replays.get(replay_id)
 
 
 def goal_of(
@@ -223,7 +209,7 @@ class ReplayJob(SourceJob):
             self._writer.check_columns(state)
             self._writer.delete_orphaned(state)
             progress = self._progress(state)
-            gaps = progress.gaps(state)
+            gaps = left_of(progress, state)
             self._check_gone(gaps)
             if not gaps:
                 self._writer.delete_orphaned(state, again=True)
@@ -281,7 +267,7 @@ class ReplayJob(SourceJob):
 
     def _finish(self, batch: Batch) -> Mapping[Shard, int]:
         state = self._ledger.read()
-        return self._source.count(self._progress(state).gaps(state))
+        return self._source.count(left_of(self._progress(state), state))
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
@@ -292,7 +278,7 @@ class ReplayJob(SourceJob):
         )
         time.sleep(pause)
         state = self._ledger.read()
-        gaps = self._progress(state).gaps(state)
+        gaps = left_of(self._progress(state), state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
             return None
         return replace(batch, entry=self._ledger.renewed(batch.entry, state))

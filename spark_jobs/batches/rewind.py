@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source
 from spark_jobs.batches.ledger_recovery import commit_positions, keep, surviving_state
-from spark_jobs.batches.replay import check_replay
+from spark_jobs.batches.replay import begun, check_replay
 from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import ShardState
@@ -152,7 +152,8 @@ def _move_shards(
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:
         keep(spark, source, ingestion, state)
-    done = {s for c in ledger.surviving() if c.entry and c.entry.replay == rewind_id for s in c.entry.ranges}
+    known = begun(ledger, rewind_id)
+    done = known.done.keys() if known else ()
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
     for own, shards in ingestion.by_sequence(move.shard for move in moves):
 

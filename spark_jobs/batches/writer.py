@@ -108,7 +108,8 @@ class BatchWriter:
         identities = {**state.identities, **identities}
         made: dict[str, Any] = {"transform": self._ingestion.transform_name}
         if self._settlement is not None:
-            made |= {"settled": self._settlement.version, "uncounted": self._settlement.uncounted}
+            known = self._settlement
+            made |= {"settled": known.version, "uncounted": known.uncounted, "judged": known.judged}
         return self.ledger.entry(kind, state, identities=identities, **made, **fields)
 
     def initialize(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
+from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
@@ -109,6 +110,8 @@ class LedgerEntry:
         uncounted: the dead letters that are there and do not count: a RESTORE removed their batch, or another batch
             replaced their range. Said here because the commits that tell it are cleaned from the log one day; only full
             entries tell.
+        judged: how many replaces ``uncounted`` knows of; only full entries tell.
+        totals: what the commits up to ``base`` add up to; ``None`` if the entry is not full, or of an older version.
         sharing: how the group shared its shards at ``base``, see
             :attr:`spark_jobs.batches.ingestion.Ingestion.sharing_mode`; it tells which transaction sequences there are.
             Empty before the first commit.
@@ -149,6 +152,8 @@ class LedgerEntry:
     transform: str = ""
     uncounted: Uncounted = field(default_factory=dict)
     ended: Mapping[Shard, int] = field(default_factory=dict)
+    judged: int = 0
+    totals: Totals | None = None
 
     @property
     def is_full(self) -> bool:
@@ -198,6 +203,8 @@ class LedgerEntry:
 
 
 def _to_json(name: str, value: Any) -> object:
+    if isinstance(value, Totals):
+        return value.to_json()
     if name == "uncounted":
         return {bid: {str(s): parts.to_json() for s, parts in ranges.items()} for bid, ranges in value.items()}
     if name in _PER_SHARD and value is not None:
@@ -206,6 +213,8 @@ def _to_json(name: str, value: Any) -> object:
 
 
 def _from_json(name: str, value: Any) -> Any:
+    if name == "totals" and value is not None:
+        return Totals.from_json(value)
     if name == "uncounted":
         return {
             bid: {Shard.parse(shard): Intervals.from_json(parts) for shard, parts in ranges.items()}
@@ -246,4 +255,4 @@ _DEFAULTS: Mapping[str, object] = {
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 # Early tables of the first format do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended")
+_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals")

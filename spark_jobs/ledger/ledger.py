@@ -1,15 +1,4 @@
-"""The ledger: what the Delta log says about positions. Nothing else decides where to read.
-
-The fold (protocol §4) goes over the commits in log order:
-
-    append         redo |= R ∩ covered ;  covered |= R
-    replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo := those of the fold at v ; origins stay
-    init, fence    origins, how the group shares ; the transaction number only otherwise
-    accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
-
-R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
-"""
+"""The ledger: what the Delta log says about positions. Nothing else decides where to read."""
 
 from __future__ import annotations
 
@@ -19,11 +8,14 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
-from spark_jobs.ledger.entries import FORMAT, LedgerEntry, ShardState, State, Uncounted
+from spark_jobs.ledger.entries import FORMAT, LedgerEntry, State, Uncounted
+from spark_jobs.ledger.fold import fold, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.totals import Totals
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -35,7 +27,6 @@ from stream_consumers.errors import (
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
 
-_Fold = tuple[State, StreamAssetsError | None]
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
 """Every so manieth entry of a transaction sequence is full: one that says all that the ledger knows."""
@@ -54,47 +45,13 @@ def app_id(group: str, member: str | Shard) -> str:
     return f"{group}/{member}"
 
 
-def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
-    """The state after one commit of the group."""
-    after = dict(state)
-    for shard, origin in entry.origin.items():
-        known = after.get(shard, ShardState())
-        if known.origin is None:
-            after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
-    for shard, end in entry.ended.items():
-        # Nobody can read its messages again: rows that were to be replaced are the last copy.
-        after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
-    for shard, claim in entry.claims.items():
-        known = after.get(shard, ShardState())
-        if shard not in entry.lost:
-            after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
-    if entry.kind == "replay" and entry.mode == "append":
-        return after
-    for shard, part in entry.ranges.items():
-        known = after.get(shard, ShardState())
-        written = Intervals.of(part)
-        is_double = entry.mode == "append" or late
-        redo = known.redo | (written & known.covered) if is_double else known.redo - written
-        covered = known.covered | written
-        if shard in entry.until:
-            redo |= Intervals.of((part.end, entry.until[shard])) & covered
-        after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals())
-    return after
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """What is known at a version; ``totals`` is ``None`` where it began with an entry that does not say them."""
 
-
-def restore(state: State, past: State) -> State:
-    """The state after a RESTORE to a version with the state ``past``: origins and ends stay as they are now.
-
-    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost. Without its
-    end, what the RESTORE removed of a stream that is gone would be missing in silence.
-    """
-    after: dict[Shard, ShardState] = {}
-    for shard in state.keys() | past.keys():
-        now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
-        start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
-        redo = then.redo if now.ended is None else Intervals()
-        after[shard] = replace(now, covered=then.covered | start, redo=redo)
-    return after
+    state: State
+    totals: Totals | None
+    error: StreamAssetsError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +91,8 @@ class LedgerState:
         is_restored: whether there was a RESTORE since the newest commit of the group was planned.
         identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
         full: the newest full entry; ``None`` if there is none.
+        judged: how many replaces ``uncounted`` knows of.
+        totals: what the commits of the group add up to.
     """
 
     version: int
@@ -146,6 +105,8 @@ class LedgerState:
     uncounted: Uncounted = field(default_factory=dict)
     identities: Mapping[str, str] = field(default_factory=dict)
     full: FullEntry | None = None
+    judged: int = 0
+    totals: Totals = field(default_factory=Totals)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -204,12 +165,14 @@ class Ledger:
             "uncounted": state.uncounted,
             "sharing": state.sharing,
             "identities": state.identities,
+            "judged": state.judged,
+            "totals": state.totals,
         }
         entry = LedgerEntry(kind, **{**known, **planned, **fields})
         if self._is_full(entry, state):
             return entry
         new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
-        return replace(entry, state=None, settled=-1, uncounted={}, identities=new)
+        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, totals=None, identities=new)
 
     def renewed(self, entry: LedgerEntry, state: LedgerState) -> LedgerEntry:
         """The same for the ledger as it is now: another number, id and base.
@@ -259,15 +222,26 @@ class Ledger:
         full, told = found_full
         is_restored = self._is_restored(newest, snapshot.version)
         sharing = self._sharing(newest, snapshot.version)
-        state, error = self._fold_to(snapshot.version)
-        if error is not None:
-            raise error
+        folded = self._fold_to(snapshot.version)
+        if folded.error is not None:
+            raise folded.error
         longest = _longest_ms(snapshot.configuration.get(LOG_RETENTION))
         carrier = FullEntry(full.version, full.timestamp_ms, longest, self._is_restored(told, snapshot.version))
-        settled, uncounted = self._dead_letters(told, is_restored=carrier.is_restored)
+        judge = self._judge(told, is_restored=carrier.is_restored)
         identities = self._identities(told, snapshot.version)
         found = LedgerState(
-            snapshot.version, state, newest, number, settled, sharing, is_restored, uncounted, identities, carrier
+            snapshot.version,
+            folded.state,
+            newest,
+            number,
+            judge.settled if judge else -1,
+            sharing,
+            is_restored,
+            judge.uncounted if judge else {},
+            identities,
+            carrier,
+            judge.judged if judge else 0,
+            self._tallied(snapshot.version) if folded.totals is None else folded.totals,
         )
         self._last = snapshot.table_id, found
         return found
@@ -355,10 +329,14 @@ class Ledger:
             if commit.entry is not None:
                 yield commit
 
-    def surviving(self) -> Iterator[Commit]:
-        """The commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back."""
-        snapshot = self.log.snapshot()
-        version = snapshot.version if snapshot else -1
+    def surviving(self, up_to: int | None = None) -> Iterator[Commit]:
+        """The commits of the group whose rows no RESTORE removed, newest first, as far as the log reaches back.
+
+        Args:
+            up_to: the version to begin with; the newest by default.
+        """
+        snapshot = self.log.snapshot() if up_to is None else None
+        version = up_to if up_to is not None else snapshot.version if snapshot else -1
         while version >= 0:
             commit = self._own(version)
             if commit is None:
@@ -396,10 +374,10 @@ class Ledger:
             )
         return commit if ours else replace(commit, entry=None)
 
-    def _dead_letters(self, full: LedgerEntry, *, is_restored: bool) -> tuple[int, Uncounted]:
-        """Which dead letters count, as the newest full entry says whose rows, and all that it knew of, survived."""
+    def _judge(self, full: LedgerEntry, *, is_restored: bool) -> LedgerEntry | None:
+        """The newest full entry whose rows survived, as all did that it knew of: it says which dead letters count."""
         if not is_restored:
-            return full.settled, full.uncounted
+            return full
         for commit in self.surviving():
             if commit.entry is None or not commit.entry.is_full:
                 continue
@@ -408,8 +386,13 @@ class Ledger:
             except LedgerTruncatedError:
                 break
             if not late:
-                return commit.entry.settled, commit.entry.uncounted
-        return -1, {}
+                return commit.entry
+        return None
+
+    def _tallied(self, version: int) -> Totals:
+        """The totals, where older versions of this package have not kept them, as far as the log reaches back."""
+        entries = [commit.entry for commit in self.surviving(version) if commit.entry]
+        return reduce(tally, reversed(entries), Totals())
 
     def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""
@@ -454,31 +437,31 @@ class Ledger:
             identities.update(entry.identities if entry else {})
         return identities
 
-    def _fold_to(self, version: int) -> _Fold:
+    def _fold_to(self, version: int) -> _Folded:
         """The fold up to ``version``, starting from the newest state that an entry carries: that at its base.
 
         A RESTORE to who knows where makes an error of it, until a RESTORE to a known version follows.
         """
         full = self._newest_full(version)
         if full is None:
-            return {}, None
-        base, state = full[1].base, full[1].state or {}
-        error: StreamAssetsError | None = None
-        folds: dict[int, _Fold] = {base: (state, None)}
+            return _Folded({}, Totals())
+        base, now = full[1].base, _Folded(full[1].state or {}, full[1].totals)
+        folds: dict[int, _Folded] = {base: now}
         for number in range(base + 1, version + 1):
             commit = self._need(number)
             if commit.restored is not None:
                 try:
                     target = self._restored_version(commit)
-                    past, error = folds[target] if target in folds else self._fold_to(target)
+                    past = folds[target] if target in folds else self._fold_to(target)
+                    now = replace(past, state=restore(now.state, past.state))
                 except (LedgerUnreadableError, LedgerTruncatedError) as unknown:
-                    past, error = state, unknown
-                state = restore(state, past)
+                    now = _Folded(restore(now.state, now.state), now.totals, unknown)
             elif commit.entry is not None:
                 late = self._is_restored(commit.entry, number - 1)
-                state = fold(state, commit.entry, late=late)
-            folds[number] = state, error
-        return state, error
+                totals = tally(now.totals, commit.entry) if now.totals is not None else None
+                now = _Folded(fold(now.state, commit.entry, late=late), totals, now.error)
+            folds[number] = now
+        return now
 
     def _restored_version(self, commit: Commit) -> int:
         """The version that a RESTORE went back to, or any that is like it for the group.
@@ -488,9 +471,10 @@ class Ledger:
         """
         newest, *others = self.log.restored_versions(commit)
         if others and self._any(others[-1] + 1, newest + 1, lambda c: c.entry is not None or c.restored is not None):
-            state, error = self._fold_to(newest)
+            like = self._fold_to(newest)
             for other in others:
-                if error is not None or self._fold_to(other) != (state, None):
+                found = self._fold_to(other)
+                if like.error is not None or (found.state, found.error) != (like.state, None):
                     raise LedgerUnreadableError(
                         f"{self.log.path} was restored to {commit.restored!r} (version {commit.version}); that may be "
                         f"version {other} or {newest}, which have the same files, but other positions",
@@ -513,7 +497,22 @@ class Ledger:
 
 # What an entry says of the moment in which it was planned, and of whose it is.
 _OF_THE_MOMENT = frozenset(
-    ("kind", "group", "app", "by", "number", "bid", "base", "state", "settled", "uncounted", "sharing", "identities")
+    [
+        "kind",
+        "group",
+        "app",
+        "by",
+        "number",
+        "bid",
+        "base",
+        "state",
+        "settled",
+        "uncounted",
+        "judged",
+        "totals",
+        "sharing",
+        "identities",
+    ]
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -19,7 +20,7 @@ from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, count_where, in_ranges, scan
+from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, scan
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
@@ -57,10 +58,12 @@ class Settlement:
     Args:
         version: up to this version of their table, all that is there counts but ``uncounted``.
         uncounted: what does not.
+        judged: how many replaces of the main table that takes into account.
     """
 
     version: int
     uncounted: Uncounted = field(default_factory=dict)
+    judged: int = 0
 
 
 def dead_letter_path(table: str) -> str:
@@ -161,7 +164,7 @@ class DeadLetterTable:
     def uncounted(self, ledger: Ledger) -> Uncounted:
         """The dead letters that are there and do not count: orphaned, or in a range that was replaced since."""
         state = ledger.read()
-        return _united(state.uncounted, self._replaced(ledger), _whole(self.orphaned(ledger, state)))
+        return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
 
     def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:
         """Delete the dead letters that will never count (D5), and tell which of the others do not count.
@@ -176,9 +179,9 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return Settlement(-1)
+            return Settlement(-1, judged=state.totals.replaced)
         orphaned = self.orphaned(ledger, state)
-        told = _united(self._replaced(ledger), _whole(batch for batch in orphaned if batch.is_removed))
+        told = _united(self._replaced(ledger, state), _whole(batch for batch in orphaned if batch.is_removed))
         uncounted = _united(state.uncounted, told)
         untold = {bid: ranges for bid, ranges in state.uncounted.items() if bid not in told}
         # No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
@@ -186,10 +189,10 @@ class DeadLetterTable:
         stale = untold if is_final else {}
         never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
         if never and not self._delete(spark, never):
-            return Settlement(state.settled, uncounted)
+            return Settlement(state.settled, uncounted, state.totals.replaced)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
         in_flight = (batch.version - 1 for batch in orphaned if not batch.is_passed and not batch.is_removed)
-        return Settlement(min(in_flight, default=snapshot.version), left)
+        return Settlement(min(in_flight, default=snapshot.version), left, state.totals.replaced)
 
     def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
         """Whether they are gone."""
@@ -204,18 +207,25 @@ class DeadLetterTable:
         # Delta silently ignores a DELETE if the session names a transaction version that is recorded already.
         return count_where(self.log(), condition) == 0
 
-    def _replaced(self, ledger: Ledger) -> Uncounted:
-        """The dead letters in ranges that a newer batch has replaced, as far as the log of the main table tells."""
-        found: list[Uncounted] = []
-        for replaced in replacements(ledger):
-            newer = ", ".join(f"'{bid}'" for bid in sorted(replaced.since))
-            for shard, part in replaced.ranges.items():
-                where = f"{_is_of(ledger.group)} AND {in_ranges({shard: part})} AND _batch NOT IN ({newer})"
-                bids = {
-                    bid for batch in scan(self.log(), ["_batch"], where=where) for bid in batch["_batch"].to_pylist()
-                }
-                found += [{str(bid): {shard: Intervals.of(part)}} for bid in bids]
-        return _united(*found)
+    def _replaced(self, ledger: Ledger, state: LedgerState) -> Uncounted:
+        """The dead letters in ranges that a newer batch has replaced, as far as ``state.uncounted`` does not say so."""
+        replaced = replacements(ledger, state)
+        if not replaced.ranges or self.log().snapshot() is None:
+            return {}
+        places = {
+            shard: Range(min(part.start for part, _ in parts), max(part.end for part, _ in parts))
+            for shard, parts in replaced.ranges.items()
+        }
+        found: dict[str, dict[Shard, Intervals]] = {}
+        where = f"{_is_of(ledger.group)} AND ({in_ranges(places)})"
+        for letters in scan(self.log(), [*PLACE, "_batch"], where=where):
+            for bid, of_batch in letters.to_pandas().groupby("_batch"):
+                for shard, sequences in by_shard(of_batch, *PLACE):
+                    parts = replaced.of(shard, str(bid), sequences)
+                    if parts:
+                        known = found.setdefault(str(bid), {})
+                        known[shard] = known.get(shard, Intervals()) | Intervals.of(*parts)
+        return found
 
     def orphaned(self, ledger: Ledger, state: LedgerState | None = None) -> list[OrphanedBatch]:
         """The batches whose dead letters do not count, because the main ledger is known not to hold them.
@@ -290,27 +300,50 @@ def _lost(part: Range, claimed: ClaimedRange | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
-    """Ranges that a batch replaced: dead letters of older batches in them count no more.
+class Replacements:
+    """Ranges that batches replaced: dead letters of older batches in them count no more.
 
     Args:
-        ranges: what was replaced.
-        since: the ids of that batch and of all behind it in the log; numbers of several lines do not compare.
+        ranges: per shard what was replaced, and how many batches of the log are newer than the one that did it.
+        newer: for each batch, how many are newer; those that are not named are older than all that replaced.
     """
 
-    ranges: Mapping[Shard, Range]
-    since: frozenset[str]
+    ranges: Mapping[Shard, list[tuple[Range, int]]]
+    newer: Mapping[str, int]
+
+    def of(self, shard: Shard, bid: str, sequences: Sequences) -> list[Range]:
+        """The ranges in which dead letters of a batch with these sequences do not count any more.
+
+        Example:
+            >>> orders = Shard("orders")
+            >>> replacements = Replacements({orders: [(Range(0, 10), 0)]}, {"second": 0, "first": 1})
+            >>> replacements.of(orders, "first", np.array([9])), replacements.of(orders, "second", np.array([9]))
+            ([Range(start=0, end=10)], [])
+        """
+        age = self.newer.get(bid, len(self.newer))
+        parts = [part for part, newer in self.ranges.get(shard, ()) if newer < age]
+        sequences = np.sort(sequences)
+        first = np.searchsorted(sequences, [part.start for part in parts])
+        behind = np.searchsorted(sequences, [part.end for part in parts])
+        return [part for part, is_in in zip(parts, first < behind, strict=True) if is_in]
 
 
-def replacements(ledger: Ledger) -> list[Replaced]:
-    """What batches have replaced, as far as no RESTORE removed them."""
-    found, since = [], []
-    for commit in ledger.surviving():
-        if commit.entry is not None:
-            since.append(commit.entry.bid)
-            if commit.entry.mode == "replace":
-                found.append(Replaced(commit.entry.ranges, frozenset(since)))
-    return found
+def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
+    """What batches have replaced, as far as no RESTORE removed them, and ``state.uncounted`` does not know of it."""
+    ranges: dict[Shard, list[tuple[Range, int]]] = {}
+    newer: dict[str, int] = {}
+    left = state.totals.replaced - state.judged
+    for commit in ledger.surviving(state.version) if left > 0 else ():
+        if commit.entry is None:
+            continue
+        if commit.entry.mode == "replace":
+            for shard, part in commit.entry.ranges.items():
+                ranges.setdefault(shard, []).append((part, len(newer)))
+            left -= 1
+        newer[commit.entry.bid] = len(newer)
+        if not left:
+            break
+    return Replacements(ranges, newer)
 
 
 def _is_of(group: str) -> str:

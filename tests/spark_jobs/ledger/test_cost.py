@@ -10,19 +10,35 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import MOST_VERSIONS, Ledger
+from spark_jobs.ledger.totals import MOST_REPLAYS, Totals
+from spark_jobs.writing.dead_letters import replacements
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 from tests.support.written_log import WrittenLog
 
 COMMITS = 2000
 SHARD = Shard("orders", 0)
+FIRST_REPLACE = COMMITS - 10
 
 
 def batch(version):
     state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, version)), origin=0)}
     ranges = {SHARD: Range(version, version + 1)}
     return LedgerEntry(
-        "batch", "g", "g/main", version + 1, "main", f"b{version}", version - 1, ranges=ranges, state=state
+        "batch",
+        "g",
+        "g/main",
+        version + 1,
+        "main",
+        f"b{version}",
+        version - 1,
+        ranges=ranges,
+        state=state,
+        dead=1,
+        # Of which one is not judged yet.
+        judged=2 if version > FIRST_REPLACE + 2 else 0,
+        totals=Totals(dead=version, replaced=min(3, max(0, version - FIRST_REPLACE))),
+        mode="replace" if 0 <= version - FIRST_REPLACE < 3 else "append",
     )
 
 
@@ -74,9 +90,35 @@ def test_a_ledger_of_many_shards_is_read_from_the_newest_full_entry(tmp_path, op
     assert len(opened) <= MOST_VERSIONS
 
 
-def test_whether_a_replay_was_begun_is_not_searched_where_nothing_was_replayed(long_log, opened):
-    assert begun(Ledger(long_log.log(), group="g", member="main"), "id") is None
+def test_what_commits_add_up_to_is_not_searched(long_log, opened):
+    ledger = Ledger(long_log.log(), group="g", member="main")
+    assert begun(ledger, "id") is None
+    assert ledger.read().totals.dead == COMMITS
+    assert opened == {COMMITS - 1}
+
+
+def test_what_was_replaced_is_searched_only_where_it_is_not_judged(long_log, opened):
+    ledger = Ledger(long_log.log(), group="g", member="main")
+    found = replacements(ledger, ledger.read())
+    assert found.ranges == {SHARD: [(Range(FIRST_REPLACE + 2, FIRST_REPLACE + 3), 7)]}
+    assert opened == set(range(FIRST_REPLACE + 2, COMMITS))
+
+
+def test_of_many_replays_the_oldest_are_searched(tmp_path, opened):
+    log = WrittenLog(tmp_path / "table")
+    ledger = Ledger(log.log(), group="g", member="main")
+    log.ours(ledger.entry("init", ledger.read(), origin={SHARD: 0}))
+    for number in range(MOST_REPLAYS + 1):
+        part = {SHARD: Range(number, number + 1)}
+        entry = ledger.entry("replay", ledger.read(), ranges=part, goal={SHARD: Range(0, 99)}, replay=str(number))
+        log.ours(entry)
+    opened.clear()
+    assert begun(ledger, "0").done == {SHARD: Intervals.of((0, 1))}
+    assert 1 in opened
+    opened.clear()
+    assert begun(ledger, "1").done == {SHARD: Intervals.of((1, 2))}
     assert opened == set()
+    assert begun(ledger, "none") is None
 
 
 def test_a_reader_that_stays_keeps_no_more_commits_than_it_may(long_log, monkeypatch):

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerTruncatedError
 from stream_consumers.messages import Shard
@@ -54,6 +56,21 @@ class Reference:
             states.append(now)
         return states[-1]
 
+    def surviving(self, version):
+        """The entries whose rows are in the table, oldest first."""
+        found = []
+        while version >= 0:
+            what, details = self.commits[version]
+            found += [details] if what == "ours" else []
+            version = details if what == "restore" else version - 1
+        return found[::-1]
+
+    def totals(self, version):
+        found = Totals()
+        for entry in self.surviving(version):
+            found = tally(found, entry)
+        return found
+
     def _start(self):
         return {shard: Seen() for shard in SHARDS}
 
@@ -95,8 +112,8 @@ def known(state):
 
 
 @st.composite
-def logs(draw):
-    """Kinds and details of the commits of a log that our protocol may come to see."""
+def logs(draw, is_old=False):
+    """Kinds and details of the commits of a log that our protocol may come to see; of old ones no entry has totals."""
     reference, numbers = Reference(), dict.fromkeys(MEMBERS, 0)
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
     for version in range(draw(st.integers(1, 22))):
@@ -108,13 +125,13 @@ def logs(draw):
             reference.commits.append((what, pick("OPTIMIZE", "DELETE", "other group", "no json", "other json")))
         else:
             base = version - 1 - pick(0, 0, 1, 2, 3)
-            entry = draw(entries(version, max(base, -1), numbers, reference))
+            entry = draw(entries(version, max(base, -1), numbers, reference, is_old))
             reference.commits.append((what, entry))
     return reference
 
 
 @st.composite
-def entries(draw, version, base, numbers, reference):
+def entries(draw, version, base, numbers, reference, is_old):
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
     kind = pick("init", "batch", "batch", "batch", "replay", "fence", "keep")
     member = pick(*MEMBERS)
@@ -129,7 +146,7 @@ def entries(draw, version, base, numbers, reference):
                 until[shard] = draw(st.integers(ranges[shard].end, TOP))
         if kind in ("init", "batch") and pick(True, False):
             origin[shard] = draw(st.integers(0, 4))
-    is_first = not any(what == "ours" for what, _ in reference.commits)
+    is_full = pick(True, False) or not any(what == "ours" for what, _ in reference.commits)
     return LedgerEntry(
         kind,
         "g",
@@ -142,7 +159,13 @@ def entries(draw, version, base, numbers, reference):
         mode=mode,
         until=until,
         origin=origin,
-        state=as_state(reference.fold(base)) if is_first or pick(True, False) else None,
+        rows=TOP,
+        dead=draw(st.integers(0, 3)),
+        lost={shard: Intervals.of(part) for shard, part in ranges.items()} if pick(True, False, False) else {},
+        replay=pick("", "one", "two") if kind == "replay" else "",
+        goal=dict.fromkeys(SHARDS, Range(2, 5)) if kind == "replay" else {},
+        state=as_state(reference.fold(base)) if is_full else None,
+        totals=reference.totals(base) if is_full and not is_old else None,
     )
 
 
@@ -174,7 +197,7 @@ def in_folder(check):
 
 
 @settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
-@given(logs(), st.sampled_from(MEMBERS))
+@given(st.booleans().flatmap(logs), st.sampled_from(MEMBERS))
 def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(reference, member):
     def check(log):
         write(log, reference)
@@ -182,6 +205,7 @@ def test_reading_from_the_newest_full_entry_is_the_fold_of_the_whole_log(referen
         ours = [d for what, d in reference.commits if what == "ours"]
         assert known(found.shards) == as_state(reference.fold(len(reference.commits) - 1))
         assert found.version == len(reference.commits) - 1
+        assert found.totals == reference.totals(len(reference.commits) - 1)
         assert found.newest == (ours[-1] if ours else None)
         assert found.last_number == max((d.number for d in ours if d.by == member), default=0)
 

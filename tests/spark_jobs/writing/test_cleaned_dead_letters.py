@@ -35,7 +35,8 @@ class DeltaRsSession:
 class Tables:
     """A table whose batches are written by hand, ten messages each, and the table of their dead letters."""
 
-    def __init__(self, folder: Path, *, group: str = "g") -> None:
+    def __init__(self, folder: Path, *, group: str = "g", has_totals: bool = True) -> None:
+        self.has_totals = has_totals
         self.group, self.app = group, f"{group}/main"
         self.main = WrittenLog(folder / "t")
         self.letters = DeadLetterTable(str(folder / "t_dead_letters"))
@@ -76,6 +77,8 @@ class Tables:
                 "settled": self.settlement.version,
                 "uncounted": self.settlement.uncounted,
             }
+            if self.has_totals:
+                fields |= {"judged": self.settlement.judged, "totals": self.ledger().read().totals}
             base = self.main.next - 1 if base is None else base
             entry = LedgerEntry("batch", self.group, self.app, number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
@@ -104,9 +107,9 @@ class Tables:
         return sorted(DeltaTable(self.letters.path).to_pyarrow_table().column("_sequence").to_pylist())
 
 
-@pytest.fixture
-def tables(tmp_path: Path) -> Tables:
-    return Tables(tmp_path)
+@pytest.fixture(params=[True, False], ids=["", "older entries"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
+    return Tables(tmp_path, has_totals=request.param)
 
 
 def test_a_batch_whose_commit_was_cleaned_still_counts(tables: Tables) -> None:

@@ -1,0 +1,99 @@
+"""The fold: what the ledger knows after each of its commits.
+
+It (protocol §4) goes over the commits in log order:
+
+    append         redo |= R ∩ covered ;  covered |= R
+    replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
+    RESTORE to v   covered, redo := those of the fold at v ; origins stay
+    init, fence    origins, how the group shares ; the transaction number only otherwise
+    accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
+
+R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.totals import MOST_REPLAYS, ReplayProgress, Totals
+from stream_consumers.messages import Shard
+
+NONE = Intervals()
+
+
+def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
+    """The state after one commit of the group."""
+    after = dict(state)
+    for shard, origin in entry.origin.items():
+        known = after.get(shard, ShardState())
+        if known.origin is None:
+            after[shard] = replace(known, covered=known.covered | Intervals.of((MIN_SEQUENCE, origin)), origin=origin)
+    for shard, end in entry.ended.items():
+        # Nobody can read its messages again: rows that were to be replaced are the last copy.
+        after[shard] = replace(after.get(shard, ShardState()), ended=end, redo=Intervals())
+    for shard, claim in entry.claims.items():
+        known = after.get(shard, ShardState())
+        if shard not in entry.lost:
+            after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
+    if entry.kind == "replay" and entry.mode == "append":
+        return after
+    for shard, part in entry.ranges.items():
+        known = after.get(shard, ShardState())
+        written = Intervals.of(part)
+        is_double = entry.mode == "append" or late
+        redo = known.redo | (written & known.covered) if is_double else known.redo - written
+        covered = known.covered | written
+        if shard in entry.until:
+            redo |= Intervals.of((part.end, entry.until[shard])) & covered
+        after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals())
+    return after
+
+
+def restore(state: State, past: State) -> State:
+    """The state after a RESTORE to a version with the state ``past``: origins and ends stay as they are now.
+
+    Without its origin a shard would begin at whatever lands next, and what lies before that would be lost. Without its
+    end, what the RESTORE removed of a stream that is gone would be missing in silence.
+    """
+    after: dict[Shard, ShardState] = {}
+    for shard in state.keys() | past.keys():
+        now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
+        start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
+        redo = then.redo if now.ended is None else Intervals()
+        after[shard] = replace(now, covered=then.covered | start, redo=redo)
+    return after
+
+
+def tally(totals: Totals, entry: LedgerEntry) -> Totals:
+    """The totals after one commit of the group.
+
+    Example:
+        >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, rows=9, dead=1)
+        >>> tally(tally(Totals(), entry), entry).dead
+        2
+    """
+    lost = {**totals.lost}
+    for shard, parts in entry.lost.items():
+        lost[shard] = lost.get(shard, NONE) | parts
+    replays = dict(totals.replays)
+    is_forgetful = totals.is_forgetful
+    if entry.replay:
+        known = replays.pop(entry.replay, ReplayProgress(entry.goal))
+        done = {**known.done}
+        for shard, part in entry.ranges.items():
+            done[shard] = done.get(shard, NONE) | Intervals.of(part)
+        is_finished = bool(known.goal) and not any(Intervals.of(p) - done.get(s, NONE) for s, p in known.goal.items())
+        # The newest one is the last; of one that is finished it is known that nothing is left.
+        replays[entry.replay] = ReplayProgress() if is_finished else ReplayProgress(known.goal, done)
+        if len(replays) > MOST_REPLAYS:
+            is_forgetful = True
+            del replays[next(iter(replays))]
+    return Totals(
+        dead=totals.dead + entry.dead,
+        lost=lost,
+        replaced=totals.replaced + (entry.mode == "replace"),
+        replays=replays,
+        is_forgetful=is_forgetful,
+    )

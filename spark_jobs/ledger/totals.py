@@ -1,0 +1,91 @@
+"""What the commits of a group add up to, so that nobody has to go over all of them to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_jobs.ledger.intervals import Intervals
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+
+MOST_REPLAYS = 16
+"""How many replays and rewinds are remembered; of older ones the log has to be searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is; of a rewind, what it has moved.
+
+    Args:
+        goal: all that it replaces; a shard may be missing, where it has nothing to replace.
+        done: what of that is in the table.
+    """
+
+    goal: Mapping[Shard, Range] = field(default_factory=dict)
+    done: Mapping[Shard, Intervals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the commits of a group add up to, as far as no RESTORE removed them.
+
+    Args:
+        dead: dead letters, with those in ranges that were replaced since.
+        lost: what was gone from the stream before it was read.
+        replaced: how many commits have replaced rows.
+        replays: the replays and rewinds by their ids, the newest one last.
+        is_forgetful: whether there were so many that the oldest ones are not named.
+
+    Example:
+        >>> totals = Totals(dead=3, replaced=1)
+        >>> Totals.from_json(totals.to_json()) == totals
+        True
+    """
+
+    dead: int = 0
+    lost: Mapping[Shard, Intervals] = field(default_factory=dict)
+    replaced: int = 0
+    replays: Mapping[str, ReplayProgress] = field(default_factory=dict)
+    is_forgetful: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; what is nothing is left out."""
+        found = {
+            "dead": self.dead,
+            "lost": _intervals_to_json(self.lost),
+            "replaced": self.replaced,
+            # A list: an object that is packed has no order.
+            "replays": [
+                [known, {str(shard): list(part) for shard, part in one.goal.items()}, _intervals_to_json(one.done)]
+                for known, one in self.replays.items()
+            ],
+            "forgetful": self.is_forgetful,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    @classmethod
+    def from_json(cls, known: Mapping[str, Any]) -> Totals:
+        """Read :meth:`to_json` back."""
+        replays = {
+            name: ReplayProgress(
+                {Shard.parse(shard): Range(*part) for shard, part in goal.items()}, _intervals_from_json(done)
+            )
+            for name, goal, done in known.get("replays", ())
+        }
+        return cls(
+            known.get("dead", 0),
+            _intervals_from_json(known.get("lost", {})),
+            known.get("replaced", 0),
+            replays,
+            known.get("forgetful", False),
+        )
+
+
+def _intervals_to_json(parts: Mapping[Shard, Intervals]) -> dict[str, object]:
+    return {str(shard): part.to_json() for shard, part in parts.items()}
+
+
+def _intervals_from_json(parts: Mapping[str, Any]) -> dict[Shard, Intervals]:
+    return {Shard.parse(shard): Intervals.from_json(part) for shard, part in parts.items()}

@@ -1,0 +1,65 @@
+"""What the commits of a group add up to, and how entries say it."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.fold import tally
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.totals import MOST_REPLAYS, ReplayProgress, Totals
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+
+ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
+
+
+def entry(kind: str = "batch", **details: Any) -> LedgerEntry:
+    return LedgerEntry(kind, "g", "g/main", 1, "main", "b", 0, **details)
+
+
+def of(*entries: LedgerEntry) -> Totals:
+    return reduce(tally, entries, Totals())
+
+
+def replayed(replay: str, start: int, end: int, shard: Shard = ZERO) -> LedgerEntry:
+    goal = {ZERO: Range(0, 9), ONE: Range(5, 6)}
+    return entry("replay", replay=replay, goal=goal, ranges={shard: Range(start, end)}, mode="replace")
+
+
+def test_what_is_dead_lost_or_replaced_is_added_up() -> None:
+    found = of(
+        entry(dead=2, lost={ZERO: Intervals.of((3, 5))}),
+        entry(dead=1, mode="replace"),
+        entry(lost={ZERO: Intervals.of((5, 6)), ONE: Intervals.of((1, 2))}),
+    )
+    assert found == Totals(dead=3, lost={ZERO: Intervals.of((3, 6)), ONE: Intervals.of((1, 2))}, replaced=1)
+
+
+def test_a_replay_is_remembered_until_nothing_is_left_of_it() -> None:
+    begun = of(replayed("r", 0, 4), replayed("r", 5, 6, ONE))
+    assert begun.replays["r"].done == {ZERO: Intervals.of((0, 4)), ONE: Intervals.of((5, 6))}
+    assert set(begun.replays["r"].goal) == {ZERO, ONE}
+    assert tally(begun, replayed("r", 4, 9)).replays == {"r": ReplayProgress()}
+
+
+def test_the_newest_replays_are_remembered() -> None:
+    names = [str(number) for number in range(MOST_REPLAYS)]
+    full = of(*(replayed(name, 0, 1) for name in names))
+    assert (list(full.replays), full.is_forgetful) == (names, False)
+    again = of(*(replayed(name, 0, 1) for name in names), replayed("0", 1, 2), replayed("new", 0, 1))
+    assert (list(again.replays), again.is_forgetful) == ([*names[2:], "0", "new"], True)
+
+
+def test_an_entry_says_them_in_the_same_order() -> None:
+    totals = of(entry(dead=2, lost={ONE: Intervals.of((3, 5))}), *(replayed(name, 0, 4) for name in ("b", "a", "c")))
+    told = LedgerEntry.from_json(entry(totals=totals, judged=2, state={}).to_json())
+    assert told is not None
+    assert told.totals is not None
+    assert (told.totals, list(told.totals.replays), told.judged) == (totals, ["b", "a", "c"], 2)
+
+
+def test_nothing_takes_no_place() -> None:
+    assert '"totals":{}' in entry(totals=Totals()).to_json()
+    assert "totals" not in entry(totals=None).to_json()
