@@ -53,7 +53,7 @@ def evaluate_checks(stream: StreamAsset) -> Iterator[dg.AssetCheckEvaluation]:
 
 def _check_dead_letters(stream: StreamAsset) -> dg.AssetCheckResult:
     ledger = stream.ingestion.ledger()
-    totals = ledger.read().totals
+    totals = ledger.totals(ledger.read())
     dead = totals.dead
     if totals.replaced and dead:
         # Some of them may be in ranges that were replaced since, so that they count no more.

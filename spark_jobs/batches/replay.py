@@ -98,8 +98,9 @@ def left_of(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Rang
 def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
     """The replay or the rewind with this id as the ledger remembers it; ``None`` if it has written nothing."""
     state = ledger.read()
-    known = state.totals.replays.get(replay_id)
-    if known is not None or not state.totals.is_forgetful:
+    totals = ledger.totals(state)
+    known = totals.replays.get(replay_id)
+    if known is not None or not totals.is_forgetful:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
     return reduce(tally, reversed(entries), Totals()).replays.get(replay_id)

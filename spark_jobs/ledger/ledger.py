@@ -92,7 +92,8 @@ class LedgerState:
         identities: for each epoch of each stream its fingerprint; no RESTORE takes one back.
         full: the newest full entry; ``None`` if there is none.
         judged: how many replaces ``uncounted`` knows of.
-        totals: what the commits of the group add up to.
+        totals: what the commits of the group add up to; ``None`` if only older versions of this package have written,
+            which did not keep them: ask :meth:`Ledger.totals`.
     """
 
     version: int
@@ -106,7 +107,7 @@ class LedgerState:
     identities: Mapping[str, str] = field(default_factory=dict)
     full: FullEntry | None = None
     judged: int = 0
-    totals: Totals = field(default_factory=Totals)
+    totals: Totals | None = field(default_factory=Totals)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -139,6 +140,7 @@ class Ledger:
         self.member = str(member)
         self.app = app_id(group, member)
         self._last: tuple[str, LedgerState] | None = None
+        self._tallied: tuple[int, Totals] | None = None
 
     def entry(self, kind: str, state: LedgerState, **fields: Any) -> LedgerEntry:
         """Batch metadata with the next number of the transaction sequence and a new batch id.
@@ -166,13 +168,12 @@ class Ledger:
             "sharing": state.sharing,
             "identities": state.identities,
             "judged": state.judged,
-            "totals": state.totals,
         }
         entry = LedgerEntry(kind, **{**known, **planned, **fields})
         if self._is_full(entry, state):
-            return entry
+            return replace(entry, totals=self.totals(state))
         new = {name: told for name, told in entry.identities.items() if state.identities.get(name) != told}
-        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, totals=None, identities=new)
+        return replace(entry, state=None, settled=-1, uncounted={}, judged=0, identities=new)
 
     def renewed(self, entry: LedgerEntry, state: LedgerState) -> LedgerEntry:
         """The same for the ledger as it is now: another number, id and base.
@@ -241,10 +242,19 @@ class Ledger:
             identities,
             carrier,
             judge.judged if judge else 0,
-            self._tallied(snapshot.version) if folded.totals is None else folded.totals,
+            folded.totals,
         )
         self._last = snapshot.table_id, found
         return found
+
+    def totals(self, state: LedgerState) -> Totals:
+        """What the commits of the group add up to; where no entry says it, as far as the log reaches back."""
+        if state.totals is not None:
+            return state.totals
+        if self._tallied is None or self._tallied[0] != state.version:
+            entries = [commit.entry for commit in self.surviving(state.version) if commit.entry]
+            self._tallied = state.version, reduce(tally, reversed(entries), Totals())
+        return self._tallied[1]
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.
@@ -388,11 +398,6 @@ class Ledger:
             if not late:
                 return commit.entry
         return None
-
-    def _tallied(self, version: int) -> Totals:
-        """The totals, where older versions of this package have not kept them, as far as the log reaches back."""
-        entries = [commit.entry for commit in self.surviving(version) if commit.entry]
-        return reduce(tally, reversed(entries), Totals())
 
     def _is_restored(self, entry: LedgerEntry, version: int) -> bool:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""

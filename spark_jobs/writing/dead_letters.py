@@ -179,7 +179,8 @@ class DeadLetterTable:
         """
         snapshot = self.log().snapshot()
         if snapshot is None:
-            return Settlement(-1, judged=state.totals.replaced)
+            return Settlement(-1, judged=ledger.totals(state).replaced)
+        judged = ledger.totals(state).replaced
         orphaned = self.orphaned(ledger, state)
         told = _united(self._replaced(ledger, state), _whole(batch for batch in orphaned if batch.is_removed))
         uncounted = _united(state.uncounted, told)
@@ -189,10 +190,10 @@ class DeadLetterTable:
         stale = untold if is_final else {}
         never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
         if never and not self._delete(spark, never):
-            return Settlement(state.settled, uncounted, state.totals.replaced)
+            return Settlement(state.settled, uncounted, judged)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
         in_flight = (batch.version - 1 for batch in orphaned if not batch.is_passed and not batch.is_removed)
-        return Settlement(min(in_flight, default=snapshot.version), left, state.totals.replaced)
+        return Settlement(min(in_flight, default=snapshot.version), left, judged)
 
     def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
         """Whether they are gone."""
@@ -332,7 +333,7 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
     """What batches have replaced, as far as no RESTORE removed them, and ``state.uncounted`` does not know of it."""
     ranges: dict[Shard, list[tuple[Range, int]]] = {}
     newer: dict[str, int] = {}
-    left = state.totals.replaced - state.judged
+    left = ledger.totals(state).replaced - state.judged
     for commit in ledger.surviving(state.version) if left > 0 else ():
         if commit.entry is None:
             continue

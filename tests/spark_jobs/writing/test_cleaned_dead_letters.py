@@ -78,7 +78,8 @@ class Tables:
                 "uncounted": self.settlement.uncounted,
             }
             if self.has_totals:
-                fields |= {"judged": self.settlement.judged, "totals": self.ledger().read().totals}
+                ledger = self.ledger()
+                fields |= {"judged": self.settlement.judged, "totals": ledger.totals(ledger.read())}
             base = self.main.next - 1 if base is None else base
             entry = LedgerEntry("batch", self.group, self.app, number, "main", bid, base, **{**fields, **details})
             self.main.ours(entry)
