@@ -56,7 +56,8 @@ class Pace:
         if change > 1 and records < self._records // 2:
             # It was fast because there was little: that says nothing of a large one.
             return
-        fewest = min(FEWEST_RECORDS, self._limits.max_records)
         # Where the bytes are the limit it held fewer than it might have.
         base = self._records if change > 1 else min(self._records, records)
-        self._records = max(fewest, min(self._limits.max_records, int(base * change)))
+        # A batch of few that was slow, like the first one of a cold session, says little of a large one.
+        fewest = max(FEWEST_RECORDS, int(self._records / MOST_CHANGE))
+        self._records = min(self._limits.max_records, max(fewest, int(base * change)))

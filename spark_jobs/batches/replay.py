@@ -37,7 +37,7 @@ from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.fold import tally
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.totals import ReplayProgress, Totals
+from spark_jobs.ledger.totals import ReplayProgress, Totals, replay_key
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import (
     DataLossError,
@@ -95,15 +95,21 @@ def left_of(progress: ReplayProgress, state: LedgerState) -> Mapping[Shard, Rang
     return {shard: parts.ranges[0] for shard, parts in left.items() if parts}
 
 
-def begun(ledger: Ledger, replay_id: str) -> ReplayProgress | None:
-    """The replay or the rewind with this id as the ledger remembers it; ``None`` if it has written nothing."""
+def begun(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProgress | None:
+    """How far the replay with this id is, as the ledger remembers it; ``None`` if it has written nothing.
+
+    Args:
+        ledger: of the group.
+        replay_id: its id.
+        kind: of its entries; those of a rewind are batches.
+    """
     state = ledger.read()
-    totals = ledger.totals(state)
-    known = totals.replays.get(replay_id)
-    if known is not None or not totals.is_forgetful:
+    totals, key = ledger.totals(state), replay_key(kind, replay_id)
+    known = totals.replays.get(key)
+    if known.is_whole if known else not totals.is_forgetful:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
-    return reduce(tally, reversed(entries), Totals()).replays.get(replay_id)
+    return reduce(tally, reversed(entries), Totals()).replays.get(key)
 
 
 def goal_of(
@@ -260,6 +266,7 @@ class ReplayJob(SourceJob):
             mode=self._replay.on_replay.value,
             replay=self._replay.id,
             goal=progress.goal,
+            begins=not progress.done,
             hint=state.newest.hint if state.newest else None,
         )
 

@@ -152,14 +152,14 @@ def _move_shards(
     state, is_guess = read_or_guess(source, ingestion)
     if is_guess:
         keep(spark, source, ingestion, state)
-    known = begun(ledger, rewind_id)
+    known = begun(ledger, rewind_id, kind="batch")
     done = known.done.keys() if known else ()
     moves = [m for m in plan_moves(source, ingestion, to, state=ledger.read()) if m.shard not in done]
     for own, shards in ingestion.by_sequence(move.shard for move in moves):
 
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
-            return _fields(left) | {"replay": rewind_id} if left else None
+            return _fields(left) | {"replay": rewind_id, "begins": not done} if left else None
 
         commit_empty(spark, own, "batch", fields)
         yield from (move for move in moves if move.shard in shards)

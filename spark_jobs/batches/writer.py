@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,17 +31,14 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.failures import last_line, raised_on_executor
+from spark_jobs.writing.failures import UnfinishedReadError, last_line, raised_on_executor
 from spark_jobs.writing.sink import DeltaSink, check_columns, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import (
     DataLossError,
     InvalidOptionError,
-    LedgerUnreadableError,
-    StorageMismatchError,
     StreamAssetsError,
-    TableUnreadableError,
     TransformError,
     WriteError,
 )
@@ -99,6 +97,8 @@ class BatchWriter:
         self._dead_letters = ingestion.dead_letters()
         self._sink = DeltaSink(ingestion.table, _TABLE_PROPERTIES, ingestion.merge_schema)
         self._settlement: Settlement | None = None
+        # The version up to which RESTOREs are known to the settlement.
+        self._looked_at = -1
         self._unwritten: frozenset[str] = frozenset()
         self._races = 0
         self._caution = Caution()
@@ -169,7 +169,9 @@ class BatchWriter:
 
         A RESTORE may have removed batches that dead letters were counted with.
         """
-        if again or self._settlement is None or state.is_restored:
+        is_restored = self.ledger.was_restored(after=self._looked_at, state=state)
+        self._looked_at = state.version
+        if again or self._settlement is None or is_restored:
             self._settlement = self._dead_letters.settle(self._spark, self.ledger, state)
 
     def write(
@@ -198,10 +200,8 @@ class BatchWriter:
         if counts is not None and rows is not None:
             try:
                 return self._write_in_one_pass(rows, batch, counts)
-            except (LedgerUnreadableError, TableUnreadableError, StorageMismatchError):
-                raise
-            except StreamAssetsError as error:
-                # What is wrong, if it is not just the stream, shows once more.
+            except UnfinishedReadError as error:
+                # What is wrong, if the messages can be read, shows once more.
                 _log.info("batch %d of %s is read and counted first: %s", batch.number, self.ledger.app, error)
                 self._caution.failed()
                 self._observer(Step.UNCLEAN, batch)
@@ -216,12 +216,13 @@ class BatchWriter:
         ).drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
             return frame
-        try:
+        with suppress(StreamAssetsError):
+            # It may look at the rows, which are not known to be clean.
             rows = self._transform(frame)
-            return rows if reads_everything(rows) else None
-        except StreamAssetsError:
-            # It may have looked at the rows, which are not clean.
-            return None
+            if reads_everything(rows):
+                return rows
+        self._caution.failed()
+        return None
 
     def _write_in_one_pass(self, rows: DataFrame, batch: Batch, counts: Mapping[Shard, int]) -> Written | None:
         """Write the batch while it is read; executors check that it is what was planned, or nothing is committed."""

@@ -120,6 +120,7 @@ class LedgerEntry:
         claims: what the batch holds where members claim single Redis entries; positions do not follow from it.
         replay: the replay or the rewind that the commit is a part of, so that it is taken up again where it was killed.
         goal: for a replay, all that it is to replace, in this and in other batches.
+        begins: for a replay or a rewind, whether it was not in the table when the commit was planned.
         skipped: what the group never reads, because somebody moved it forwards.
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
         ended: for an accept, where the shards of the epoch before it end.
@@ -154,6 +155,7 @@ class LedgerEntry:
     ended: Mapping[Shard, int] = field(default_factory=dict)
     judged: int = 0
     totals: Totals | None = None
+    begins: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -255,4 +257,4 @@ _DEFAULTS: Mapping[str, object] = {
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 # Early tables of the first format do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals")
+_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals", "begins")

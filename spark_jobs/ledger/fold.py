@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState, State
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
-from spark_jobs.ledger.totals import MOST_REPLAYS, ReplayProgress, Totals
+from spark_jobs.ledger.totals import MOST_LOSSES, MOST_REPLAYS, ReplayProgress, Totals, replay_key
 from stream_consumers.messages import Shard
 
 NONE = Intervals()
@@ -76,20 +76,22 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
     """
     lost = {**totals.lost}
     for shard, parts in entry.lost.items():
-        lost[shard] = lost.get(shard, NONE) | parts
+        lost[shard] = _joined(lost.get(shard, NONE) | parts)
     replays = dict(totals.replays)
     is_forgetful = totals.is_forgetful
     if entry.replay:
-        known = replays.pop(entry.replay, ReplayProgress(entry.goal))
+        key = replay_key(entry.kind, entry.replay)
+        known = replays.pop(key, ReplayProgress(entry.goal, is_whole=entry.begins or not is_forgetful))
         done = {**known.done}
         for shard, part in entry.ranges.items():
             done[shard] = done.get(shard, NONE) | Intervals.of(part)
         is_finished = bool(known.goal) and not any(Intervals.of(p) - done.get(s, NONE) for s, p in known.goal.items())
         # The newest one is the last; of one that is finished it is known that nothing is left.
-        replays[entry.replay] = ReplayProgress() if is_finished else ReplayProgress(known.goal, done)
+        replays[key] = ReplayProgress() if is_finished else replace(known, done=done)
         if len(replays) > MOST_REPLAYS:
             is_forgetful = True
-            del replays[next(iter(replays))]
+            finished = (key for key, one in replays.items() if one == ReplayProgress())
+            del replays[next(finished, next(iter(replays)))]
     return Totals(
         dead=totals.dead + entry.dead,
         lost=lost,
@@ -97,3 +99,9 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
         replays=replays,
         is_forgetful=is_forgetful,
     )
+
+
+def _joined(lost: Intervals) -> Intervals:
+    """No more intervals than are remembered: the first ones become one, with what lies between."""
+    older, newer = lost.ranges[:-MOST_LOSSES], lost.ranges[-MOST_LOSSES:]
+    return Intervals.of((older[0].start, newer[0].end), *newer[1:]) if older else lost

@@ -7,6 +7,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
@@ -252,9 +253,19 @@ class Ledger:
         if state.totals is not None:
             return state.totals
         if self._tallied is None or self._tallied[0] != state.version:
-            entries = [commit.entry for commit in self.surviving(state.version) if commit.entry]
+            entries: list[LedgerEntry] = []
+            # Behind a RESTORE to who knows where the log does not tell.
+            with suppress(LedgerUnreadableError, LedgerTruncatedError):
+                entries.extend(commit.entry for commit in self.surviving(state.version) if commit.entry)
             self._tallied = state.version, reduce(tally, reversed(entries), Totals())
         return self._tallied[1]
+
+    def was_restored(self, *, after: int, state: LedgerState) -> bool:
+        """Whether there was a RESTORE behind version ``after``, as far as the log tells; if it does not, there was."""
+        try:
+            return self._any(after + 1, state.version + 1, lambda commit: commit.restored is not None)
+        except LedgerTruncatedError:
+            return True
 
     def written(self, number: int, *, after: int) -> Commit | None:
         """The commit with this number of the transaction sequence behind version ``after``; ``None`` if there is none.

@@ -12,6 +12,8 @@ from stream_consumers.messages import Shard
 
 MOST_REPLAYS = 16
 """How many replays and rewinds are remembered; of older ones the log has to be searched."""
+MOST_LOSSES = 16
+"""Of how many losses of a shard the place is remembered; older ones are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +23,22 @@ class ReplayProgress:
     Args:
         goal: all that it replaces; a shard may be missing, where it has nothing to replace.
         done: what of that is in the table.
+        is_whole: whether ``done`` is all of it; not where it was begun so long ago that it was forgotten meanwhile.
     """
 
     goal: Mapping[Shard, Range] = field(default_factory=dict)
     done: Mapping[Shard, Intervals] = field(default_factory=dict)
+    is_whole: bool = True
+
+
+def replay_key(kind: str, replay: str) -> str:
+    """What a replay is remembered by: a run that moved its group may be run again with a replay, under the same id.
+
+    Example:
+        >>> replay_key("replay", "nightly")
+        'replay/nightly'
+    """
+    return f"{kind}/{replay}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ class Totals:
         dead: dead letters, with those in ranges that were replaced since.
         lost: what was gone from the stream before it was read.
         replaced: how many commits have replaced rows.
-        replays: the replays and rewinds by their ids, the newest one last.
+        replays: the replays and rewinds by :func:`replay_key`, the newest one last.
         is_forgetful: whether there were so many that the oldest ones are not named.
 
     Example:
@@ -58,8 +72,13 @@ class Totals:
             "replaced": self.replaced,
             # A list: an object that is packed has no order.
             "replays": [
-                [known, {str(shard): list(part) for shard, part in one.goal.items()}, _intervals_to_json(one.done)]
-                for known, one in self.replays.items()
+                [
+                    key,
+                    {str(shard): list(part) for shard, part in one.goal.items()},
+                    _intervals_to_json(one.done),
+                    one.is_whole,
+                ]
+                for key, one in self.replays.items()
             ],
             "forgetful": self.is_forgetful,
         }
@@ -69,10 +88,10 @@ class Totals:
     def from_json(cls, known: Mapping[str, Any]) -> Totals:
         """Read :meth:`to_json` back."""
         replays = {
-            name: ReplayProgress(
-                {Shard.parse(shard): Range(*part) for shard, part in goal.items()}, _intervals_from_json(done)
+            key: ReplayProgress(
+                {Shard.parse(shard): Range(*part) for shard, part in goal.items()}, _intervals_from_json(done), is_whole
             )
-            for name, goal, done in known.get("replays", ())
+            for key, goal, done, is_whole in known.get("replays", ())
         }
         return cls(
             known.get("dead", 0),

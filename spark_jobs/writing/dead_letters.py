@@ -182,18 +182,29 @@ class DeadLetterTable:
             return Settlement(-1, judged=ledger.totals(state).replaced)
         judged = ledger.totals(state).replaced
         orphaned = self.orphaned(ledger, state)
-        told = _united(self._replaced(ledger, state), _whole(batch for batch in orphaned if batch.is_removed))
-        uncounted = _united(state.uncounted, told)
-        untold = {bid: ranges for bid, ranges in state.uncounted.items() if bid not in told}
-        # No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
-        is_final = bool(untold) and not any(commit.restored is not None for commit in ledger.log.readable())
-        stale = untold if is_final else {}
-        never = _united(stale, _whole(batch for batch in orphaned if batch.is_passed))
+        in_flight = {batch.bid: batch.version for batch in orphaned if not batch.is_passed and not batch.is_removed}
+        removed = _whole(batch for batch in orphaned if batch.is_removed)
+        # Dead letters of a batch that lands after a replace are newer than it.
+        replaced = {bid: parts for bid, parts in self._replaced(ledger, state).items() if bid not in in_flight}
+        uncounted = _united(state.uncounted, replaced, removed)
+        never = _united(self._stale(ledger, state, removed), _whole(batch for batch in orphaned if batch.is_passed))
         if never and not self._delete(spark, never):
             return Settlement(state.settled, uncounted, judged)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
-        in_flight = (batch.version - 1 for batch in orphaned if not batch.is_passed and not batch.is_removed)
-        return Settlement(min(in_flight, default=snapshot.version), left, judged)
+        return Settlement(min(in_flight.values(), default=snapshot.version + 1) - 1, left, judged)
+
+    def _stale(self, ledger: Ledger, state: LedgerState, removed: Uncounted) -> Uncounted:
+        """What does not count because of commits that were cleaned from the log since: nothing brings it back.
+
+        No RESTORE goes back to what was cleaned, and without one in the log nothing readable was removed.
+        """
+        unknown = state.uncounted.keys() - removed.keys()
+        if not unknown or ledger.log.commit(0) is not None:
+            return {}
+        if any(commit.restored is not None for commit in ledger.log.readable()):
+            return {}
+        told = self._replaced(ledger, replace(state, judged=0))
+        return {bid: state.uncounted[bid] for bid in unknown - told.keys()}
 
     def _delete(self, spark: SparkSession, never: Uncounted) -> bool:
         """Whether they are gone."""

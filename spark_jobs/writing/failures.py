@@ -27,7 +27,12 @@ from stream_consumers.errors import (
 )
 
 MOST_CHARACTERS = 1500
+_OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
+
+
+class UnfinishedReadError(WriteError):
+    """What was to be written could not be read while it was, or not as it was planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,15 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
         return error
     text, told = text_of(error), cause_of(error)
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
-    if is_python and "stream_consumers.errors." not in last_line(error):
+    raised = last_line(error) if is_python else ""
+    if raised.startswith(_OF_A_READ):
+        return UnfinishedReadError(
+            f"the messages for {table} could not be read as planned: {raised.partition(': ')[2]}",
+            remedy="Nothing of the batch was written; it is read again at the next run.",
+        )
+    if is_python:
         return TransformError(
-            f"a function of the transform raised while writing {table}: {last_line(error)}",
+            f"a function of the transform raised while writing {table}: {raised}",
             remedy="Correct it, or let it return null; the batch is read again at the next run.",
         )
     if isinstance(error, _EXPRESSION_ERRORS):

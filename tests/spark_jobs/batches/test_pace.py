@@ -39,7 +39,14 @@ def test_small_batches_say_nothing_of_large_ones() -> None:
     assert pace.limits.max_records == 250_000
 
 
-def test_where_the_bytes_are_the_limit_a_slow_batch_makes_the_next_one_smaller_all_the_same() -> None:
+def test_where_the_bytes_are_the_limit_slow_batches_make_the_next_ones_smaller_all_the_same() -> None:
     pace = Pace(LIMITS, target_seconds=20)
-    pace.took(5_000, 40)
-    assert pace.limits.max_records == 2_500
+    for expected in (250_000, 62_500, 15_625, 3_906, 2_500):
+        pace.took(5_000, 40)
+        assert pace.limits.max_records == expected
+
+
+def test_one_small_batch_that_was_slow_says_little() -> None:
+    pace = Pace(LIMITS, target_seconds=20)
+    pace.took(1, 60)
+    assert pace.limits.max_records == LIMITS.max_records // 4

@@ -1,6 +1,7 @@
 """Reading the ledger does not walk the log."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -108,17 +109,35 @@ def test_of_many_replays_the_oldest_are_searched(tmp_path, opened):
     log = WrittenLog(tmp_path / "table")
     ledger = Ledger(log.log(), group="g", member="main")
     log.ours(ledger.entry("init", ledger.read(), origin={SHARD: 0}))
-    for number in range(MOST_REPLAYS + 1):
-        part = {SHARD: Range(number, number + 1)}
-        entry = ledger.entry("replay", ledger.read(), ranges=part, goal={SHARD: Range(0, 99)}, replay=str(number))
-        log.ours(entry)
+
+    def replay(name, *, begins):
+        state = ledger.read()
+        part, goal = {SHARD: Range(state.last_number, state.last_number + 1)}, {SHARD: Range(0, 99)}
+        log.ours(ledger.entry("replay", state, ranges=part, goal=goal, replay=name, begins=begins))
+
+    for number in range(MOST_REPLAYS + 2):
+        replay(str(number), begins=True)
     opened.clear()
-    assert begun(ledger, "0").done == {SHARD: Intervals.of((0, 1))}
+    assert begun(ledger, "0").done == {SHARD: Intervals.of((1, 2))}
     assert 1 in opened
-    opened.clear()
-    assert begun(ledger, "1").done == {SHARD: Intervals.of((1, 2))}
-    assert opened == set()
     assert begun(ledger, "none") is None
+    replay("0", begins=False)
+    assert begun(ledger, "0").done == {SHARD: Intervals.of((1, 2), (MOST_REPLAYS + 3, MOST_REPLAYS + 4))}
+    opened.clear()
+    assert begun(ledger, str(MOST_REPLAYS + 1)).done == {SHARD: Intervals.of((MOST_REPLAYS + 2, MOST_REPLAYS + 3))}
+    assert 1 not in opened, "it is remembered"
+
+
+def test_where_the_log_does_not_tell_totals_are_as_far_as_it_does(tmp_path):
+    """A restore to a time that no version fits, in a table of an older version."""
+    log = WrittenLog(tmp_path / "table")
+    for version in range(3):
+        log.ours(replace(batch(version), totals=None))
+    log.restore(timestamp="2020-01-01 00:00:00", version=None)
+    log.ours(replace(batch(4), base=3, totals=None))
+    ledger = Ledger(log.log(), group="g", member="main")
+    state = ledger.read()
+    assert ledger.entry("batch", state).totals == Totals(dead=1)
 
 
 def test_a_reader_that_stays_keeps_no_more_commits_than_it_may(long_log, monkeypatch):
