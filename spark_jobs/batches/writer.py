@@ -167,12 +167,12 @@ class BatchWriter:
     def delete_orphaned(self, state: LedgerState, *, again: bool = False) -> None:
         """Delete the orphaned dead letters of batches that were dropped: the first time, after a RESTORE, or ``again``.
 
-        A RESTORE may have removed batches that dead letters were counted with.
+        A RESTORE may have removed batches that dead letters were counted with. Another writer of the group may have
+        committed since, so that ``state.is_restored`` does not tell.
         """
-        is_restored = self.ledger.was_restored(after=self._looked_at, state=state)
-        self._looked_at = state.version
-        if again or self._settlement is None or is_restored:
+        if again or self._settlement is None or self.ledger.was_restored(after=self._looked_at, state=state):
             self._settlement = self._dead_letters.settle(self._spark, self.ledger, state)
+        self._looked_at = state.version
 
     def write(
         self,

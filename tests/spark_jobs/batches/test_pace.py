@@ -41,7 +41,7 @@ def test_small_batches_say_nothing_of_large_ones() -> None:
 
 def test_where_the_bytes_are_the_limit_slow_batches_make_the_next_ones_smaller_all_the_same() -> None:
     pace = Pace(LIMITS, target_seconds=20)
-    for expected in (250_000, 62_500, 15_625, 3_906, 2_500):
+    for expected in (250_000, 62_500, 15_625, 3_906, 1_953):
         pace.took(5_000, 40)
         assert pace.limits.max_records == expected
 

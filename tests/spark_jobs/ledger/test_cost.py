@@ -145,3 +145,15 @@ def test_a_reader_that_stays_keeps_no_more_commits_than_it_may(long_log, monkeyp
     log = long_log.log()
     assert sum(1 for _ in log.readable()) == COMMITS
     assert len(log._commits) == 50
+
+
+def test_a_restore_is_told_to_a_writer_that_others_have_written_after(tmp_path):
+    log = WrittenLog(tmp_path / "table")
+    for version in range(3):
+        log.ours(batch(version))
+    log.restore(version=1, back_to=1)
+    log.ours(replace(batch(4), base=3))
+    ledger = Ledger(log.log(), group="g", member="main")
+    state = ledger.read()
+    assert not state.is_restored
+    assert [ledger.was_restored(after=version, state=state) for version in (1, 2, 3, 4)] == [True, True, False, False]
