@@ -12,6 +12,7 @@ import pytest
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
 from spark_jobs.batches.job import BatchJob, drain_batches
+from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets.cli.main import main
@@ -25,6 +26,7 @@ from stream_consumers.errors import (
     Transient,
     WriteError,
 )
+from stream_consumers.options import Limits
 from tests.support.dagster_runs import declare
 
 DOWN = BrokerUnavailableError("kafka://a does not answer", remedy="Check it.", partition=3)
@@ -127,6 +129,7 @@ class Scripted(BatchJob):
     def __init__(self, time: Time, **failures: int) -> None:
         self._retries = time.retries(300)
         self._failures = Counter(failures)
+        self._pace = Pace(Limits())
         self._ledger = SimpleNamespace(log=SimpleNamespace(deleted_rows=lambda commit: 0))
         self.steps: list[str] = []
 
@@ -138,7 +141,7 @@ class Scripted(BatchJob):
 
     def _next_batch(self) -> Any:
         self._step("plan")
-        return None if "finish" in self.steps else SimpleNamespace(plan=None)
+        return None if "finish" in self.steps else SimpleNamespace(plan=SimpleNamespace(records=5))
 
     def _write(self, batch: object) -> Any:
         self._step("write")
