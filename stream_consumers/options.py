@@ -254,7 +254,7 @@ class Limits:
     """The most that one micro-batch holds.
 
     Args:
-        max_records: messages; at least 1.
+        max_records: messages; at least 1. Where single Redis entries are claimed, no more than 500,000 are.
         max_bytes: payload bytes; a batch always takes at least one message.
 
     Example:
@@ -262,8 +262,8 @@ class Limits:
         10
     """
 
-    max_records: int = 500_000
-    max_bytes: int = 256 * 1024 * 1024
+    max_records: int = 2_000_000
+    max_bytes: int = 1024 * 1024 * 1024
 
     def __post_init__(self) -> None:
         for name in ("max_records", "max_bytes"):

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingest import LOOK_SECONDS
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, Step, check_epochs, check_sharing, ignore_steps
 from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.writer import OutdatedError, Written, commit_empty
 from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
 from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
@@ -37,6 +38,8 @@ from stream_consumers.redis.group import PendingEntry
 from stream_consumers.redis.ids import to_sequence
 
 MAX_GIVEN_UP = 5
+# The ids of all entries of a batch are held in memory, and each is claimed again by the heartbeat.
+MOST_CLAIMED = 500_000
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +76,8 @@ class ClaimJob(BatchJob):
         on_wait: Callable[[str], object] = _log.warning,
     ) -> None:
         super().__init__(spark, ingestion, url=claims.url, observer=observer, on_wait=on_wait)
+        limits = ingestion.limits
+        self._pace = Pace(replace(limits, max_records=min(MOST_CLAIMED, limits.max_records)))
         self._claims = claims
         self._statuses = ClaimStatuses(self._ledger)
         self._origin: Mapping[Shard, int] | None = None
@@ -282,7 +287,7 @@ class ClaimJob(BatchJob):
             tries = (entry._replace(deliveries=min(1, entry.deliveries)) if needs_idle else entry for entry in page)
             yield from (_Abandoned(shard, name, entry) for entry in tries if entry.id not in self._losses.of(shard))
             count += len(page)
-            if count >= self._ingestion.limits.max_records:
+            if count >= self._pace.limits.max_records:
                 return
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
