@@ -92,7 +92,7 @@ def stage(folder: Path) -> Iterator[Stage]:
     forget_memory_broker(StreamUrl.parse(url))
 
 
-@pytest.mark.parametrize("backend", ["memory", "file"])
+@pytest.mark.parametrize("backend", [pytest.param("memory", marks=pytest.mark.slow), "file"])
 def test_a_recreated_stream_continues_into_its_table_each_message_once(
     spark: SparkSession, stage: Stage, folder: Path, backend: str
 ) -> None:
@@ -230,7 +230,9 @@ def test_two_accepts_at_the_same_time_begin_one_epoch(
     assert stage.rows() == stage.sent
 
 
-@pytest.mark.parametrize("is_written", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "is_written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"]
+)
 def test_an_accept_that_dies_before_or_behind_its_commit_is_run_again(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:

@@ -38,7 +38,7 @@ def stream_of_users(folder: Path) -> str:
     return url
 
 
-@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("how", ["shallow clone", pytest.param("as select", marks=pytest.mark.slow)])
 def test_a_copy_is_refused_until_its_rows_are_adopted(spark: SparkSession, folder: Path, how: str) -> None:
     url = write_stream(folder / "orders.ss", 10)
     original, copy = ingestion(folder / "t"), ingestion(folder / "copy")

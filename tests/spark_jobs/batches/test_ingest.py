@@ -378,7 +378,7 @@ def write_clicks(file: Path, count: int) -> str:
     return url
 
 
-@pytest.mark.parametrize("group", ["lakehouse", "other"])
+@pytest.mark.parametrize("group", ["lakehouse", pytest.param("other", marks=pytest.mark.slow)])
 def test_two_streams_share_a_table_without_noticing_each_other(spark: SparkSession, folder: Path, group: str) -> None:
     orders = write_stream(folder / "orders.ss", 20)
     clicks = write_clicks(folder / "clicks.ss", 30)

@@ -83,7 +83,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("careful", marks=pytest.mark.slow), "one pass"])
 def test_k11_a_run_that_ends_at_any_step_is_finished_by_the_next(
     spark: SparkSession, broker: Broker, folder: Path, way: str
 ) -> None:

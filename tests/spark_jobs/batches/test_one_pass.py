@@ -89,7 +89,10 @@ TRANSFORMS: dict[str, tuple[Transform, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("where false", "where") else pytest.param(name, marks=pytest.mark.slow) for name in TRANSFORMS],
+)
 def test_no_transform_lets_a_dead_letter_pass_unseen(name: str, spark: SparkSession, folder: Path) -> None:
     transform, way = TRANSFORMS[name]
     url = write_stream(folder / "orders.ss", 100, shards=1, malformed=frozenset({99}))
@@ -190,6 +193,7 @@ def test_the_last_message_of_the_last_partition_is_a_dead_letter(
 
 
 @pytest.mark.kill
+@pytest.mark.slow
 def test_runs_that_are_killed_at_any_step_of_both_ways_are_continued(
     spark: SparkSession, server: str, folder: Path
 ) -> None:

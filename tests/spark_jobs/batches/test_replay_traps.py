@@ -277,6 +277,7 @@ def test_d07_a_replay_that_a_restore_took_away_is_written_under_new_numbers(lake
     lake.assert_made(by_new=MIDDLE)
 
 
+@pytest.mark.slow
 def test_d07_a_rewind_that_a_restore_took_away_is_made_again_by_its_id(lake: Lake) -> None:
     assert lake.rewind(30, run_id="the-rewind") == SHARDS
     lake.restore(2)
