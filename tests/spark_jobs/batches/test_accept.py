@@ -230,9 +230,7 @@ def test_two_accepts_at_the_same_time_begin_one_epoch(
     assert stage.rows() == stage.sent
 
 
-@pytest.mark.parametrize(
-    "is_written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"]
-)
+@pytest.mark.parametrize("is_written", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"])
 def test_an_accept_that_dies_before_or_behind_its_commit_is_run_again(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
