@@ -64,12 +64,14 @@ class AssetRuns:
             context: of the tick.
             asset_key: the asset.
             job_name: a job that makes it, in whatever repository it may be.
-            stale_seconds: runs in flight that are older are left out.
+            stale_seconds: runs in flight that are older are left out; infinite for none.
         """
         now = time.time()
         jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
         in_flight = [one for job in jobs for one in _runs(context.instance, job, asset_key, IN_FLIGHT)]
-        finished = [one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED)]
+        finished = [
+            one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED, limit=RUNS_LOOKED_AT)
+        ]
         return cls(
             [one for one in in_flight if now - one.created < stale_seconds],
             sorted(finished, key=lambda one: one.ended, reverse=True),
@@ -128,10 +130,15 @@ def _jobs(repository: dg.RepositoryDefinition | None, asset_key: dg.AssetKey) ->
 
 
 def _runs(
-    instance: dg.DagsterInstance, job: str, asset_key: dg.AssetKey, statuses: Sequence[dg.DagsterRunStatus]
+    instance: dg.DagsterInstance,
+    job: str,
+    asset_key: dg.AssetKey,
+    statuses: Sequence[dg.DagsterRunStatus],
+    *,
+    limit: int | None = None,
 ) -> Iterator[AssetRun]:
     wanted = dg.RunsFilter(job_name=job, statuses=list(statuses))
-    for record in instance.get_run_records(wanted, limit=RUNS_LOOKED_AT):
+    for record in instance.get_run_records(wanted, limit=limit):
         # Without a selection a run makes all assets of its job.
         selected = record.dagster_run.asset_selection
         if selected is None or asset_key in selected:

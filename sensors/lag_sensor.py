@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -22,6 +23,7 @@ from stream_consumers.options import AutoStreamReset, check_count, check_range, 
 LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
 MEMBER_TAG = "stream_assets/member"
+STALE_RUN_SECONDS = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class LagPolicy:
         retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
         after_cancel_seconds: after a run that was cancelled, the wait before the next; it is over when somebody starts
             one.
-        stale_run_seconds: a run in flight for longer no longer holds the next one back; two runs at once are safe.
+        stale_run_seconds: a run that was asked for longer ago no longer holds the next one back, since two runs at once
+            are safe; where they are not (``single_writer``) it does until Dagster knows that it has ended.
         max_runs: how many runs share the work at the same time.
         keeps_alive: runs stay and wait for messages: one is asked for whenever there are too few in flight, also
             without lag, so that no message waits for a run to start.
@@ -50,7 +53,7 @@ class LagPolicy:
     answer_seconds: float = 5.0
     retry_seconds: float = 30.0
     after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
-    stale_run_seconds: float = 6 * 3600.0
+    stale_run_seconds: float = STALE_RUN_SECONDS
     max_runs: int = 1
     keeps_alive: bool = False
 
@@ -143,7 +146,9 @@ def build_lag_sensor(
         number = sum(found.state.positions.values()) + (found.state.newest.base if found.state.newest else 0)
         # What a run has written since was not waited for.
         since = cursor.waiting_since if number == cursor.number else None
-        runs = AssetRuns.find(context, asset_key, job.name, stale_seconds=policy.stale_run_seconds)
+        # An old run may live: with a single writer a second one could overwrite its commits.
+        stale_seconds = math.inf if ingestion.single_writer else policy.stale_run_seconds
+        runs = AssetRuns.find(context, asset_key, job.name, stale_seconds=stale_seconds)
         waiting_since = None if not found.total else since or runs.now
         events, observed = _observations(found, upstream, cursor.observed)
         taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import dagster as dg
 from pyspark.sql import SparkSession
 
-from sensors.lag_sensor import MEMBER_TAG, LagPolicy
+from sensors.lag_sensor import MEMBER_TAG, STALE_RUN_SECONDS, LagPolicy
 from spark_jobs.batches.accept import accept
 from spark_jobs.batches.ingestion import RETRY_SECONDS, BatchReport, Ingestion, Observer, Transform, ignore_steps
 from spark_jobs.batches.job import drain_batches
@@ -411,7 +411,8 @@ def stream_asset(
         merge_schema: let new columns, and new fields of structs, into the table.
         storage_options: for reading the Delta log in an object store.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
-            whose storage could lose a commit then: Amazon S3 with Delta's own log store.
+            whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
+            until Dagster knows that the last one has ended: set ``run_monitoring``.
         name: of the asset; the function's name by default.
         key_prefix: what comes before the name in the asset key.
         group_name: Dagster's group of the asset; it has nothing to do with the consumer group.
@@ -477,6 +478,8 @@ def stream_asset(
             policy=LagPolicy(
                 min_lag=min_lag,
                 max_wait_seconds=max_wait_seconds,
+                # A run that stays is not stale before its time is over.
+                stale_run_seconds=STALE_RUN_SECONDS + linger_seconds,
                 max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
                 keeps_alive=linger_seconds > 0,
             ),

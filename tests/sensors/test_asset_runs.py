@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from sensors import asset_runs
 from sensors.lag_sensor import MEMBER_TAG, LagPolicy
 from stream_assets import StreamAsset, stream_definitions
 from stream_consumers.errors import InvalidOptionError
@@ -83,6 +86,41 @@ def test_a_run_that_does_not_make_the_asset_holds_nothing_back(jobs: Jobs) -> No
     jobs.run("both", only=report.key)
     jobs.run("__ASSET_JOB", only=report.key)
     assert jobs.tick().run_requests
+
+
+@pytest.mark.parametrize(
+    ("options", "hours", "holds"),
+    [
+        ({}, 5, True),
+        ({}, 7, False),
+        ({"linger_seconds": 86400.0}, 29, True),
+        ({"linger_seconds": 86400.0}, 31, False),
+        ({"single_writer": True}, 24 * 365, True),
+    ],
+)
+def test_an_old_run_holds_the_next_one_back_as_long_as_it_may_live_and_where_two_are_not_safe_always(
+    folder: Path,
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    hours: int,
+    holds: bool,
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    jobs = Jobs(folder, instance, **options)
+    jobs.run("ingest_orders")
+    then = time.time() + hours * 3600
+    monkeypatch.setattr(asset_runs, "time", SimpleNamespace(time=lambda: then))
+    assert bool(jobs.tick().run_requests) is not holds
+
+
+def test_a_run_holds_the_next_one_back_however_many_others_are_in_flight(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = jobs.run("both")
+    jobs.run("both", only=report.key)
+    monkeypatch.setattr(asset_runs, "RUNS_LOOKED_AT", 1)
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
 
 def test_failures_of_any_job_count(jobs: Jobs) -> None:
