@@ -132,7 +132,7 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
         started=time.time(),
     )
     folder.publish(address)
-    used, closed = time.monotonic(), 0
+    used, closed, is_swept = time.monotonic(), 0, True
     while folder.address() == address:
         if _has_ended(context):
             sys.exit("the JVM of Spark has ended")
@@ -142,12 +142,15 @@ def serve(context: SparkContext, folder: ServerFolder, token: str, *, idle_secon
         closed += len(gone)
         used = time.monotonic() if folder.connected() else used
         is_needed = time.monotonic() - used < idle_seconds and closed < MOST_SESSIONS
-        if gone or not is_needed:
-            with folder.starting():
+        is_swept = is_swept and not gone
+        if not (is_swept and is_needed):
+            # Who has it may wait for the end of this server.
+            with suppress(BlockingIOError), folder.starting(waits=False):
                 if not folder.connected():
                     # What a killed run cached is nobody's.
                     spark.catalog.clearCache()
                     folder.withdraw() if not is_needed else None
+                is_swept = True
         _cut(folder.log)
         time.sleep(POLL_SECONDS)
 

@@ -1,0 +1,67 @@
+"""What the process of a server does while it serves; without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_jobs.spark_server import process
+from spark_jobs.spark_server.folder import ServerFolder
+from tests.support.held_servers import made
+from tests.support.polling import until
+
+
+@contextmanager
+def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: float) -> Iterator[tuple[ServerFolder, Any]]:
+    """A server in a thread, and the calls that it makes to Spark."""
+    calls: Any = SimpleNamespace(cleared=0, closed=[])
+
+    def clear() -> None:
+        calls.cleared += 1
+
+    spark = SimpleNamespace(catalog=SimpleNamespace(clearCache=clear))
+    context: Any = SimpleNamespace(defaultParallelism=2, master="local[2]", _gateway=None)
+    monkeypatch.setattr(process, "SparkSession", lambda context: spark)
+    monkeypatch.setattr(process, "_java_object", lambda context, name: SimpleNamespace(localPort=lambda: 1))
+    monkeypatch.setattr(process, "_close", lambda context, service, folder, session: calls.closed.append(session))
+    monkeypatch.setattr(process, "POLL_SECONDS", 0.01)
+    server = made(folder, "server")
+    server.log.touch()
+    seconds = {"idle_seconds": 600.0, **options}
+    thread = threading.Thread(target=lambda: process.serve(context, server, "secret", **seconds), daemon=True)
+    thread.start()
+    calls.is_serving = thread.is_alive
+    try:
+        until(server.address, what="the address")
+        yield server, calls
+    finally:
+        server.withdraw()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_who_ends_a_server_right_after_a_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path, monkeypatch) as (server, calls):
+        client = server.client("a-session")
+        with server.starting():
+            server.leave(client)
+            until(lambda: calls.closed == ["a-session"], what="the end of the session")
+            server.withdraw()
+            until(lambda: not calls.is_serving(), what="the end of the server")
+
+
+def test_what_a_run_cached_is_forgotten_as_soon_as_nobody_starts_or_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path, monkeypatch) as (server, calls):
+        with server.starting():
+            server.leave(server.client("a-session"))
+            until(lambda: calls.closed == ["a-session"], what="the end of the session")
+            assert calls.cleared == 0
+        until(lambda: calls.cleared == 1, what="an empty cache")
