@@ -34,7 +34,7 @@ class HeldSignals:
         self._seconds = FINISH_SECONDS if seconds is None else seconds
         self._handlers: dict[int, Any] = {}
         self._pending: int | None = None
-        self._alarm = (0.0, 0.0)
+        self._alarm: tuple[Any, tuple[float, float]] = signal.SIG_DFL, (0.0, 0.0)
 
     @property
     def is_pending(self) -> bool:
@@ -46,8 +46,13 @@ class HeldSignals:
             known = {number: signal.getsignal(number) for number in _SIGNALS}
             # A signal that is ignored, or whose handler is not of Python, stays as it is.
             self._handlers = {n: handler for n, handler in known.items() if handler not in (signal.SIG_IGN, None)}
-            for number in self._handlers:
-                signal.signal(number, self._hold)
+            try:
+                for number in self._handlers:
+                    signal.signal(number, self._hold)
+            except BaseException:
+                # What came before it was held: nobody leaves what was not entered.
+                self._deliver()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -57,20 +62,25 @@ class HeldSignals:
         if self._pending is not None:
             self._deliver()
             return
+        self._alarm = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
         self._pending = number
-        self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: self._deliver())
-        self._alarm = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.signal(signal.SIGALRM, lambda *_: self._deliver())
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def _deliver(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            signal.setitimer(signal.ITIMER_REAL, *self._alarm)
-        handlers, self._handlers = self._handlers, {}
-        for number, handler in handlers.items():
+        # A signal is held until its handler is back, so that only then it is known whether one waits.
+        for number, handler in list(self._handlers.items()):
             signal.signal(number, handler)
-        if pending is None:
+            self._handlers.pop(number, None)
+        if self._pending is None:
             return
-        if callable(handlers[pending]):
-            handlers[pending](pending, None)
+        handler, timer = self._alarm
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        pending, self._pending = self._pending, None
+        own = signal.getsignal(pending)
+        if callable(own):
+            own(pending, None)
         else:
             raise SystemExit(128 + pending)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -87,6 +88,62 @@ def test_a_handler_of_ones_own_is_called_and_an_ignored_signal_stays_ignored() -
             interrupt(signal.SIGTERM)
             assert called == []
         assert called == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *, at: int) -> None:
+    """A signal comes right behind the change of a handler: the one of this number."""
+    change = signal.signal
+    changes: list[int] = []
+
+    def changed(of: int, handler: Any) -> Any:
+        before = change(of, handler)
+        changes.append(of)
+        if len(changes) == at:
+            interrupt(number)
+        return before
+
+    monkeypatch.setattr("spark_jobs.batches.interruption.signal.signal", changed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_signal_that_comes_at_the_beginning_or_the_end_counts_once_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, at: int
+) -> None:
+    called: list[int] = []
+
+    def own(number: int, frame: FrameType | None) -> None:
+        called.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(one, own) for one in numbers]
+    alarm, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        with monkeypatch.context() as patched:
+            interrupting(patched, number, at=at)
+            with HeldSignals():
+                pass
+        assert called == [number]
+        assert [signal.getsignal(one) for one in (*numbers, signal.SIGALRM)] == [own, own, alarm]
+        assert signal.getitimer(signal.ITIMER_REAL) == pytest.approx(timer, abs=5)
+    finally:
+        for one, handler in zip(numbers, before, strict=True):
+            signal.signal(one, handler)
+
+
+def test_what_a_handler_raises_before_it_is_held_leaves_nothing_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, own), signal.getsignal(signal.SIGINT)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+            interrupting(patched, signal.SIGTERM, at=1)
+            HeldSignals().__enter__()
+        assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (own, before[1])
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGINT, before[1])
