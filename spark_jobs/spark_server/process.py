@@ -42,11 +42,15 @@ MOST_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
+    # The JVM listens on more ports than that of Connect, which no token guards.
+    "spark.authenticate": "true",
     # The workers of a session are its own: they import the user's modules as they are when a run begins.
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
     # A session ends with its client, which may wait for messages for days.
     "spark.connect.session.manager.defaultSessionTimeout": "365d",
+    # A frame that was persisted is known again as long as its plan is in here, whatever a transform asks for meanwhile.
+    "spark.connect.session.planCache.maxSize": "512",
     # What Spark remembers for a user interface that nobody looks at; plans can be large.
     "spark.connect.session.inactiveOperations.cacheExpiration": "5m",
     "spark.sql.connect.ui.retainedSessions": "1",
