@@ -16,6 +16,7 @@ from spark_jobs.jars import cache_folder
 
 SERVERS_VARIABLE = "STREAM_ASSETS_SPARK_SERVERS"
 _PRIVATE = 0o700
+_NAMESPACES = Path("/proc/self/ns")
 
 
 class UnusableFolderError(Exception):
@@ -202,19 +203,28 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
 
 
 def servers_folder() -> Path:
-    """Where servers are kept: ``$STREAM_ASSETS_SPARK_SERVERS``, else beside the jars; a folder for each user and host.
+    """Where servers are kept: ``$STREAM_ASSETS_SPARK_SERVERS``, else beside the jars, in a folder of :func:`_place`.
 
     Raises:
         UnusableFolderError: it cannot be made, or somebody else could put something into it.
     """
     given = os.environ.get(SERVERS_VARIABLE)
-    path = Path(given) if given else cache_folder() / "spark-servers" / f"{os.getuid()}@{os.uname().nodename}"
+    path = Path(given) if given else cache_folder() / "spark-servers" / _place()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableFolderError(f"{path.parent} cannot be made: {error}") from error
     private_folder(path)
     return path.absolute()
+
+
+def _place() -> str:
+    """The user and the host, with the namespaces of files, ports and processes, which containers of a host may share."""
+    place = [f"{os.getuid()}@{os.uname().nodename}"]
+    for namespace in ("mnt", "net", "pid"):
+        with suppress(OSError):
+            place.append(str((_NAMESPACES / namespace).stat().st_ino))
+    return "-".join(place)
 
 
 def server_folders() -> list[ServerFolder]:

@@ -62,6 +62,23 @@ def test_a_place_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest
         servers_folder()
 
 
+def test_a_container_has_servers_of_its_own_whatever_its_host_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process number, and the loopback interface, mean something else in another one."""
+    monkeypatch.delenv("STREAM_ASSETS_SPARK_SERVERS", raising=False)
+    monkeypatch.setenv("STREAM_ASSETS_CACHE", str(tmp_path))
+    namespaces = tmp_path / "ns"
+    namespaces.mkdir()
+    monkeypatch.setattr("spark_jobs.spark_server.folder._NAMESPACES", namespaces)
+    assert servers_folder() == servers_folder()
+    places = {servers_folder()}
+    for number, namespace in enumerate(("mnt", "net", "pid")):
+        (namespaces / namespace).touch()
+        places.add(servers_folder())
+        assert len(places) == 2 + number
+
+
 def test_a_server_lives_as_long_as_one_process_has_its_descriptor(server: ServerFolder) -> None:
     assert not server.is_alive()
     with server.life() as life:
