@@ -53,6 +53,7 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
         "jars": _looks(jar for jar in settings.get("spark.jars", "").split(",") if "://" not in jar),
         "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
         "cwd": [str(here), *_looks([str(here)], of_folder=True)],
+        "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), _umask()],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:KEY_LENGTH]
 
@@ -64,6 +65,13 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in PASSING_VARIABLES and not name.startswith(PASSING_PREFIXES)
     }
+
+
+def _umask() -> int:
+    """It can only be asked for by setting it: to one with which no other thread makes a file that others may read."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _looks(files: Iterable[str], *, of_folder: bool = False) -> list[str]:

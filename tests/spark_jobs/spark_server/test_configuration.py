@@ -49,6 +49,21 @@ def test_a_working_directory_that_was_made_again_is_another_one(
     assert configuration_key(SETTINGS) != before
 
 
+def test_who_makes_files_with_other_rights_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {configuration_key(SETTINGS)}
+    before = os.umask(0o031)
+    try:
+        keys.add(configuration_key(SETTINGS))
+        assert os.umask(0o031) == 0o031, "it was only looked at"
+    finally:
+        os.umask(before)
+    for function, found in (("getegid", 12345), ("getgroups", [12345])):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, function, lambda found=found: found)
+            keys.add(configuration_key(SETTINGS))
+    assert len(keys) == 4
+
+
 def test_what_a_terminal_says_of_itself_is_no_other_server() -> None:
     noise = {"TERM": "xterm", "SSH_TTY": "/dev/pts/1", "PWD": "/", "SHLVL": "3", "DAGSTER_HOME": "/home"}
     assert configuration_key(SETTINGS, {**os.environ, **noise}) == configuration_key(SETTINGS, os.environ)
