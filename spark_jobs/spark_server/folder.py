@@ -248,6 +248,9 @@ def private_folder(path: Path) -> None:
             path.chmod(_PRIVATE)
         if not os.access(path, os.W_OK | os.X_OK):
             raise UnusableFolderError(f"{path} cannot be written")
+        # The interpreter of the workers is a script in it.
+        if os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
+            raise UnusableFolderError(f"{path} is mounted so that nothing in it can be executed (noexec)")
     except OSError as error:
         raise UnusableFolderError(f"{path} cannot be used: {error}") from error
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,12 @@ def test_a_place_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(tmp_path / "file" / "servers"))
     with pytest.raises(UnusableFolderError, match="cannot be made"):
         servers_folder()
+
+
+def test_a_place_where_no_worker_could_be_executed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+    with pytest.raises(UnusableFolderError, match="noexec"):
+        private_folder(tmp_path)
 
 
 def test_a_container_has_servers_of_its_own_whatever_its_host_is_called(
