@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,8 @@ from spark_jobs.jars import cache_folder
 SERVERS_VARIABLE = "STREAM_ASSETS_SPARK_SERVERS"
 _PRIVATE = 0o700
 _NAMESPACES = Path("/proc/self/ns")
+# What some network file systems, and sandboxes, say of all locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class UnusableFolderError(Exception):
@@ -102,9 +105,10 @@ class ServerFolder:
 
         Raises:
             BlockingIOError: somebody does, and this one does not wait.
+            UnusableFolderError: the file system has no locks.
         """
         with (self.path / "starting").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            _lock(lock.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             yield
 
     def used(self) -> float:
@@ -120,7 +124,7 @@ class ServerFolder:
         """
         descriptor = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -165,7 +169,7 @@ class ServerFolder:
         """
         while True:
             descriptor = os.open(self.clients / session, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
                 return descriptor
             # The server looked between the two calls, and took it for one that was left behind.
@@ -192,7 +196,7 @@ class ServerFolder:
 def _gone(client: Path, *, forget: bool = False) -> bool:
     try:
         with client.open("r+") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             if forget:
                 client.unlink()
     except BlockingIOError:
@@ -200,6 +204,15 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
     except FileNotFoundError:
         return not forget
     return True
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise UnusableFolderError(f"files where servers are kept cannot be locked: {error}") from error
+        raise
 
 
 def servers_folder() -> Path:

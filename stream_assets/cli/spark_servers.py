@@ -10,6 +10,7 @@ import click
 
 from stream_assets.cli.options import json_option
 from stream_assets.cli.output import print_rows, tell
+from stream_consumers.errors import SparkSessionError
 
 if TYPE_CHECKING:
     from spark_jobs.spark_server.folder import ServerFolder
@@ -70,9 +71,12 @@ def stop(force: bool) -> None:
 
 
 def _living() -> list[ServerFolder]:
-    from spark_jobs.spark_server.folder import server_folders
+    from spark_jobs.spark_server.folder import UnusableFolderError, server_folders
 
-    return [server for server in server_folders() if server.is_alive()]
+    try:
+        return [server for server in server_folders() if server.is_alive()]
+    except UnusableFolderError as error:
+        raise SparkSessionError(f"no Spark server is kept here: {error}", remedy="Runs have their own Spark.") from error
 
 
 def _row(server: ServerFolder) -> dict[str, Any]:

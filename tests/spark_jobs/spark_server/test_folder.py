@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -67,6 +68,20 @@ def test_a_place_where_no_worker_could_be_executed_is_told(tmp_path: Path, monke
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
     with pytest.raises(UnusableFolderError, match="noexec"):
         private_folder(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_place_without_locks_is_told(server: ServerFolder, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def unsupported(descriptor: int, kind: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("spark_jobs.spark_server.folder.fcntl.flock", unsupported)
+    with pytest.raises(UnusableFolderError, match="cannot be locked"), server.starting():
+        pass
+    with pytest.raises(UnusableFolderError, match="cannot be locked"), server.life():
+        pass
+    with pytest.raises(UnusableFolderError, match="cannot be locked"):
+        server.client("a-session")
 
 
 def test_a_container_has_servers_of_its_own_whatever_its_host_is_called(

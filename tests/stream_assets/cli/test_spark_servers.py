@@ -58,3 +58,9 @@ def test_a_server_that_does_not_listen_is_killed(servers: Path, monkeypatch: pyt
         monkeypatch.setattr(client, "END_SECONDS", 1.0)
         assert run("spark", "stop").exit_code == 0
         assert not server.is_alive()
+
+
+def test_where_no_server_can_be_kept_it_is_told_why(servers: Path) -> None:
+    servers.touch()
+    for command in ("status", "stop"):
+        failing(run("spark", command), "no Spark server is kept here", "no folder of this user")
