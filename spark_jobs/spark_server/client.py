@@ -136,11 +136,11 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
 
 def end(folder: ServerFolder) -> None:
     """End a server, whoever uses it."""
-    process = folder.process()
     folder.withdraw()
     if _becomes(lambda: not folder.is_alive(), END_SECONDS):
         return
     # It still holds its lock, so that the process of this number is still the server, which leads its process group.
+    process = folder.process()
     if process is not None:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)

@@ -119,18 +119,19 @@ class ServerFolder:
     def life(self) -> Iterator[int]:
         """A descriptor that is locked as long as a process has it open: one that inherits it lives on with it.
 
-        Raises:
-            BlockingIOError: a server lives.
+        Only for who is starting a server, where none lives: it waits for those who look at this moment.
         """
         descriptor = os.open(self.path / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor, fcntl.LOCK_EX)
+            # Another process may have the number of the last server by now.
+            os.truncate(descriptor, 0)
             yield descriptor
         finally:
             os.close(descriptor)
 
     def process(self) -> int | None:
-        """The number of the process that lives, or did; it leads a process group."""
+        """The number of the process that lives, or did, and leads a process group; ``None`` while it is starting."""
         try:
             return int((self.path / "alive").read_text())
         except (OSError, ValueError):
@@ -139,12 +140,14 @@ class ServerFolder:
     def is_alive(self) -> bool:
         """Whether a server lives, or starts; a number of a process would not tell, since another one may get it."""
         try:
-            with self.life():
-                return False
+            with (self.path / "alive").open("rb") as alive:
+                # Shared: several may look at the same time.
+                _lock(alive.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except FileNotFoundError:
             return False
+        return False
 
     def address(self) -> Address | None:
         """Where the server listens; ``None`` if there is none, or it is not ready."""
@@ -196,7 +199,7 @@ class ServerFolder:
 def _gone(client: Path, *, forget: bool = False) -> bool:
     try:
         with client.open("r+") as opened:
-            _lock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(opened.fileno(), (fcntl.LOCK_EX if forget else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             if forget:
                 client.unlink()
     except BlockingIOError:

@@ -70,7 +70,6 @@ def main(words: list[str]) -> None:
         # Who started it waits for this one only, and never gets a child that it did not ask for.
         os._exit(0)
     os.setsid()
-    os.truncate(life, 0)
     os.pwrite(life, str(os.getpid()).encode(), 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
-from spark_jobs.spark_server.client import WhileItLives, make_room
+from spark_jobs.spark_server import client
+from spark_jobs.spark_server.client import WhileItLives, end, make_room
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import client_of, made, obedient, process
 from tests.support.polling import until
@@ -34,6 +37,20 @@ def test_of_the_servers_that_nobody_uses_one_stays(tmp_path: Path, monkeypatch: 
         until(lambda: not first.is_alive(), seconds=60, what="the end of the one that was used first")
         assert [server.is_alive() for server in (own, last, used, busy)] == [True] * 4
         assert (dead.path.exists(), old.path.exists()) == (True, False)
+
+
+def test_a_process_that_has_the_number_of_a_dead_server_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that is to end was just started, and has not said its number yet."""
+    monkeypatch.setattr(client, "END_SECONDS", 0.1)
+    server = made(tmp_path, "server")
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    (server.path / "alive").write_text(str(other.pid))
+    with server.life():
+        end(server)
+    assert other.communicate(b"\n", timeout=60) == (None, None)
+    assert other.returncode == 0
 
 
 class RefusedError(grpc.RpcError):  # type: ignore[misc]

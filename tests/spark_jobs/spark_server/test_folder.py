@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +113,34 @@ def test_a_server_lives_as_long_as_one_process_has_its_descriptor(server: Server
     child.kill()
     child.communicate()
     assert not server.is_alive()
+
+
+def test_who_looks_whether_a_server_lives_hides_nothing_from_others_and_who_starts_one_waits(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = server.path / "alive"
+    alive.write_text("12345")
+    lock, locked = fcntl.flock, threading.Event()
+    numbers: list[str] = []
+
+    def locking(descriptor: int, kind: int) -> None:
+        locked.set()
+        lock(descriptor, kind)
+
+    def live() -> None:
+        with server.life():
+            numbers.append(alive.read_text())
+
+    with alive.open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        assert not server.is_alive(), "somebody else only looks"
+        monkeypatch.setattr("spark_jobs.spark_server.folder.fcntl.flock", locking)
+        thread = threading.Thread(target=live)
+        thread.start()
+        assert locked.wait(60)
+        assert server.process() == 12345
+    thread.join(60)
+    assert numbers == [""], "the number of a server that is dead may be that of another process"
 
 
 def test_a_client_that_is_killed_is_forgotten_once(server: ServerFolder) -> None:
