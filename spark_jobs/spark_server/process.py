@@ -181,10 +181,13 @@ def _close(context: SparkContext, service: Any, folder: ServerFolder, session: s
 
 def _cut(log: Path) -> None:
     """Keep the log bounded: what was said before is in one older file."""
-    if log.stat().st_size > MOST_LOG_BYTES:
-        with suppress(OSError):
-            shutil.copyfile(log, log.with_suffix(".old"))
-        os.truncate(log, 0)
+    # Somebody may have deleted it, and a full disk is no reason to end.
+    with suppress(OSError):
+        if log.stat().st_size > MOST_LOG_BYTES:
+            try:
+                shutil.copyfile(log, log.with_suffix(".old"))
+            finally:
+                os.truncate(log, 0)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,21 @@ def test_who_ends_a_server_right_after_a_run_is_not_waited_for(tmp_path: Path, m
             until(lambda: not calls.is_serving(), what="the end of the server")
 
 
+def test_a_log_is_bounded_and_a_server_does_without_one_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MOST_LOG_BYTES", 5)
+    with serving(tmp_path, monkeypatch) as (server, calls):
+        server.log.write_text("too much")
+        until(lambda: not server.log.stat().st_size, what="an empty log")
+        assert server.log.with_suffix(".old").read_text() == "too much"
+        server.log.unlink()
+        server.leave(server.client("a-session"))
+        until(lambda: calls.closed == ["a-session"], what="another look")
+        server.leave(server.client("another-session"))
+        until(lambda: calls.closed[1:] == ["another-session"], what="a look behind that")
+
+
 def test_what_a_run_cached_is_forgotten_as_soon_as_nobody_starts_or_ends_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
