@@ -20,7 +20,14 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from spark_jobs.spark_server.configuration import CORES, configuration_key, lasting
-from spark_jobs.spark_server.folder import Address, ServerFolder, server_folders, servers_folder, write_private
+from spark_jobs.spark_server.folder import (
+    Address,
+    ServerFolder,
+    server_folders,
+    servers_folder,
+    tidying,
+    write_private,
+)
 from spark_jobs.spark_server.process import USER
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 
@@ -119,7 +126,8 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
         SparkSessionError: it cannot be started.
     """
     folder = ServerFolder(servers_folder() / configuration_key(settings))
-    folder.make()
+    with tidying():
+        folder.make()
     name = str(uuid.uuid4())
     with folder.starting():
         address = _running(folder)
@@ -157,7 +165,7 @@ def make_room(folder: ServerFolder) -> None:
     idle = []
     for other in others:
         # Who has it now does not wait for us, so that we do not wait for each other.
-        with suppress(OSError), other.starting(waits=False):
+        with suppress(OSError), tidying(waits=False), other.starting(waits=False):
             if not other.is_alive():
                 if time.time() - other.used() > KEPT_SECONDS:
                     shutil.rmtree(other.path)

@@ -91,13 +91,14 @@ class ServerFolder:
         return self.path / "address.json"
 
     def make(self) -> None:
-        """Make it.
+        """Make it, as one that was just used; within :func:`tidying`.
 
         Raises:
             UnusableFolderError: it cannot be made, or somebody else could put something into it.
         """
         private_folder(self.path)
         private_folder(self.clients)
+        os.utime(self.clients)
 
     @contextmanager
     def starting(self, *, waits: bool = True) -> Iterator[None]:
@@ -107,12 +108,11 @@ class ServerFolder:
             BlockingIOError: somebody does, and this one does not wait.
             UnusableFolderError: the file system has no locks.
         """
-        with (self.path / "starting").open("w") as lock:
-            _lock(lock.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        with _alone(self.path / "starting", waits=waits):
             yield
 
     def used(self) -> float:
-        """When a client came or went, in seconds since 1970."""
+        """When it was made, or a client came or went, in seconds since 1970."""
         return self.clients.stat().st_mtime
 
     @contextmanager
@@ -209,6 +209,25 @@ def _gone(client: Path, *, forget: bool = False) -> bool:
     return True
 
 
+@contextmanager
+def tidying(*, waits: bool = True) -> Iterator[None]:
+    """Of those who make or remove folders of servers, one at a time.
+
+    Raises:
+        BlockingIOError: somebody does, and this one does not wait.
+        UnusableFolderError: there is no place for them.
+    """
+    with _alone(servers_folder() / "tidying", waits=waits):
+        yield
+
+
+@contextmanager
+def _alone(file: Path, *, waits: bool) -> Iterator[None]:
+    with file.open("w") as lock:
+        _lock(lock.fileno(), fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield
+
+
 def _lock(descriptor: int, kind: int) -> None:
     try:
         fcntl.flock(descriptor, kind)
@@ -235,7 +254,7 @@ def servers_folder() -> Path:
 
 
 def _place() -> str:
-    """The user and the host, with the namespaces of files, ports and processes, which containers of a host may share."""
+    """The user and the host, with the namespaces of files, ports and processes: one container of it, or none."""
     place = [f"{os.getuid()}@{os.uname().nodename}"]
     for namespace in ("mnt", "net", "pid"):
         with suppress(OSError):

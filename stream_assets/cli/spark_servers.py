@@ -76,7 +76,9 @@ def _living() -> list[ServerFolder]:
     try:
         return [server for server in server_folders() if server.is_alive()]
     except UnusableFolderError as error:
-        raise SparkSessionError(f"no Spark server is kept here: {error}", remedy="Runs have their own Spark.") from error
+        raise SparkSessionError(
+            f"no Spark server is kept here: {error}", remedy="Runs have their own Spark."
+        ) from error
 
 
 def _row(server: ServerFolder) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Servers:
 
     def living(self) -> list[ServerFolder]:
         """Those that run."""
-        found = [ServerFolder(path) for path in sorted(self.folder.iterdir())] if self.folder.exists() else []
+        found = [ServerFolder(path) for path in sorted(self.folder.glob("*")) if path.is_dir()]
         return [server for server in found if server.is_alive()]
 
     def start(self, *words: str | Path, cwd: Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -140,9 +140,10 @@ def test_what_a_handler_raises_before_it_is_held_leaves_nothing_held(monkeypatch
 
     before = signal.signal(signal.SIGTERM, own), signal.getsignal(signal.SIGINT)
     try:
-        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        with monkeypatch.context() as patched:
             interrupting(patched, signal.SIGTERM, at=1)
-            HeldSignals().__enter__()
+            with pytest.raises(SystemExit):
+                HeldSignals().__enter__()
         assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == (own, before[1])
     finally:
         signal.signal(signal.SIGTERM, before[0])

@@ -13,6 +13,7 @@ import pytest
 
 from spark_jobs.spark_server import client
 from spark_jobs.spark_server.client import WhileItLives, end, make_room
+from spark_jobs.spark_server.folder import tidying
 from stream_consumers.errors import SparkEndedError
 from tests.support.held_servers import client_of, made, obedient, process
 from tests.support.polling import until
@@ -37,6 +38,21 @@ def test_of_the_servers_that_nobody_uses_one_stays(tmp_path: Path, monkeypatch: 
         until(lambda: not first.is_alive(), seconds=60, what="the end of the one that was used first")
         assert [server.is_alive() for server in (own, last, used, busy)] == [True] * 4
         assert (dead.path.exists(), old.path.exists()) == (True, False)
+
+
+def test_a_folder_that_somebody_is_about_to_use_again_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = tmp_path / "servers"
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(servers))
+    own, old = made(servers, "own"), made(servers, "old")
+    os.utime(old.clients, times=(0, 0))
+    with tidying():
+        make_room(own)
+        assert old.path.exists(), "somebody makes it, or another one"
+        old.make()
+    make_room(own)
+    assert old.path.exists(), "its server is to be started"
 
 
 def test_a_process_that_has_the_number_of_a_dead_server_is_left_alone(
