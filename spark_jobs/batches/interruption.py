@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 FINISH_SECONDS = 20.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,6 +32,8 @@ class HeldSignals:
         False
     """
 
+    _entered: ClassVar[HeldSignals | None] = None
+
     def __init__(self, seconds: float | None = None) -> None:
         self._seconds = FINISH_SECONDS if seconds is None else seconds
         self._handlers: dict[int, Any] = {}
@@ -53,9 +57,12 @@ class HeldSignals:
                 # What came before it was held: nobody leaves what was not entered.
                 self._deliver()
                 raise
+            HeldSignals._entered = self
         return self
 
     def __exit__(self, *error: object) -> None:
+        if HeldSignals._entered is self:
+            HeldSignals._entered = None
         self._deliver()
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
@@ -84,3 +91,17 @@ class HeldSignals:
             own(pending, None)
         else:
             raise SystemExit(128 + pending)
+
+
+@contextmanager
+def nothing_in_hand() -> Iterator[None]:
+    """For pauses within :class:`HeldSignals`: a signal that waits, or that comes meanwhile, takes effect at once."""
+    held = HeldSignals._entered if threading.current_thread() is threading.main_thread() else None
+    if held is None:
+        yield
+        return
+    held.__exit__()
+    try:
+        yield
+    finally:
+        held.__enter__()

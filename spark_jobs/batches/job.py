@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
-from spark_jobs.batches.interruption import HeldSignals
+from spark_jobs.batches.interruption import HeldSignals, nothing_in_hand
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
@@ -72,7 +72,11 @@ class BatchJob(ABC):
         Raises:
             StreamAssetsError: see :meth:`_next_batch`.
         """
-        return self._retries.call(self._next_batch)
+        while True:
+            try:
+                return self._next_batch()
+            except StreamAssetsError as error:
+                self._wait(error)
 
     def has_more(self) -> bool:
         """Whether there may be another batch, after a plan that found none: a cheap look, without Spark.
@@ -101,7 +105,7 @@ class BatchJob(ABC):
             self._look_again(outdated)
             return None
         except StreamAssetsError as error:
-            self._retries.wait(error)
+            self._wait(error)
             return None
         if written is None:
             return None
@@ -118,6 +122,10 @@ class BatchJob(ABC):
             time.monotonic() - began,
             replaced=self._ledger.log.deleted_rows(written.commit),
         )
+
+    def _wait(self, error: StreamAssetsError) -> None:
+        with nothing_in_hand():
+            self._retries.wait(error)
 
     @abstractmethod
     def _write(self, batch: Batch) -> Written | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +14,10 @@ import pytest
 
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion
 from spark_jobs.batches.job import BatchJob, drain_batches
+from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
+from spark_jobs.run_ingestion import _claimed_reports
 from spark_jobs.writing.failures import raised_on_executor
 from stream_assets.cli.main import main
 from stream_assets.config import StreamConfig
@@ -159,6 +163,30 @@ def test_a_job_plans_anew_after_a_write_that_failed_and_reports_a_batch_once() -
     assert [report.rows for report in drain_batches(job)] == [5]
     assert job.steps == ["plan", "plan", "write", "plan", "write", "finish", "finish", "finish", "plan"]
     assert time.pauses == [1, 2, 4, 8]
+
+
+@pytest.mark.usefixtures("default_handlers")
+@pytest.mark.parametrize("step", ["plan", "write"])
+def test_a_signal_during_a_pause_ends_a_run_that_has_nothing_in_hand(step: str) -> None:
+    time = Time()
+    time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
+    claims: Any = Scripted(time, **{step: 2})
+    # Where entries are claimed, signals are held while a batch is planned, too.
+    reports = _claimed_reports(claims, Ingestion("lakehouse", "t"), None, Linger(), lambda: None)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(reports)
+    assert claims.steps == ["plan", "write"][: 1 + (step == "write")]
+    assert "_wait" in [frame.name for frame in caught.traceback], "it came in the pause, not behind it"
+
+
+@pytest.mark.usefixtures("default_handlers")
+def test_a_signal_while_the_broker_is_told_of_a_batch_waits_for_its_report() -> None:
+    time = Time()
+    time.sleep = lambda seconds: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[method-assign]
+    reports = drain_batches(Scripted(time, finish=1))
+    assert next(reports).rows == 5
+    with pytest.raises(KeyboardInterrupt):
+        next(reports)
 
 
 @pytest.mark.parametrize(
