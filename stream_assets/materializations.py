@@ -59,7 +59,7 @@ class Materializations:
     def tell_if_due(self) -> None:
         """What was added is not the last of the run: tell of it, unless the last time was just now."""
         if self._sum is not None and self._sum.batches and self._clock() >= self._due_at:
-            self._context.log_event(self.materialization())
+            self._tell()
             self._due_at = self._clock() + self._every_seconds
 
     def tell_rest(self) -> None:
@@ -67,9 +67,18 @@ class Materializations:
         if self._sum is None or not self._sum.batches:
             return
         try:
-            self._context.log_event(self.materialization(is_spark_asked=False))
+            self._tell(is_spark_asked=False)
         except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
             self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
+
+    def _tell(self, *, is_spark_asked: bool = True) -> None:
+        told, made = self._sum, self.materialization(is_spark_asked=is_spark_asked)
+        try:
+            self._context.log_event(made)
+        except BaseException:
+            # Dagster was not told: the next one, or that at the end, tells of it.
+            self._sum = told
+            raise
 
     def result(self) -> dg.MaterializeResult[Any] | None:
         """The run ends: what is left to tell, as the result of the asset; ``None`` if it wrote nothing."""

@@ -54,10 +54,10 @@ class Run:
         self._stream = declare(folder)
         self.warnings: list[str] = []
         log = SimpleNamespace(info=lambda text: None, warning=self.warnings.append)
-        context: Any = SimpleNamespace(log_event=self._remember, log=log)
+        self._context: Any = SimpleNamespace(log_event=self._remember, log=log)
         spark: Any = None
         self.materializations = Materializations(
-            context,
+            self._context,
             self._stream.key,
             self._stream.ingestion,
             spark,
@@ -145,6 +145,24 @@ def test_what_was_written_is_told_when_the_run_fails_or_is_cancelled(
     assert [one["stream/batches"] for one in run.told] == [1, 2]
     assert "stream/replaced_rows" not in run.told[1]
     assert run.told[0]["stream/replaced_rows"] == 4
+
+
+def test_what_dagster_could_not_be_told_of_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path)
+
+    def reports() -> Iterator[BatchReport]:
+        for number in (1, 2):
+            yield report(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(run._context, "log_event", fail)
+            run.materializations.tell_if_due()
+
+    def fail(made: object) -> None:
+        raise ConnectionError("Dagster's storage is gone")
+
+    with pytest.raises(ConnectionError):
+        run.go(reports())
+    assert [one["stream/batches"] for one in run.told] == [2]
 
 
 def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
