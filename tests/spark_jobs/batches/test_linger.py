@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from spark_jobs.batches.rewind import rewind
 from spark_jobs.claims import job
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.run_ingestion import drain
+from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer
 from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
 from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ingestion
 from tests.support.kafka_topics import Pipeline
@@ -258,6 +261,28 @@ def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays
     assert [report.rows for report in reports] == [20] * 5
     assert [report.replaced for report in reports] == [0, 0, 0, 20, 20]
     assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.spark
+def test_where_a_group_starts_whose_table_is_deleted_under_a_run_that_stays_is_asked_anew(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    url = StreamUrl.parse("memory://deleted/orders")
+    broker = memory_broker(url)
+
+    def add() -> None:
+        broker.append(shard(0), b'{"id": 1}')
+
+    def delete() -> None:
+        shutil.rmtree(folder / "t")
+        add()
+
+    add()
+    what = ingestion(folder / "t", start=AutoStreamReset.LATEST)
+    reports = staying(spark, str(url), what, add, delete, add, batches=2)
+    assert [report.batch.entry.ranges for report in reports] == [{shard(0): Range(1, 2)}, {shard(0): Range(3, 4)}]
+    forget_memory_broker(url)
 
 
 @pytest.mark.spark
