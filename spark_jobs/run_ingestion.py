@@ -255,6 +255,7 @@ class SharedDrain:
         self._done: set[Shard] = set()
         self._seen: Mapping[Shard, int] = {}
         self._moved_at = time.monotonic()
+        self._look_at = 0.0
         self._found: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -322,13 +323,23 @@ class SharedDrain:
         return self._is_reached(ends.shards)
 
     def _has_more(self, ends: Ends) -> bool:
-        """Whether a shard became ours, or the stream has grown."""
+        """Whether a shard became ours, or has something to read again, or the stream has grown."""
+        self._done -= self._moved_back(ends.shards)
         if self._shards() - self._done:
             return True
         if not ends.have_grown():
             return False
         self._done.clear()
         return True
+
+    def _moved_back(self, ends: Mapping[Shard, int]) -> set[Shard]:
+        """Our shards that were drained, and moved back since by a RESTORE or a rewind; looked for every few seconds."""
+        drained = self._shards() & self._done
+        if not drained or time.monotonic() < self._look_at:
+            return set()
+        positions = self._ledger.read().positions
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        return {shard for shard in drained if positions.get(shard, 0) < ends.get(shard, 0)}
 
     def _is_reached(self, ends: Mapping[Shard, int]) -> bool:
         if set(ends) <= self._done:

@@ -7,10 +7,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_jobs import run_ingestion
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.linger import Linger
@@ -146,6 +148,24 @@ def test_a_member_that_stays_follows_its_shards(folder: Path, broker: MemoryBrok
     found: list[Any] = list(drain.reports())
     assert sorted(found[:2]) == [("orders/0", 0, 1), ("orders/1", 0, 1)]
     assert found[2:] == [("orders/1", 1, 2), ("orders/0", 1, 2), ("orders/1", 2, 3)]
+
+
+def test_a_member_that_stays_reads_again_what_a_restore_or_a_rewind_leaves_to_read(
+    folder: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_ingestion, "LOOK_SECONDS", 0.05)
+    moves = [ONE, ZERO, ONE]
+
+    def move() -> None:
+        if moves and drain._shards() <= drain._done and all(job._at for job in jobs.values()):
+            jobs[moves.pop(0)]._at = 0
+
+    drain = member_of(folder, linger=600.0, on_next=move)
+    jobs: Any = drain._jobs
+    ledger: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={s: job._at for s, job in jobs.items()}))
+    drain._ledger = ledger
+    found: list[Any] = list(drain.reports())
+    assert found[2:] == [("orders/1", 0, 1), ("orders/0", 0, 1), ("orders/1", 0, 1)]
 
 
 def test_a_member_ends_when_its_time_is_over(folder: Path, broker: MemoryBroker) -> None:
