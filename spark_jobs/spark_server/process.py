@@ -36,7 +36,7 @@ TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of 
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
 IDLE_SECONDS = 900.0
 POLL_SECONDS = 1.0
-# Spark keeps a thread for each kind of worker that a session had. It begins anew when no client is connected, not before.
+# Spark keeps a thread for each kind of worker that a session had; a server ends after so many, once it has no client.
 MOST_SESSIONS = 200
 MOST_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
