@@ -155,8 +155,9 @@ class IngestJob(SourceJob):
         self._resume = Resume(state.positions, state.newest.hint) if state.newest else None
         self._version = state.version
         # Without a table, or with one that was deleted meanwhile, the group starts where the stream does now.
-        is_begun = self._extents is not None and state.newest is not None
-        if not is_begun or (self._is_reached(state, self._extents or {}) and not self._linger.is_over):
+        if state.newest is None:
+            self._extents = None
+        if self._extents is None or (self._is_reached(state, self._extents) and not self._linger.is_over):
             extents = self._source.extents(resume=self._resume)
             # Only here: later another run may have moved the position beyond the captured end offset.
             check_source(self._source, self._ingestion.group, state, extents)
