@@ -3,7 +3,7 @@
 What should be there the ledger tells, batch by batch. Without a transform each message is a row or a dead letter. With
 one it is what the batch wrote, none or any number of rows a message: the commit names the files that it added, and
 those never change, whatever became of the rows. Where they are gone (rewritten, and removed by VACUUM) the number of
-rows that the commit counted is left.
+rows that the commit counted is left. Of dead letters, too, the ledger tells how many each batch wrote.
 
 Range by range, as the stream is read, so that neither of the two is ever in memory as a whole. No JVM: the stream is
 read as executors would read it, the table with delta-rs.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 from spark_jobs.batches.ingestion import Ingestion, check_source, lag
 from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger.delta_log import Commit
-from spark_jobs.ledger.entries import ClaimedRange, ShardState
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
@@ -31,6 +32,7 @@ from spark_jobs.ledger.table_rows import (
     Sequences,
     by_shard,
     count_rows,
+    count_where,
     extents_of,
     in_ranges,
     names_in_files,
@@ -40,12 +42,14 @@ from spark_jobs.ledger.table_rows import (
 )
 from spark_jobs.writing.dead_letters import DeadLetterTable
 from stream_consumers.batches import BatchSource, Range
-from stream_consumers.errors import StreamNotFoundError
+from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
+# Stands for the batches of which none alone tells what should be in a range.
+_NO_BATCH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +65,17 @@ class ShardVerdict:
         dead: dead letters that count.
         filtered: messages that the transform dropped: the batch that read them wrote no row of them.
         skipped: messages that the group went over because somebody moved it forwards.
-        missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered.
+        missing: sequences with fewer rows than their batch wrote, or in neither of the two, and not filtered; where the
+            ledger tells no more than how many rows or dead letters a batch wrote, how many of them are not there.
         duplicated: sequences with more rows than their batch wrote, or in both of the two.
         unknown: sequences that are there but not in the stream, from the stream's first one and the group's origin on;
             or that the transform dropped.
         untold: messages without a row of a table with a transform, of which the log does not tell any more whether that
-            dropped them.
+            dropped them, or their dead letters are gone.
         lag: messages behind the covered range.
         examples: some sequences of what is wrong.
+        missing_dead: how many dead letters of each batch are not there, by its id; they are among the missing. Of a
+            batch of several shards it is not known whose they are: those count that have messages in neither table.
     """
 
     shard: Shard
@@ -85,6 +92,7 @@ class ShardVerdict:
     lag: int
     untold: int = 0
     examples: Mapping[str, list[int]] = field(default_factory=dict)
+    missing_dead: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_right(self) -> bool:
@@ -159,6 +167,7 @@ def verify(
             origin = state.shards[shard].origin if shard in state.shards else None
             tallies.setdefault(shard, _Tally()).add(shard, part, found, batches, start=start, origin=origin)
     batches.count_rows(tallies)
+    batches.count_dead(tallies, dead_letters)
     behind = lag(source, state, extents) if claims is None else claims.lag
     for shard, count in dead_letters.unplaced.items():
         tallies.setdefault(shard, _Tally()).dead += count
@@ -230,6 +239,7 @@ class _DeadLetters:
     """The dead letters that count."""
 
     def __init__(self, table: DeadLetterTable, ledger: Ledger) -> None:
+        self._table = table
         self._log = table.log()
         self._is_there = self._log.snapshot() is not None
         self._condition = table.counted_condition(ledger) if self._is_there else ""
@@ -247,6 +257,25 @@ class _DeadLetters:
 
     def extents(self) -> Mapping[Shard, Range]:
         return extents_of(self._scan("_sequence IS NOT NULL"))
+
+    def by_batch(self) -> Counter[str]:
+        """How many there are of each batch, also of those that do not count."""
+        return self._table.by_batch() if self._is_there else Counter()
+
+    def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
+        """How many of a batch may be gone from ranges that were replaced, where they do not count."""
+        pieces = [(shard, part) for shard, parts in replaced.items() for part in parts]
+        if not pieces or not self._is_there:
+            return sum(part.end - part.start for _, part in pieces)
+        commit: Commit | None = None
+        with suppress(LedgerUnreadableError):
+            commit = self._log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
+        names, most = names_in_files(self._log), 0
+        for shard, part in pieces:
+            written = written_sequences(self._log, commit, {shard: part}, names=names) if commit else None
+            most += part.end - part.start if written is None else len(written.get(shard, _NONE))
+            most -= count_where(self._log, f"_batch = '{bid}' AND {in_ranges({shard: part})}")
+        return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,19 +302,26 @@ class _Batches:
         self._counted: dict[int, tuple[Commit, Counter[Shard]]] = {}
         self._whole: dict[int, bool] = {}
         self._ranges: dict[Shard, list[tuple[Range, Commit]]] = {}
+        self._with_dead: list[tuple[LedgerEntry, int, Mapping[Shard, Intervals]]] = []
         judged: dict[Shard, Intervals] = {}
+        replaced: dict[Shard, Intervals] = {}
         for commit in ledger.surviving():
             entry = commit.entry
             if entry is None or entry.kind == "fence" or (entry.kind == "replay" and entry.mode == "append"):
                 continue
             if entry.claims:
                 self._claimed.append(commit)
+            if entry.dead or entry.lost:
+                version = _NO_BATCH if entry.claims else commit.version
+                self._with_dead.append((entry, version, _within_places(entry, replaced)))
             self._whole[commit.version] = True
             for shard, part in entry.ranges.items():
                 own = Intervals.of(part) - judged.get(shard, Intervals())
                 self._whole[commit.version] &= own == Intervals.of(part)
                 judged[shard] = judged.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
+                if entry.mode == "replace":
+                    replaced[shard] = replaced.get(shard, Intervals()) | Intervals.of(part)
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
 
@@ -312,29 +348,68 @@ class _Batches:
 
     def expected(
         self, shard: Shard, part: Range, commit: Commit | None, found: _Found, *, start: int
-    ) -> tuple[Sequences, bool]:
-        """The sequence of each row that should be there, and whether that is certain."""
+    ) -> tuple[Sequences, str]:
+        """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
         claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), part)]
         commits = [commit] if commit is not None else claimed
         if not (all(map(_has_transform, commits)) if commits else self._has_transform):
             # Of what the stream has dropped nobody knows more than that each message was one row.
             messages = np.union1d(found.messages, found.rows[found.rows < start])
-            return np.setdiff1d(messages, found.dead), True
+            return np.setdiff1d(messages, found.dead), "missing"
         written = [written_sequences(self._log, each, {shard: part}, names=self._names) for each in commits]
         if commits and all(each is not None for each in written):
-            return np.concatenate([_NONE, *(each.get(shard, _NONE) for each in written if each is not None)]), True
+            known = [each.get(shard, _NONE) for each in written if each is not None]
+            return np.concatenate([_NONE, *known]), "filtered"
         if commit is not None and commit.output_rows is not None and self._whole[commit.version]:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
-            return found.rows, True
-        return found.rows, False
+            return found.rows, "filtered"
+        return found.rows, "untold"
 
     def count_rows(self, tallies: Mapping[Shard, _Tally]) -> None:
         """Where the files of a batch are gone, compare how many rows there are with how many it wrote."""
         for commit, rows in self._counted.values():
             surplus = rows.total() - (commit.output_rows or 0)
-            tally = tallies[min(rows)]
-            tally.missing += max(0, -surplus)
-            tally.duplicated += max(0, surplus)
+            tallies[min(rows)].duplicated += max(0, surplus)
+            _miss(tallies, sorted(rows), commit.version, max(0, -surplus))
+
+    def count_dead(self, tallies: dict[Shard, _Tally], dead_letters: _DeadLetters) -> None:
+        """Compare how many dead letters of each batch there are with how many it wrote."""
+        there = dead_letters.by_batch() if self._with_dead else Counter[str]()
+        for entry, version, replaced in self._with_dead:
+            # Each range that was lost is one, too, which no message stands for.
+            missing = entry.dead + sum(len(parts.ranges) for parts in entry.lost.values()) - there[entry.bid]
+            if missing > 0 and replaced:
+                missing -= dead_letters.most_deleted(entry.bid, replaced)
+            if missing > 0:
+                places = entry.ranges.keys() | entry.claims.keys() | entry.lost.keys()
+                # What is missing is told of a shard that is asked for, if there is one.
+                shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
+                for shard in shards:
+                    tallies.setdefault(shard, _Tally())
+                of_messages = min(missing, entry.dead)
+                found = _miss(tallies, shards, version, of_messages)
+                found[shards[0]] += missing - of_messages
+                tallies[shards[0]].missing += missing - of_messages
+                for shard, count in (+found).items():
+                    tallies[shard].missing_dead[entry.bid] = count
+
+
+def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int, count: int) -> Counter[Shard]:
+    """Count so much of a batch as missing, with the shards whose messages it may be as long as there are some."""
+    found: Counter[Shard] = Counter()
+    for shard in shards:
+        found[shard] = tallies[shard].miss(version, count - found.total())
+    rest = count - found.total()
+    found[shards[0]] += rest
+    tallies[shards[0]].missing += rest
+    return found
+
+
+def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapping[Shard, Intervals]:
+    """These parts of the ranges that a batch wrote, or claimed entries of."""
+    places = {**{shard: Range(*claim[:2]) for shard, claim in entry.claims.items()}, **entry.ranges}
+    found = {shard: parts[shard] & Intervals.of(own) for shard, own in places.items() if shard in parts}
+    return {shard: own for shard, own in found.items() if own}
 
 
 def _has_transform(commit: Commit) -> bool:
@@ -356,6 +431,9 @@ class _Tally:
         self.messages = self.rows = self.dead = self.filtered = self.skipped = self.untold = 0
         self.missing = self.duplicated = self.unknown = 0
         self.examples: dict[str, list[int]] = {}
+        self.missing_dead: dict[str, int] = {}
+        # The messages without rows and dead letters, by the batch and by what they count as.
+        self._absent: Counter[tuple[int, str]] = Counter()
 
     def add(
         self, shard: Shard, part: Range, found: _Found, batches: _Batches, *, start: int, origin: int | None
@@ -388,24 +466,38 @@ class _Tally:
             is_there = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
             self.skipped += int((~is_there).sum())
             found = replace(found, messages=found.messages[is_there])
-        expected, is_certain = batches.expected(shard, part, commit, found, start=start)
+        expected, absent_are = batches.expected(shard, part, commit, found, start=start)
         places = np.unique(np.concatenate([found.rows, found.dead, expected]))
         rows, dead, wanted = (_count(places, own) for own in (found.rows, found.dead, expected))
         is_message = np.isin(places, found.messages)
-        absent = len(np.setdiff1d(found.messages, places))
-        if is_certain:
-            self.filtered += absent
-        else:
-            self.untold += absent
+        absent = found.messages[~np.isin(found.messages, np.concatenate([found.rows, found.dead]))]
+        if absent_are != "missing":
+            absent = np.setdiff1d(absent, expected)
+            self._count(absent_are, len(absent))
+        self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
         there = rows + dead > 0
         self._tell("missing", places[rows < wanted])
         self._tell("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
         is_unwanted = is_message & (rows > 0) & (wanted + dead == 0)
         self._tell("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
 
+    def miss(self, version: int, most: int) -> int:
+        """Count messages of a batch as missing that counted as something else; how many of at most so many."""
+        found = 0
+        for what in ("missing", "filtered", "untold"):
+            moved = min(most - found, self._absent[version, what])
+            self._absent[version, what] -= moved
+            self._count(what, -moved)
+            found += moved
+        self.missing += found
+        return found
+
+    def _count(self, what: str, count: int) -> None:
+        setattr(self, what, getattr(self, what) + count)
+
     def _tell(self, what: str, places: Sequences) -> None:
         if len(places):
-            setattr(self, what, getattr(self, what) + len(places))
+            self._count(what, len(places))
             known = self.examples.setdefault(what, [])
             known += [int(place) for place in places[: EXAMPLES - len(known)]]
 
@@ -426,6 +518,7 @@ class _Tally:
             lag=lag,
             untold=self.untold,
             examples=self.examples,
+            missing_dead=self.missing_dead,
         )
 
 

@@ -7,6 +7,7 @@ written (a crash, a race) leaves rows that count for nothing, until housekeeping
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -153,6 +154,14 @@ class DeadLetterTable:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
         if self.log().snapshot() is not None:
             yield from scan(self.log(), PLACE, where=self.counted_condition(ledger))
+
+    def by_batch(self) -> Counter[str]:
+        """How many dead letters of each batch are there, whether they count or not, of whatever group."""
+        found: Counter[str] = Counter()
+        if self.log().snapshot() is not None:
+            for letters in scan(self.log(), ["_batch"]):
+                found.update(map(str, letters.column("_batch").to_pylist()))
+        return found
 
     def counted_condition(self, ledger: Ledger) -> str:
         """Those of the group that count, as a SQL condition on the table, for delta-rs."""

@@ -298,6 +298,8 @@ def verify(place: Place, as_json: bool) -> None:
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
             tell(f"{verdict.shard}: {what} {sequences} …", style="red")
+        for bid, count in verdict.missing_dead.items():
+            tell(f"{verdict.shard}: {count} dead letters of batch {bid} are missing", style="red")
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from pyspark.sql import SparkSession
 from spark_jobs import verify as module
 from spark_jobs.batches.adoption import adopt
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger import table_rows
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import Limits
+from tests.support.command_line import run
 from tests.support.ingesting import drain, ingestion
 from tests.support.streams import shard, write_stream
 
@@ -107,10 +110,44 @@ class Lake:
     def verdict(self, **options: Any) -> ShardVerdict:
         return verdict(self.url, self.what, **options)
 
+    def letters(self, bid: str, *sequences: int | None, group: str = "lakehouse") -> None:
+        """Dead letters of a batch, as a run would write them before its rows."""
+        count = len(sequences)
+        names = {"_stream": "orders", "_batch": bid, "_group": group}
+        texts = {name: pa.array([text] * count, pa.string()) for name, text in names.items()}
+        places = {"_shard": pa.array([0] * count, pa.int64()), "_sequence": pa.array(sequences, pa.int64())}
+        number = int(bid[1:])
+        metadata = {"v": 1, "bid": bid, "app": f"{group}/main", "n": number, "number": number}
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(metadata)})
+        path = self.what.dead_letters().path
+        write_deltalake(path, pa.table({**texts, **places}), mode="append", commit_properties=properties)
+
+    def delete_letters(self, where: str) -> None:
+        DeltaTable(self.what.dead_letters().path).delete(where)
+
+    def forget_files(self) -> None:
+        """What VACUUM does to the files that the batches wrote, after a compaction."""
+        DeltaTable(self.path).optimize.compact()
+        DeltaTable(self.path).vacuum(0, enforce_retention_duration=False, dry_run=False)
+
+    def replay(self, number: int, part: Range, sequences: list[int], mode: str = "replace", **details: Any) -> None:
+        covered = {shard(0): ShardState(Intervals.of((MIN_SEQUENCE, 41)), origin=1)}
+        fields: dict[str, Any] = {"rows": len(sequences), "transform": "one", "state": covered, **details}
+        self.commit(number, sequences, kind="replay", mode=mode, ranges={shard(0): part}, **fields)
+
 
 @pytest.fixture
 def lake(folder: Path) -> Lake:
     return Lake(folder)
+
+
+@pytest.fixture
+def damaged(lake: Lake, folder: Path) -> Lake:
+    """With a batch of the messages 31 to 40, of which two are dead letters: 31 and 32; the transform drops 33."""
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    lake.letters("b5", 31, 32)
+    lake.batch(3, list(range(34, 41)), "one", rows=8, dead=2)
+    return lake
 
 
 def test_a_transform_that_makes_none_or_many_rows_of_a_message(lake: Lake) -> None:
@@ -244,6 +281,124 @@ def test_rows_that_were_adopted_are_what_they_are_until_a_batch_writes_them(fold
     replay = {"kind": "replay", "mode": "replace", "state": covered}
     copy.commit(4, [1, 2, 3, 4], ranges={shard(0): Range(1, 6)}, rows=4, **replay)
     assert copy.verdict().examples == {"missing": [5, 12]}
+
+
+def missing_dead(found: ShardVerdict) -> tuple[int, int, int, Mapping[str, int]]:
+    return found.dead, found.filtered, found.missing, found.missing_dead
+
+
+def test_dead_letters_that_are_gone_are_missing_and_not_filtered(damaged: Lake, folder: Path) -> None:
+    damaged.letters("b7", 31, group="another")
+    right = damaged.verdict()
+    assert (right.is_right, missing_dead(right)) == (True, (2, 11, 0, {}))
+    damaged.delete_letters("_sequence = 31 AND _group = 'lakehouse'")
+    found = damaged.verdict()
+    assert (found.is_right, missing_dead(found)) == (False, (1, 11, 1, {"b5": 1}))
+    Path(damaged.what.dead_letters().path).rename(folder / "elsewhere")
+    found = damaged.verdict()
+    assert (found.is_right, missing_dead(found)) == (False, (0, 11, 2, {"b5": 2}))
+    told = run("verify", "--source", damaged.url, "--table", damaged.path, "--group", "lakehouse")
+    assert told.exit_code == 1
+    assert "orders/0: 2 dead letters of batch b5 are missing" in told.stderr.replace("\n", " ")
+
+
+def test_dead_letters_that_are_gone_where_the_files_of_the_rows_are_gone(damaged: Lake) -> None:
+    damaged.forget_files()
+    damaged.delete_letters("_sequence = 31")
+    damaged.delete("_sequence IN (34, 35, 36)")
+    assert missing_dead(damaged.verdict()) == (1, 11, 4, {"b5": 1})
+
+
+def test_dead_letters_that_are_gone_where_whole_batches_are_untold(damaged: Lake) -> None:
+    damaged.replay(6, Range(40, 41), [40], transform="one")
+    damaged.delete("_sequence = 40")
+    damaged.insert(40)
+    damaged.forget_files()
+    damaged.delete_letters("_sequence = 31")
+    found = damaged.verdict()
+    assert (found.untold, found.missing, found.missing_dead) == (1, 1, {"b5": 1})
+
+
+def test_dead_letters_that_are_gone_without_a_transform(folder: Path) -> None:
+    lake = Lake(folder)
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    lake.batch(3, list(range(33, 41)), "", rows=8, dead=2)
+    found = lake.verdict()
+    assert (found.examples, found.missing, found.missing_dead) == ({"missing": [31, 32]}, 2, {"b5": 2})
+
+
+def test_dead_letters_in_a_range_that_was_replaced_do_not_count(damaged: Lake) -> None:
+    damaged.replay(6, Range(31, 32), [31])
+    assert damaged.verdict().is_right
+    damaged.delete_letters("_sequence = 31")
+    assert damaged.verdict().is_right
+    damaged.delete_letters("_sequence = 32")
+    assert missing_dead(damaged.verdict()) == (0, 11, 1, {"b5": 1})
+    # No more of them than there were sequences can have been in the range.
+    shutil.rmtree(damaged.what.dead_letters().path)
+    assert missing_dead(damaged.verdict()) == (0, 11, 1, {"b5": 1})
+    damaged.delete("_sequence > 30")
+    damaged.replay(7, Range(31, 41), list(range(31, 41)))
+    assert damaged.verdict().is_right
+
+
+def test_a_replay_that_appends_is_not_asked_for_its_dead_letters(damaged: Lake) -> None:
+    damaged.replay(6, Range(31, 33), [], mode="append", dead=2)
+    assert damaged.verdict().is_right
+
+
+def test_dead_letters_of_what_a_restore_removed(damaged: Lake) -> None:
+    DeltaTable(damaged.path).restore(DeltaTable(damaged.path).version() - 1)
+    assert damaged.verdict().missing_dead == {}
+    damaged.delete_letters("true")
+    assert damaged.verdict().missing_dead == {}
+    DeltaTable(damaged.path).restore(DeltaTable(damaged.path).version() - 1)
+    assert damaged.verdict().missing_dead == {"b5": 2}
+
+
+def test_dead_letters_of_claimed_entries(lake: Lake, folder: Path) -> None:
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    lake.letters("b5", 31, 32)
+    claims = {shard(0): ClaimedRange(31, 41, 10)}
+    lake.batch(3, list(range(34, 41)), "one", rows=8, dead=2, ranges={}, claims=claims)
+    delivered = ClaimState({shard(0): Range(1, 41)}, {}, {})
+    assert missing_dead(lake.verdict(claims=delivered)) == (2, 11, 0, {})
+    lake.delete_letters("_sequence = 31")
+    assert missing_dead(lake.verdict(claims=delivered)) == (1, 11, 1, {"b5": 1})
+
+
+def test_dead_letters_of_a_batch_of_several_shards(folder: Path) -> None:
+    lake = Lake.__new__(Lake)
+    lake.url, lake.what = write_stream(folder / "orders.ss", 8, shards=2), ingestion(folder / "t")
+    lake.path = lake.what.table
+    shards = [shard(0), shard(1)]
+    with open_batch_source(lake.url) as source:
+        lake.identities, ends = source.identities(), {one: extent.end for one, extent in source.extents().items()}
+    lake.commit(1, [], kind="init", origin=dict.fromkeys(shards, 1), switch="resumable")
+    ranges = {one: Range(1, ends[one]) for one in shards}
+    lake.commit(2, [], transform="one", state={}, ranges=ranges, rows=3, dead=5)
+    with open_batch_source(lake.url) as source:
+        found = verify(source, lake.what)
+    assert [(one.messages, *missing_dead(one)) for one in found] == [(4, 0, 0, 4, {"b2": 4}), (4, 0, 3, 1, {"b2": 1})]
+
+
+def test_the_record_of_a_loss_that_is_gone(lake: Lake, folder: Path) -> None:
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    lake.letters("b5", 31, None)
+    lake.batch(3, list(range(33, 41)), "one", rows=9, dead=1, lost={shard(0): Intervals.of((50, 60))})
+    assert (lake.verdict().is_right, lake.verdict().dead) == (True, 2)
+    lake.delete_letters("_sequence IS NULL")
+    assert missing_dead(lake.verdict())[2:] == (1, {"b5": 1})
+
+
+def test_each_message_counts_once_where_only_the_number_of_rows_is_left(folder: Path) -> None:
+    lake = Lake(folder)
+    write_stream(folder / "orders.ss", BATCH, shards=1)
+    lake.batch(3, list(range(31, 39)), "one")
+    lake.forget_files()
+    lake.delete("_sequence > 32")
+    found = lake.verdict()
+    assert (found.messages, found.rows, found.filtered, found.missing) == (40, 32, 12, 6)
 
 
 @pytest.mark.spark
