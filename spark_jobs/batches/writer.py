@@ -32,7 +32,7 @@ from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import UnfinishedReadError, last_line, raised_on_executor
-from spark_jobs.writing.sink import DeltaSink, check_columns, write_verified
+from spark_jobs.writing.sink import DeltaSink, check_columns, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import (
@@ -57,6 +57,14 @@ class OutdatedError(Exception):
     def __init__(self, reason: DataLossError) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+_CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
+# PySpark decides so when the decorator runs.
+_MADE_EARLY = (
+    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
+    "the transform; or have such a Spark: SparkResource(in_process=True), --in-process."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,15 +354,16 @@ class BatchWriter:
         name = getattr(transform, "__name__", "transform")
         try:
             result = transform(rows)
-            columns = result.columns
+            fields = result.schema.fields
         except StreamAssetsError:
             raise
         except Exception as error:  # the user's code may raise anything
+            of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
             raise TransformError(
                 f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
-                remedy="Correct it; nothing was written, and the next run reads the same messages.",
+                remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
             ) from error
-        return result.select(*columns)
+        return plain_strings(result, fields)
 
     def check_columns(self, state: LedgerState) -> None:
         """Before the first batch: do the rows fit the table?

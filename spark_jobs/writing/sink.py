@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from delta import exceptions as conflicts
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
@@ -94,6 +95,47 @@ class DeltaSink:
             return None
         check_files(ledger.log, commit.version)
         return commit
+
+
+def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
+    """The same columns, with strings whose collation is the usual one as strings without any.
+
+    A Connect client names the collation of each type that it sends, as for ``mapInPandas``. In the schema of a Delta
+    table that is another type, which readers other than Spark do not know.
+
+    Args:
+        rows: to be written.
+        columns: their columns.
+    """
+    quoted = [f.col(f"`{column.name.replace('`', '``')}`") for column in columns]
+    if isinstance(rows.sparkSession, SparkSession):
+        return rows.select(*quoted)
+    return rows.select(
+        *(
+            source.cast(_ddl(column.dataType)).alias(column.name, metadata=column.metadata)
+            if "string" in column.dataType.simpleString()
+            else source
+            for source, column in zip(quoted, columns)
+        )
+    )
+
+
+def _ddl(kind: DataType) -> str:
+    """The type as Spark parses it, whatever its fields are called.
+
+    Example:
+        >>> from pyspark.sql.types import StringType
+        >>> _ddl(StructType().add("first name", "string").add("tags", ArrayType(StringType())))
+        'STRUCT<`first name`: string, `tags`: ARRAY<string>>'
+    """
+    if isinstance(kind, StructType):
+        names = [field.name.replace("`", "``") for field in kind.fields]
+        return f"STRUCT<{', '.join(f'`{n}`: {_ddl(field.dataType)}' for n, field in zip(names, kind.fields))}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return kind.simpleString()
 
 
 def write_verified(

@@ -140,7 +140,8 @@ def ingest(
                 rows.append(batch_row(report, more={"lost": _lost(report)}))
         except (KeyboardInterrupt, SystemExit) as error:
             interruption = error
-    print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to read: lag 0")
+    empty = "nothing to read: lag 0" if interruption is None else "it was interrupted before a batch was written"
+    print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty=empty)
     if interruption is not None:
         raise interruption
     if tails:

@@ -83,6 +83,11 @@ def _imported(path: str) -> object:
             f"--transform {path} cannot be imported: {error}",
             remedy="Write MODULE:NAME, like my_definitions:orders, and run in the folder of the module.",
         ) from error
+    except Exception as error:  # the user's module may raise anything
+        raise InvalidOptionError(
+            f"--transform {path}: its module raised {type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            remedy="Correct it. There is no Spark session yet while it is imported: make UDFs inside the transform.",
+        ) from error
 
 
 row_options = gathered(

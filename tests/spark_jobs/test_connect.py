@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, write_stream
@@ -36,3 +38,59 @@ def test_ingest_over_connect(server: str, folder: Path) -> None:
     assert wrong.returncode == 1
     assert "error: no Spark session at sc://127.0.0.1:1: " in wrong.stderr
     assert "secret" not in wrong.stderr + wrong.stdout
+
+
+TRANSFORMS = """
+from pyspark.sql import functions as f
+from pyspark.sql.types import LongType
+
+
+def mapped(rows):
+    # The server cannot import this module.
+    def same(blocks):
+        yield from blocks
+
+    more = rows.selectExpr("*", "array(user) tags", "named_struct('first-name', user) name", "map('k', user) more")
+    return more.mapInPandas(same, more.schema)
+
+
+@f.udf(LongType())
+def plus_one(number):
+    return number + 1
+
+
+def early(rows):
+    return rows.withColumn("id", plus_one("id"))
+"""
+
+
+def ingested(server: str, folder: Path, transform: str) -> subprocess.CompletedProcess[str]:
+    (folder / "made.py").write_text(TRANSFORMS)
+    url = write_stream(folder / "orders.ss", 3)
+    words = ["--source", url, "--table", str(folder / "t"), "--decode", "json", "--schema", "id BIGINT, user STRING"]
+    command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", *words, "--remote", server]
+    return subprocess.run(
+        [*command, "--transform", f"made:{transform}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_strings_that_went_through_python_are_strings_in_the_table(server: str, folder: Path) -> None:
+    """Of a Connect client they have a collation, by which nobody but Spark could read the table."""
+    done = ingested(server, folder, "mapped")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "collate" not in (folder / "t" / "_delta_log" / f"{0:020d}.json").read_text()
+    found = DeltaTable(str(folder / "t")).to_pyarrow_table(columns=["user", "tags", "name", "more"]).to_pylist()
+    assert len(found) == 3
+    assert all(row["tags"] == [row["user"]] and row["name"] == {"first-name": row["user"]} for row in found)
+
+
+def test_a_udf_that_was_made_for_another_spark_has_a_remedy(server: str, folder: Path) -> None:
+    done = ingested(server, folder, "early")
+    assert done.returncode == 1
+    assert "Make it inside the transform; or have such a Spark" in " ".join(done.stderr.split())

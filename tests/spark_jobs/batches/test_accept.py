@@ -600,7 +600,7 @@ def test_runs_that_are_killed_before_and_after_an_accept_are_continued(
 ) -> None:
     stage = Stage(f"file://{folder}/orders.ss/orders", folder)
     # Each kill happens once.
-    faults = {"orders": ["planned", "mid-write"], "orders#2": ["read", "rows written"], "orders#3": ["verified"]}
+    faults = {"orders": ["planned", "mid-write"], "orders#2": ["writing", "rows written"], "orders#3": ["verified"]}
     for epoch, listed in faults.items():
         stage.send(200, epoch=epoch)
         if epoch != "orders":
