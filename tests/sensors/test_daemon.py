@@ -97,7 +97,12 @@ def test_runs_of_other_jobs_and_cancelled_ones_hold_the_sensor_back(folder: Path
 
 
 def until_rows(table: Path, count: int) -> None:
-    until(lambda: sum(sequences_in_table(table).values()) == count, seconds=SECONDS, what=f"{count} rows")
+    first = table / "_delta_log" / f"{0:020d}.json"
+
+    def is_there() -> bool:
+        return first.exists() and sum(sequences_in_table(table).values()) == count
+
+    until(is_there, seconds=SECONDS, what=f"{count} rows")
 
 
 @pytest.mark.spark
