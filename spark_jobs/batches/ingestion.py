@@ -81,12 +81,14 @@ class Batch:
         plan: how to read it.
         doubtful: where messages may be in the table already, so that it has to be looked at.
         previous: the newest entry of the group when it was planned.
+        identities: the fingerprint of each stream that is read; most entries of many shards do not say them.
     """
 
     entry: LedgerEntry
     plan: BatchPlan
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     previous: LedgerEntry | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def number(self) -> int:

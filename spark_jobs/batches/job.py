@@ -144,10 +144,12 @@ class BatchJob(ABC):
         state: LedgerState,
         plan: BatchPlan,
         *,
+        identities: Mapping[str, str],
         doubtful: Mapping[Shard, Range] | None = None,
         **fields: Any,
     ) -> Batch:
-        batch = Batch(self._writer.entry(kind, state, **fields), plan, doubtful or {}, state.newest)
+        entry = self._writer.entry(kind, state, identities=identities, **fields)
+        batch = Batch(entry, plan, doubtful or {}, state.newest, identities)
         self._observer(Step.PLANNED, batch)
         return batch
 

@@ -35,13 +35,7 @@ from spark_jobs.writing.failures import UnfinishedReadError, last_line, raised_o
 from spark_jobs.writing.sink import DeltaSink, check_columns, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
-from stream_consumers.errors import (
-    DataLossError,
-    InvalidOptionError,
-    StreamAssetsError,
-    TransformError,
-    WriteError,
-)
+from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
@@ -219,9 +213,8 @@ class BatchWriter:
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
-        frame = read_splits(
-            self._spark, batch.plan.splits, self._ingestion.decoder, identities=batch.entry.identities
-        ).drop(*DEAD_LETTER_COLUMNS)
+        read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder, identities=batch.identities)
+        frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
             return frame
         with suppress(StreamAssetsError):

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Step
+from spark_jobs.ledger.ledger import FEW
 from spark_jobs.reading import whole
 from stream_consumers.batches import Range
 from stream_consumers.errors import SourceRecreatedError
@@ -58,6 +59,16 @@ def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSes
     write_stream(folder / "orders.ss", 50)
     drain(spark, url, what, again)
     assert again.ways() == ["careful"]
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_batches_whose_entries_say_only_what_is_new_go_in_one_pass(spark: SparkSession, folder: Path) -> None:
+    """Of many shards most entries do not name the stream once more."""
+    url = write_stream(folder / "orders.ss", 2 * FEW, shards=FEW + 8)
+    what, steps = ingestion(folder / "t", records=FEW // 2), Steps()
+    drain(spark, url, what, steps)
+    assert not all(entry.is_full for entry in entries(what))
+    assert set(steps.ways()) == {"one"}
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
