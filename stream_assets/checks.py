@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from spark_jobs.ledger.ledger import LedgerState
 from stream_assets.asset import StreamAsset
 
 DEAD_LETTERS = "no_dead_letters"
@@ -53,13 +54,14 @@ def evaluate_checks(stream: StreamAsset) -> Iterator[dg.AssetCheckEvaluation]:
 
 def _check_dead_letters(stream: StreamAsset) -> dg.AssetCheckResult:
     ledger = stream.ingestion.ledger()
-    totals = ledger.totals(ledger.read())
+    state = ledger.read()
+    totals = ledger.totals(state)
     dead = totals.dead
     if totals.replaced:
         # Some of them may be in ranges that were replaced since, so that they count no more.
         dead = sum(part.num_rows for part in stream.ingestion.dead_letters().counted_places(ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
-    nothing = _nothing_written(stream)
+    nothing = _nothing_written(stream, state)
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
         severity=dg.AssetCheckSeverity.WARN,
@@ -73,9 +75,10 @@ def _check_dead_letters(stream: StreamAsset) -> dg.AssetCheckResult:
 
 
 def _check_gaps(stream: StreamAsset) -> dg.AssetCheckResult:
-    shards = stream.ingestion.ledger().read().shards
+    state = stream.ingestion.ledger().read()
+    shards = state.shards
     broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
-    nothing = _nothing_written(stream)
+    nothing = _nothing_written(stream, state)
     return dg.AssetCheckResult(
         passed=not broken and not nothing,
         description=nothing,
@@ -83,9 +86,8 @@ def _check_gaps(stream: StreamAsset) -> dg.AssetCheckResult:
     )
 
 
-def _nothing_written(stream: StreamAsset) -> str | None:
+def _nothing_written(stream: StreamAsset, state: LedgerState) -> str | None:
     """What is told of a table without a commit of the group; ``None`` if there is one."""
-    state = stream.ingestion.ledger().read()
     if state.newest is not None:
         return None
     table, group = stream.ingestion.table, stream.ingestion.group

@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 from pyspark.sql import SparkSession
 
@@ -34,10 +33,10 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.writer import OutdatedError, Written
-from spark_jobs.ledger.fold import tally
+from spark_jobs.ledger.fold import tally_all
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.totals import ReplayProgress, Totals, replay_key
+from spark_jobs.ledger.totals import ReplayProgress, replay_key
 from stream_consumers.batches import BatchSource, Extent, Range
 from stream_consumers.errors import (
     DataLossError,
@@ -109,7 +108,7 @@ def begun(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProg
     if known.is_whole if known else not totals.is_forgetful:
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
-    return reduce(tally, reversed(entries), Totals()).replays.get(key)
+    return tally_all(entries).replays.get(key)
 
 
 def goal_of(

@@ -9,12 +9,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
 from spark_jobs.ledger.entries import FORMAT, LedgerEntry, State, Uncounted
-from spark_jobs.ledger.fold import fold, restore, tally
+from spark_jobs.ledger.fold import fold, restore, tally, tally_all
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
 from stream_consumers.errors import (
@@ -257,7 +256,7 @@ class Ledger:
             # Behind a RESTORE to who knows where the log does not tell.
             with suppress(LedgerUnreadableError, LedgerTruncatedError):
                 entries.extend(commit.entry for commit in self.surviving(state.version) if commit.entry)
-            self._tallied = state.version, reduce(tally, reversed(entries), Totals())
+            self._tallied = state.version, tally_all(entries)
         return self._tallied[1]
 
     def was_restored(self, *, after: int, state: LedgerState) -> bool:
