@@ -16,6 +16,7 @@ from pyspark.util import is_remote_only
 
 from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
 from spark_jobs.spark_server.folder import UnusableFolderError
+from spark_jobs.spark_start import start_context
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -123,6 +124,8 @@ def _session(options: SparkOptions) -> SparkSession:
     java()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if running is None and "SPARK_REMOTE" not in os.environ:
+        start_context(settings, options.master)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.master(options.master).getOrCreate()

@@ -64,6 +64,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setattr(session, "delta_spark_config", lambda: {"spark.jars": "delta.jar"})
     monkeypatch.setattr(session, "java", lambda: "java")
+    monkeypatch.setattr(session, "start_context", lambda settings, master: None)
     monkeypatch.setattr(session, "check_session", lambda found: found)
     monkeypatch.setattr(session.SparkSession, "active", made.active)
     monkeypatch.setattr(session.SparkSession, "builder", made)

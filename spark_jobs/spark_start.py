@@ -1,0 +1,81 @@
+"""Starts a Spark in this process without the lines that every start prints.
+
+What Spark says of itself before any setting of its log counts (the incubator module, the default log profile, a missing
+native library) is no news, and stands between the lines that are. Everything else that its JVM writes to the standard
+error is passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+STANDARD_ERROR = 2
+_CHUNK = 65536
+_NEEDLESS = re.compile(
+    rb"WARNING: Using incubator modules: "
+    rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"
+    rb"|Using Spark's default log4j profile: "
+    rb"|Setting default log level to "
+    rb"|To adjust logging level use sc\.setLogLevel"
+    rb"|Setting Spark log level to "
+)
+
+
+def start_context(settings: Mapping[str, str], master: str) -> None:
+    """Start the Spark of this process, unless there is one; a session is then made as ever.
+
+    Args:
+        settings: of Spark.
+        master: of Spark.
+
+    Raises:
+        pyspark.errors.PySparkException: it does not start; its JVM has said why on the standard error.
+    """
+    # A PySpark that is a client of Spark Connect only has none of these, and needs none.
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    if SparkContext._active_spark_context is not None:
+        return
+    conf = SparkConf().setMaster(master).setAppName("stream-assets")
+    for name, value in settings.items():
+        conf.set(name, value)
+    with without_needless_lines() as descriptor:
+        gateway = launch_gateway(conf, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+    SparkContext(conf=conf, gateway=gateway)
+
+
+@contextmanager
+def without_needless_lines() -> Iterator[int]:
+    """A file descriptor for the standard error of a process that is started within the block.
+
+    What the process writes, then and later, goes to the standard error of this one, but for the needless lines.
+    """
+    read, write = os.pipe()
+    threading.Thread(target=_pass_on, args=(read,), name="standard error of Spark", daemon=True).start()
+    try:
+        yield write
+    finally:
+        os.close(write)
+
+
+def _pass_on(read: int) -> None:
+    rest = b""
+    while chunk := os.read(read, _CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        kept = b"".join(line + b"\n" for line in lines if not _NEEDLESS.match(line))
+        if b"\r" in rest:
+            # A progress bar has no end of a line.
+            kept, rest = kept + rest, b""
+        _write(kept)
+    os.close(read)
+    _write(rest)
+
+
+def _write(text: bytes) -> None:
+    while text:
+        text = text[os.write(STANDARD_ERROR, text) :]

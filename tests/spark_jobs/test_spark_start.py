@@ -1,0 +1,88 @@
+"""What a Spark in this process says as it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from spark_jobs.spark_start import without_needless_lines
+from tests.support.polling import until
+from tests.support.settings import ROOT
+
+START_SECONDS = 300
+# What Spark 4 says, with lines of others between.
+SAID = """\
+WARNING: Using incubator modules: jdk.incubator.vector
+Picked up JAVA_TOOL_OPTIONS: -Xss4m
+26/11/22 16:17:09 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform... using builtin-java
+Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
+Setting default log level to "WARN".
+To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).
+Setting Spark log level to "FATAL".
+Error occurred during initialization of VM
+[Stage 0:>        (0 + 2) / 2]\r[Stage 0:=>       (1 + 2) / 2]\rthe end, without an end of the line"""
+PASSED_ON = """\
+Picked up JAVA_TOOL_OPTIONS: -Xss4m
+Error occurred during initialization of VM
+[Stage 0:>        (0 + 2) / 2]\r[Stage 0:=>       (1 + 2) / 2]\rthe end, without an end of the line"""
+
+
+def test_needless_lines_are_left_out_and_all_others_are_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    # In pieces that do not end where lines do.
+    program = "import os, sys; [os.write(2, sys.argv[1].encode()[at : at + 7]) for at in range(0, len(sys.argv[1]), 7)]"
+    with without_needless_lines() as descriptor:
+        subprocess.run([sys.executable, "-c", program, SAID], stderr=descriptor, check=True)
+    heard = ""
+
+    def all_of_it() -> bool:
+        nonlocal heard
+        heard += capfd.readouterr().err
+        return heard.endswith("of the line")
+
+    until(all_of_it, seconds=60, what="the end of what was said")
+    assert heard == PASSED_ON
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_spark_in_the_process_starts_without_a_word() -> None:
+    program = """\
+from spark_jobs.session import SparkOptions, create_session
+spark = create_session(SparkOptions(master="local[1]", in_process=True))
+print(spark.range(3).count())
+spark.stop()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_spark_that_does_not_start_says_why() -> None:
+    program = """\
+from spark_jobs.session import SparkOptions, create_session
+create_session(SparkOptions(master="local[1]", in_process=True, config={"spark.driver.memory": "not much"}))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Xmxnot much" in done.stderr
+    assert "WARNING: Using incubator modules" not in done.stderr
