@@ -20,7 +20,14 @@ from spark_jobs.batches.rewind import rewind
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.run_ingestion import drain
 from stream_assets.config import ReplayConfig, StreamConfig
-from stream_assets.materializations import Context, Materializations, describe_ranges
+from stream_assets.materializations import (
+    Context,
+    IngestMaterializations,
+    ReplayMaterialization,
+    Told,
+    as_result,
+    describe_ranges,
+)
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
@@ -159,9 +166,9 @@ class StreamAsset:
     def drain(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator["dg.MaterializeResult[Any]"]:
         """What a run does: micro-batches up to the end that the stream had when it began, or a replay.
 
-        With ``linger_seconds`` it stays, and writes what comes. Batches are reported when they are in the table and
-        committed, each by itself, or all since the last materialization at once; the last ones as the result of the
-        asset, also if there are none.
+        With ``linger_seconds`` it stays, and writes what comes. Each batch is an observation when it is in the table
+        and committed; all of them are one materialization at the end, or several while the run stays. A replay is
+        materialized when it is whole.
 
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
@@ -170,13 +177,15 @@ class StreamAsset:
             config.check()
             self._accept(context, config)
             if config.start is not None and not config.move_group:
-                told = self._materializations(context)
                 wanted = config.replay(replay_id(context))
-                yield from self._results(told, self._replayed(context, wanted, config, told.tell_if_due))
+                made = self._result(self._replay_told(context, wanted), self._replayed(context, wanted, config))
             else:
                 linger_seconds, every_seconds = self._staying(config)
-                told = self._materializations(context, every_seconds)
-                yield from self._results(told, self._drained(context, config, linger_seconds, told.tell_if_due))
+                spark = self._spark(context)
+                told = IngestMaterializations(context, self.key, self.ingestion, spark, every_seconds=every_seconds)
+                made = self._result(told, self._drained(context, config, linger_seconds, told.tell_if_due))
+            if made is not None:
+                yield as_result(made)
 
     def _accept(self, context: dg.AssetExecutionContext, config: StreamConfig) -> None:
         if not config.accept:
@@ -193,25 +202,29 @@ class StreamAsset:
     def replay(
         self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig
     ) -> Iterator[dg.AssetMaterialization]:
-        """Replay into the table; a materialization for each batch.
+        """Replay partitions into the table; a materialization when they are whole.
 
         Raises:
             dagster.Failure: see :meth:`drain`.
         """
         with _failures():
-            told = self._materializations(context)
-            for report in self._replayed(context, wanted, config):
-                told.add(report)
-                yield told.materialization()
+            told = self._replay_told(context, wanted, partitions=", ".join(context.partition_keys))
+            made = self._result(told, self._replayed(context, wanted, config))
+            if made is not None:
+                yield made
 
-    def _staying(self, config: StreamConfig) -> tuple[float, float]:
-        """How long the run stays, and the least time between two materializations."""
+    def _replay_told(self, context: Context, wanted: Replay, **what: str) -> Told:
+        what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
+        return ReplayMaterialization(context, self.key, self.ingestion, self._spark(context), what=what)
+
+    def _staying(self, config: StreamConfig) -> tuple[float, float | None]:
+        """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
         linger = self.linger_seconds if config.linger_seconds is None else config.linger_seconds
         # A run that is to stop somewhere has nothing to stay for.
         linger = 0.0 if config.stop else linger
         every = self.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
         if every is None:
-            every = MATERIALIZE_SECONDS if linger else 0.0
+            every = MATERIALIZE_SECONDS if linger else None
         return linger, every
 
     def _drained(
@@ -261,7 +274,6 @@ class StreamAsset:
         context: Context,
         wanted: Replay,
         config: ReplayConfig,
-        on_next: Callable[[], object] = lambda: None,
     ) -> Iterator[BatchReport]:
         ingestion = config.configured(self.ingestion)
         with self.stream.open() as opened:
@@ -276,26 +288,21 @@ class StreamAsset:
             start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
             ranges = describe_ranges(job.goal()) or "nothing"
             context.log.info(f"replaying from {start} to {stop}: {ranges}")
-            yield from drain_batches(job, max_batches=config.max_batches, on_next=on_next)
+            yield from drain_batches(job, max_batches=config.max_batches)
 
     def _spark(self, context: Context) -> SparkSession:
         spark: SparkSession = getattr(context.resources, self.resource).spark_session
         return spark
 
-    def _results(self, told: Materializations, reports: Iterator[BatchReport]) -> Iterator["dg.MaterializeResult[Any]"]:
-        """The last materialization of the run is the result of the asset; the others are events on the way."""
+    def _result(self, told: Told, reports: Iterator[BatchReport]) -> dg.AssetMaterialization | None:
+        """The last materialization of the run, or the only one; the others are events on the way."""
         try:
             for report in reports:
                 told.add(report)
         except BaseException:
             told.tell_rest()
             raise
-        result = told.result()
-        if result is not None:
-            yield result
-
-    def _materializations(self, context: Context, every_seconds: float = 0.0) -> Materializations:
-        return Materializations(context, self.key, self.ingestion, self._spark(context), every_seconds=every_seconds)
+        return told.result()
 
 
 def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
@@ -403,7 +410,7 @@ def stream_asset(
             were, so that they are in the table within seconds, and the sensor asks for the next run when it has ended.
             0 for a run that ends then.
         materialize_seconds: the least time between two materializations of a run, each of which stands for all batches
-            since the one before; 0 for one a batch. By default 30 in a run that stays, else 0.
+            since the one before. By default 30 in a run that stays; any other has one, at its end.
         min_lag: the sensor waits for so many messages,
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.

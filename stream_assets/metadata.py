@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -11,6 +12,10 @@ from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+
+KIND = "stream/kind"
+INGESTION = "ingestion"
+REPLAY = "replay"
 
 
 @dataclass(slots=True)
@@ -61,43 +66,89 @@ class BatchSum:
         self.seconds += report.seconds
 
 
-def sum_metadata(
-    told: BatchSum, *, table: str, total_rows: int | None, columns: list[StructField] | None
-) -> dict[str, dg.MetadataValue]:
-    """The metadata of a materialization.
+def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
+    """The metadata of the observation that a micro-batch is, the points of the asset's plots."""
+    one = BatchSum(report)
+    one.add(report)
+    metadata: dict[str, dg.MetadataValue] = {
+        **_sums(one, "stream"),
+        "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
+        "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
+        "stream/batch_number": dg.MetadataValue.int(report.batch.number),
+        "delta/version": dg.MetadataValue.int(report.version),
+    }
+    return metadata
+
+
+def ingest_metadata(told: BatchSum | None) -> dict[str, dg.MetadataValue]:
+    """What was ingested since the last materialization; its sums have names of their own, beside those of batches.
 
     Args:
-        told: what it stands for.
-        table: the Delta table.
-        total_rows: rows in the table after it, if they can be counted from the log.
-        columns: the columns of the table, if they are known.
+        told: the batches of this run; ``None`` if a run that was killed wrote them.
     """
-    last = told.last
+    kind = {KIND: dg.MetadataValue.text(INGESTION)}
+    if told is None:
+        return {**kind, "ingest/batches": dg.MetadataValue.int(0)}
+    return {
+        **kind,
+        **_sums(told, "ingest"),
+        "ingest/batches": dg.MetadataValue.int(told.batches),
+        "stream/lag_after": dg.MetadataValue.int(sum(told.last.lag.values())),
+        "delta/first_version": dg.MetadataValue.int(told.first_version),
+    }
+
+
+def replay_metadata(told: BatchSum | None, what: Mapping[str, str]) -> dict[str, dg.MetadataValue]:
+    """What was replayed; nothing of it has a name that ingestion uses, so that the plots of that stay as they are.
+
+    Args:
+        told: the batches of this run; ``None`` if there was nothing to replace.
+        what: more to tell, like the partitions.
+    """
     metadata: dict[str, dg.MetadataValue] = {
-        "stream/kind": dg.MetadataValue.text(last.batch.entry.kind),
-        "stream/batches": dg.MetadataValue.int(told.batches),
-        "stream/rows": dg.MetadataValue.int(told.rows),
-        "stream/messages": dg.MetadataValue.int(sum(told.messages.values())),
-        "stream/dead_letters": dg.MetadataValue.int(told.dead),
-        "stream/ranges": _ranges(told),
-        "stream/lag_after": dg.MetadataValue.int(sum(last.lag.values())),
-        "stream/rows_per_second": dg.MetadataValue.float(round(told.rows / told.seconds, 1) if told.seconds else 0.0),
-        "stream/batch": dg.MetadataValue.text(last.batch.entry.bid),
-        "stream/batch_number": dg.MetadataValue.int(last.batch.number),
-        "delta/version": dg.MetadataValue.int(last.version),
+        KIND: dg.MetadataValue.text(REPLAY),
+        **{f"replay/{name}": dg.MetadataValue.text(value) for name, value in what.items()},
+        "replay/batches": dg.MetadataValue.int(told.batches if told else 0),
+    }
+    return metadata if told is None else {**metadata, **_sums(told, "replay")}
+
+
+def table_metadata(
+    table: str, *, version: int, total_rows: int | None, columns: list[StructField] | None
+) -> dict[str, dg.MetadataValue]:
+    """The metadata of the table after a materialization.
+
+    Args:
+        table: the Delta table.
+        version: of it.
+        total_rows: rows in it, if they can be counted from the log.
+        columns: its columns, if they are known.
+    """
+    metadata: dict[str, dg.MetadataValue] = {
+        "delta/version": dg.MetadataValue.int(version),
         "dagster/uri": dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
     }
     if columns is not None:
         metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(columns))
-    if told.batches > 1:
-        metadata["delta/first_version"] = dg.MetadataValue.int(told.first_version)
-    if told.replaced is not None:
-        metadata["stream/replaced_rows"] = dg.MetadataValue.int(told.replaced)
-    if told.lost:
-        lost = {str(shard): parts.to_json() for shard, parts in sorted(told.lost.items())}
-        metadata["stream/lost"] = dg.MetadataValue.json(lost)
     if total_rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(total_rows)
+    return metadata
+
+
+def _sums(told: BatchSum, prefix: str) -> dict[str, dg.MetadataValue]:
+    speed = round(told.rows / told.seconds, 1) if told.seconds else 0.0
+    metadata: dict[str, dg.MetadataValue] = {
+        f"{prefix}/rows": dg.MetadataValue.int(told.rows),
+        f"{prefix}/messages": dg.MetadataValue.int(sum(told.messages.values())),
+        f"{prefix}/dead_letters": dg.MetadataValue.int(told.dead),
+        f"{prefix}/ranges": _ranges(told),
+        f"{prefix}/rows_per_second": dg.MetadataValue.float(speed),
+    }
+    if told.replaced is not None:
+        metadata[f"{prefix}/replaced_rows"] = dg.MetadataValue.int(told.replaced)
+    if told.lost:
+        lost = {str(shard): parts.to_json() for shard, parts in sorted(told.lost.items())}
+        metadata[f"{prefix}/lost"] = dg.MetadataValue.json(lost)
     return metadata
 
 

@@ -123,7 +123,7 @@ def test_a_run_that_stays_is_followed_and_cancelled_in_the_ui(folder: Path) -> N
         ui.cancel(asked)
         found = dagster.instance.fetch_materializations(staying_runs.stream.key, limit=100, ascending=True).records
         told = [event.asset_materialization for event in found]
-        assert sum(one.metadata["stream/messages"].value for one in told if one) == 19
+        assert sum(one.metadata["ingest/messages"].value for one in told if one) == 19
         assert len(told) == 2, "the first batch, and the others together"
         ui.until_ticks_say(f"run {asked} was cancelled")
     assert_each_once(path, table)

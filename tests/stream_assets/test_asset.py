@@ -20,7 +20,7 @@ from spark_jobs.session import delta_spark_config
 from stream_assets import Json, SparkResource, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
-from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
+from tests.support.dagster_runs import declare, execute, materializations, observations, skip_message, tick
 from tests.support.settings import ROOT
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -44,27 +44,29 @@ def test_any_resource_with_a_spark_session_works(
     assert spark.sql("SELECT 1").count() == 1, "a session that was there before is not stopped"
 
 
-def test_each_micro_batch_is_a_materialization_with_its_numbers(
+def test_each_micro_batch_is_an_observation_and_the_run_a_materialization(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write_stream(folder / "orders.ss", 100, malformed=frozenset({5}))
     result = execute(declare(folder), instance)
-    found = materializations(result)
+    found = observations(instance)
     assert [m.metadata["delta/version"].value for m in found] == [1, 2, 3]
     assert [m.metadata["stream/rows"].value for m in found] == [39, 40, 20]
     assert [m.metadata["stream/dead_letters"].value for m in found] == [1, 0, 0]
     assert [m.metadata["stream/lag_after"].value for m in found] == [60, 20, 0]
-    assert [m.metadata["dagster/row_count"].value for m in found] == [39, 79, 99]
     ranges = found[1].metadata["stream/ranges"]
     assert isinstance(ranges, dg.TableMetadataValue)
     assert [dict(record.data) for record in ranges.records] == [
         {"shard": "orders/0", "start": 21, "end": 41, "messages": 20, "lag after": 10},
         {"shard": "orders/1", "start": 21, "end": 41, "messages": 20, "lag after": 10},
     ]
-    schema = found[2].metadata["dagster/column_schema"]
+    (made,) = materializations(result)
+    assert (made.metadata["ingest/batches"].value, made.metadata["ingest/rows"].value) == (3, 99)
+    assert made.metadata["dagster/row_count"].value == 99
+    schema = made.metadata["dagster/column_schema"]
     assert isinstance(schema, dg.TableSchemaMetadataValue)
     assert [c.name for c in schema.schema.columns][:2] == ["id", "user"]
-    assert found[2].metadata["dagster/uri"].value == f"file://{folder}/t"
+    assert made.metadata["dagster/uri"].value == f"file://{folder}/t"
     assert found[2].metadata["stream/rows_per_second"].value > 0
     checks = {c.check_name: c for c in result.get_asset_check_evaluations()}
     assert checks["no_gaps"].passed
@@ -79,7 +81,8 @@ def test_limits_in_the_run_config_and_a_wrong_key(
 ) -> None:
     write_stream(folder / "orders.ss", 100)
     result = execute(declare(folder), instance, config={"max_records": 10, "max_batches": 2})
-    assert [m.metadata["stream/rows"].value for m in materializations(result)] == [10, 10]
+    assert [m.metadata["stream/rows"].value for m in observations(instance)] == [10, 10]
+    assert [m.metadata["ingest/rows"].value for m in materializations(result)] == [20]
     with pytest.raises(dg.DagsterInvalidConfigError, match="max_recrods"):
         execute(declare(folder), instance, config={"max_recrods": 10})
 

@@ -90,9 +90,9 @@ def look_at_materializations(page: Browser, dagster: Dagster, stream: StreamAsse
     found = dagster.instance.fetch_materializations(stream.key, limit=10).records
     metadata = [record.asset_materialization.metadata for record in found if record.asset_materialization]
     assert {one["stream/kind"].value for one in metadata} == {"replay"}
-    assert sum(int(str(one["stream/replaced_rows"].value)) for one in metadata) == replaced
+    assert sum(int(str(one["replay/replaced_rows"].value)) for one in metadata) == replaced
     page.open(f"{dagster.address}/assets/orders?view=events")
-    page.see("stream/kind\nreplay\n", f"stream/replaced_rows\n{metadata[0]['stream/replaced_rows'].value}\n")
+    page.see("stream/kind\nreplay\n", f"replay/replaced_rows\n{metadata[0]['replay/replaced_rows'].value}\n")
     page.open(f"{dagster.address}/assets/orders?view=overview")
     page.see("stream/replay_job", "Latest check results\n2")
     page.open(f"{dagster.address}/assets/orders?view=checks&checkDetail=no_dead_letters")

@@ -46,7 +46,7 @@ def test_the_sensor_asks_the_run_writes_and_the_group_is_told(
     result = execute(stream, instance)
     assert result.success
     (found,) = materializations(result)
-    assert (found.metadata["stream/rows"].value, found.metadata["stream/dead_letters"].value) == (119, 1)
+    assert (found.metadata["ingest/rows"].value, found.metadata["ingest/dead_letters"].value) == (119, 1)
     assert "no lag" in skip_message(tick(stream, instance, asked.cursor))
     rows = sequences_in_table(folder / "t") + sequences_in_table(folder / "t_dead_letters")
     assert set(rows) == sequences_in_topic(kafka, topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,68 +11,46 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from spark_jobs.batches.ingestion import Batch, BatchReport
+from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.intervals import Intervals
 from stream_assets import materializations as module
 from stream_assets.config import PlaceConfig, StreamConfig
-from stream_assets.materializations import Materializations
-from stream_consumers.batches import BatchPlan, Range
+from stream_assets.materializations import IngestMaterializations, ReplayMaterialization
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
-from stream_consumers.messages import Shard
+from tests.support.batch_reports import report
 from tests.support.dagster_runs import declare
+from tests.support.written_log import WrittenLog
 
 pytestmark = pytest.mark.dagster
-ZERO, ONE = Shard("orders", 0), Shard("orders", 1)
-
-
-def report(number: int, *, replaced: int | None = 0) -> BatchReport:
-    """Batch ``number``: ten messages of one shard, one of them unusable, in half a second."""
-    shard, start = (ZERO, ONE)[number % 2], number // 2 * 10
-    ranges = {shard: Range(start, start + 10)}
-    entry = LedgerEntry(
-        "batch",
-        group="lakehouse",
-        app="lakehouse/main",
-        number=number,
-        by="main",
-        bid=f"bid-{number}",
-        base=number - 1,
-        ranges=ranges,
-        lost={shard: Intervals.of((start, start + 1))} if number == 3 else {},
-    )
-    batch = Batch(entry, BatchPlan(ranges, [], 10))
-    return BatchReport(batch, number, {shard: 9}, 9, 1, {shard: 100 - number}, 0.5, replaced)
 
 
 class Run:
     """A run with a clock that only its script moves: a context of Dagster's that remembers what it is told."""
 
-    def __init__(self, folder: Path, every_seconds: float = 0.0) -> None:
+    def __init__(self, folder: Path, every_seconds: float | None = None) -> None:
         self.now = 0.0
         self.told: list[dict[str, Any]] = []
-        self._stream = declare(folder)
+        self.observed: list[dict[str, Any]] = []
         self.warnings: list[str] = []
-        log = SimpleNamespace(info=lambda text: None, warning=self.warnings.append)
-        self._context: Any = SimpleNamespace(log_event=self._remember, log=log)
+        self.said: list[str] = []
+        self.stream = declare(folder)
+        log = SimpleNamespace(info=self.said.append, warning=self.warnings.append)
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.context: Any = SimpleNamespace(log_event=self._remember, log=log, instance=self.instance)
         spark: Any = None
-        self.materializations = Materializations(
-            self._context,
-            self._stream.key,
-            self._stream.ingestion,
-            spark,
-            every_seconds=every_seconds,
-            clock=lambda: self.now,
-        )
+        what = self.context, self.stream.key, self.stream.ingestion, spark
+        self.ingested = IngestMaterializations(*what, every_seconds=every_seconds, clock=lambda: self.now)
+        self.replayed = ReplayMaterialization(*what, what={"partitions": "2026-11-17, 2026-11-18"})
 
-    def _remember(self, made: dg.AssetMaterialization | dg.MaterializeResult[Any]) -> None:
-        self.told.append({name: value.value for name, value in (made.metadata or {}).items()})
+    def _remember(self, made: dg.AssetMaterialization | dg.AssetObservation) -> None:
+        found = {name: value.value for name, value in made.metadata.items()}
+        (self.told if isinstance(made, dg.AssetMaterialization) else self.observed).append(found)
 
-    def go(self, reports: Iterator[BatchReport]) -> list[dict[str, Any]]:
-        """The metadata of all that it tells, its result at last."""
-        for result in self._stream._results(self.materializations, reports):
-            self._remember(result)
+    def go(self, reports: Iterator[BatchReport], *, is_replay: bool = False) -> list[dict[str, Any]]:
+        """The metadata of all that it materializes, its result at last."""
+        made = self.stream._result(self.replayed if is_replay else self.ingested, reports)
+        if made is not None:
+            self._remember(made)
         return self.told
 
 
@@ -81,19 +60,59 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeltaLog, "row_count", lambda log: 1000)
 
 
-def test_each_batch_of_a_run_that_does_not_stay_is_a_materialization(tmp_path: Path) -> None:
+def test_a_run_is_one_materialization_and_each_of_its_batches_an_observation(tmp_path: Path) -> None:
     run = Run(tmp_path)
 
     def reports() -> Iterator[BatchReport]:
         for number in (1, 2, 3):
-            run.materializations.tell_if_due()
+            run.ingested.tell_if_due()
             yield report(number)
 
-    found = run.go(reports())
-    assert [one["delta/version"] for one in found] == [1, 2, 3]
-    assert [one["stream/batches"] for one in found] == [1, 1, 1]
-    assert [one["stream/lag_after"] for one in found] == [99, 98, 97]
-    assert all("delta/first_version" not in one for one in found)
+    (made,) = run.go(reports())
+    assert [one["stream/batch_number"] for one in run.observed] == [1, 2, 3]
+    assert [one["stream/rows"] for one in run.observed] == [9, 9, 9]
+    assert [one["stream/lag_after"] for one in run.observed] == [99, 98, 97]
+    assert [one["delta/version"] for one in run.observed] == [1, 2, 3]
+    assert (made["ingest/batches"], made["ingest/rows"], made["ingest/messages"], made["ingest/dead_letters"]) == (
+        3,
+        27,
+        27,
+        3,
+    )
+    assert (made["delta/first_version"], made["delta/version"], made["dagster/row_count"]) == (1, 3, 1000)
+    assert made["stream/lag_after"] == 97
+
+
+def test_the_sums_of_a_run_are_no_points_in_the_plots_of_its_batches(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (made,) = run.go(map(report, (1, 2)))
+    of_both = set(made) & set(run.observed[0])
+    assert of_both == {"stream/lag_after", "delta/version"}, "which are the same as those of the last batch"
+    assert all(made[name] == run.observed[-1][name] for name in of_both)
+
+
+def test_a_replay_is_one_materialization_and_no_point_in_the_plots_of_ingestion(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (made,) = run.go(map(report, (1, 2)), is_replay=True)
+    assert run.observed == []
+    assert made["replay/partitions"] == "2026-11-17, 2026-11-18"
+    assert (made["replay/batches"], made["replay/rows"]) == (2, 18)
+    assert not {name for name in made if name.startswith(("stream/", "ingest/"))} - {"stream/kind"}
+    assert "20 messages are replayed, 98 are left" in run.said
+
+
+def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+
+    def reports() -> Iterator[BatchReport]:
+        yield report(1)
+        raise BrokerUnavailableError("gone", remedy="Wait.")
+
+    with pytest.raises(BrokerUnavailableError):
+        run.go(reports(), is_replay=True)
+    assert run.told == []
+    assert run.warnings[0].startswith("the replay is not whole: 99 messages are left")
+    assert Run(tmp_path).go(iter(()), is_replay=True) == [], "nothing was replaced"
 
 
 def test_a_run_that_stays_tells_at_most_so_often_and_sums_what_it_wrote(tmp_path: Path) -> None:
@@ -101,29 +120,51 @@ def test_a_run_that_stays_tells_at_most_so_often_and_sums_what_it_wrote(tmp_path
 
     def reports() -> Iterator[BatchReport]:
         for number in range(1, 8):
-            run.materializations.tell_if_due()
+            run.ingested.tell_if_due()
             yield report(number)
             run.now += 4.0
         for _ in range(20):
-            run.materializations.tell_if_due()
+            run.ingested.tell_if_due()
             run.now += 0.25
 
     found = run.go(reports())
-    assert [one["stream/batches"] for one in found] == [1, 3, 3, 0], "the first one at once; the last one says the end"
-    assert [one["stream/messages"] for one in found] == [9, 27, 27, 0]
-    assert [one["stream/dead_letters"] for one in found] == [1, 3, 3, 0]
-    versions = [(one.get("delta/first_version"), one["delta/version"]) for one in found]
-    assert versions == [(None, 1), (2, 4), (5, 7), (None, 7)]
-    assert [dict(record.data) for record in found[1]["stream/ranges"].records] == [
+    assert [one["ingest/batches"] for one in found] == [1, 3, 3], "the first one at once"
+    assert [one["ingest/messages"] for one in found] == [9, 27, 27]
+    assert [one["ingest/dead_letters"] for one in found] == [1, 3, 3]
+    versions = [(one["delta/first_version"], one["delta/version"]) for one in found]
+    assert versions == [(1, 1), (2, 4), (5, 7)]
+    assert [dict(record.data) for record in found[1]["ingest/ranges"].records] == [
         {"shard": "orders/0", "start": 10, "end": 30, "messages": 18, "lag after": 96},
         {"shard": "orders/1", "start": 10, "end": 20, "messages": 9, "lag after": 0},
     ]
-    assert found[1]["stream/lost"] == {"orders/1": [[10, 11]]}
-    assert found[1]["stream/rows_per_second"] == 18.0
+    assert found[1]["ingest/lost"] == {"orders/1": [[10, 11]]}
+    assert found[1]["ingest/rows_per_second"] == 18.0
 
 
 def test_a_run_without_batches_has_no_result(tmp_path: Path) -> None:
     assert Run(tmp_path).go(iter(())) == []
+
+
+def test_what_a_killed_run_wrote_is_told_by_the_next_one(tmp_path: Path) -> None:
+    """Otherwise nobody downstream hears of it before the next message comes."""
+    run = Run(tmp_path)
+    table = WrittenLog(tmp_path / "t")
+    for number in (1, 2, 3):
+        table.ours(report(number).batch.entry)
+    (made,) = run.go(iter(()))
+    assert (made["delta/version"], made["ingest/batches"]) == (2, 0)
+
+    def tell(kind: str, version: int) -> None:
+        metadata = {"stream/kind": kind, "delta/version": version}
+        run.instance.report_runless_asset_event(dg.AssetMaterialization(run.stream.key, metadata=metadata))
+
+    tell("ingestion", 1)
+    tell("replay", 2)
+    assert len(run.go(iter(()))) == 2, "a replay tells nothing of what was ingested"
+    tell("ingestion", 2)
+    assert len(run.go(iter(()))) == 2
+    table.ours(replace(report(4).batch.entry, kind="replay"))
+    assert len(run.go(iter(()))) == 2, "a replay on its way is told when it is whole"
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailableError("gone", remedy="Wait."), KeyboardInterrupt()])
@@ -135,34 +176,34 @@ def test_what_was_written_is_told_when_the_run_fails_or_is_cancelled(
 
     def reports() -> Iterator[BatchReport]:
         for number in (1, 2, 3):
-            run.materializations.tell_if_due()
+            run.ingested.tell_if_due()
             yield report(number, replaced=None if number == 2 else 4)
         monkeypatch.setattr(module, "read_table", pytest.fail)
         raise error
 
     with pytest.raises(type(error)):
         run.go(reports())
-    assert [one["stream/batches"] for one in run.told] == [1, 2]
-    assert "stream/replaced_rows" not in run.told[1]
-    assert run.told[0]["stream/replaced_rows"] == 4
+    assert [one["ingest/batches"] for one in run.told] == [1, 2]
+    assert "ingest/replaced_rows" not in run.told[1]
+    assert run.told[0]["ingest/replaced_rows"] == 4
 
 
 def test_what_dagster_could_not_be_told_of_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path)
+    run = Run(tmp_path, every_seconds=0)
 
     def reports() -> Iterator[BatchReport]:
         for number in (1, 2):
             yield report(number)
         with monkeypatch.context() as patched:
-            patched.setattr(run._context, "log_event", fail)
-            run.materializations.tell_if_due()
+            patched.setattr(run.context, "log_event", fail)
+            run.ingested.tell_if_due()
 
     def fail(made: object) -> None:
         raise ConnectionError("Dagster's storage is gone")
 
     with pytest.raises(ConnectionError):
         run.go(reports())
-    assert [one["stream/batches"] for one in run.told] == [2]
+    assert [one["ingest/batches"] for one in run.told] == [2]
 
 
 def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
@@ -187,16 +228,16 @@ def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
 @pytest.mark.parametrize(
     ("options", "config", "expected"),
     [
-        ({}, {}, (0.0, 0.0)),
+        ({}, {}, (0.0, None)),
         ({"linger_seconds": 60}, {}, (60.0, 30.0)),
         ({"linger_seconds": 60, "materialize_seconds": 5}, {}, (60.0, 5.0)),
-        ({"linger_seconds": 60}, {"linger_seconds": 0}, (0.0, 0.0)),
+        ({"linger_seconds": 60}, {"linger_seconds": 0}, (0.0, None)),
         ({}, {"linger_seconds": 7, "materialize_seconds": 0}, (7.0, 0.0)),
-        ({"linger_seconds": 60}, {"stop": PlaceConfig(rewind="latest")}, (0.0, 0.0)),
+        ({"linger_seconds": 60}, {"stop": PlaceConfig(rewind="latest")}, (0.0, None)),
     ],
 )
 def test_the_run_config_wins_over_the_asset(
-    tmp_path: Path, options: dict[str, Any], config: dict[str, Any], expected: tuple[float, float]
+    tmp_path: Path, options: dict[str, Any], config: dict[str, Any], expected: tuple[float, float | None]
 ) -> None:
     assert declare(tmp_path, **options)._staying(StreamConfig(**config)) == expected
 

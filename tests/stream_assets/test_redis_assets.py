@@ -52,7 +52,7 @@ def test_members_claim_entries_under_names_of_their_own(
     result = execute(stream, instance)
     assert result.success
     (found,) = materializations(result)
-    table = found.metadata["stream/ranges"]
+    table = found.metadata["ingest/ranges"]
     assert isinstance(table, dg.TableMetadataValue)
     assert sum(int(record.data["messages"]) for record in table.records) == 40
     assert found.metadata["stream/lag_after"].value == 0

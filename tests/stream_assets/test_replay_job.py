@@ -45,8 +45,9 @@ def test_start_and_stop_replay_and_move_nothing(
     assert makers(folder) == {"old": 180, "new": 20}
     assert stream.ingestion.ledger().read().positions == positions
     found = materializations(result)
-    assert [m.metadata["stream/kind"].value for m in found] == ["replay", "replay"]
-    assert [m.metadata["stream/replaced_rows"].value for m in found] == [10, 10]
+    assert [m.metadata["stream/kind"].value for m in found] == ["replay"]
+    assert [m.metadata["replay/replaced_rows"].value for m in found] == [20]
+    assert [m.metadata["replay/stop"].value for m in found] == ["31"]
     assert not tick(stream, instance).run_requests
 
 
@@ -122,6 +123,8 @@ def test_a_day_is_replayed_by_its_partition(spark: SparkSession, folder: Path, i
     found = instance.fetch_materializations(stream.key, limit=10).records
     assert found[0].asset_materialization is not None
     assert found[0].asset_materialization.metadata["stream/kind"].value == "replay"
+    assert found[0].asset_materialization.metadata["replay/partitions"].value == "2026-11-17"
+    assert len(found) == 2, "one of the ingestion, one of the replay"
     config = {"ops": {"replay_orders_partition": {"config": {"on_replay": "append"}}}}
     assert job.execute_in_process(instance=instance, partition_key="2026-11-16", run_config=config).success
     assert makers(folder) == {"old": 60, "new": 60}

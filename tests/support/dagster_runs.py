@@ -70,3 +70,9 @@ def skip_message(result: dg.SensorResult) -> str:
 
 def materializations(result: dg.ExecuteInProcessResult) -> Sequence[dg.AssetMaterialization]:
     return [e.step_materialization_data.materialization for e in result.get_asset_materialization_events()]
+
+
+def observations(instance: dg.DagsterInstance, key: str = "orders") -> list[dg.AssetObservation]:
+    """Those of an asset, the oldest first."""
+    found = instance.fetch_observations(dg.AssetKey(key), limit=1000, ascending=True).records
+    return [record.asset_observation for record in found if record.asset_observation]
