@@ -26,6 +26,7 @@ from stream_assets.materializations import (
     ReplayMaterialization,
     Told,
     as_result,
+    describe_partitions,
     describe_ranges,
 )
 from stream_consumers.client_config import ClientConfig
@@ -208,7 +209,7 @@ class StreamAsset:
             dagster.Failure: see :meth:`drain`.
         """
         with _failures():
-            told = self._replay_told(context, wanted, partitions=", ".join(context.partition_keys))
+            told = self._replay_told(context, wanted, partitions=describe_partitions(context))
             made = self._result(told, self._replayed(context, wanted, config))
             if made is not None:
                 yield made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -13,19 +13,22 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.writing.storage import read_table
 from stream_assets.metadata import (
-    KIND,
-    REPLAY,
+    PARTITION_ROWS,
+    TOLD,
     BatchSum,
     batch_metadata,
     ingest_metadata,
     replay_metadata,
     table_metadata,
 )
+from stream_assets.partitions import rows_in_partitions, touched_since
+from stream_consumers.errors import TableUnreadableError
 from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
-_PAGE = 100
+_PAGE = 1000
+_MOST_NAMED = 7
 
 
 class Told(ABC):
@@ -78,7 +81,8 @@ class IngestMaterializations(Told):
     """Each batch is an observation when it is written; what they add up to is a materialization, at the end of the run.
 
     Whoever makes a table of this one when it is materialized does so once a run, for all that came. What a run wrote
-    that was killed before it could tell is told by the next one.
+    that was killed before it could tell is told by the next one. With partitions there is a materialization for each
+    that was touched, and none without; the first time, for each that the table has rows of.
 
     Args:
         context: of the run.
@@ -87,6 +91,7 @@ class IngestMaterializations(Told):
         spark: the session.
         every_seconds: materialize before the end, too, but no sooner than so long after the last time; 0 for each
             batch, ``None`` for the end only.
+        partitions: those of the asset.
         clock: the time in seconds; for tests.
     """
 
@@ -98,10 +103,12 @@ class IngestMaterializations(Told):
         spark: SparkSession,
         *,
         every_seconds: float | None = None,
+        partitions: dg.TimeWindowPartitionsDefinition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(context, key, ingestion, spark)
         self._every_seconds = every_seconds
+        self._partitions = partitions
         self._clock = clock
         self._due_at = clock()
 
@@ -113,7 +120,7 @@ class IngestMaterializations(Told):
     def tell_if_due(self) -> None:
         """What was added is not the last of the run: materialize, unless the last time was just now."""
         if self._every_seconds is not None and self._sum is not None and self._clock() >= self._due_at:
-            self._tell(self._sum)
+            self._tell()
             self._due_at = self._clock() + self._every_seconds
 
     def tell_rest(self) -> None:
@@ -121,23 +128,36 @@ class IngestMaterializations(Told):
         if self._sum is None:
             return
         try:
-            self._tell(self._sum, is_spark_asked=False)
+            self._tell(is_spark_asked=False)
         except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
             self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches."""
-        if self._sum is not None:
-            return self._made(ingest_metadata(self._sum), self._sum.last.version)
-        version = self._untold()
-        return None if version is None else self._made(ingest_metadata(None), version)
+        """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches.
 
-    def _tell(self, told: BatchSum, *, is_spark_asked: bool = True) -> None:
-        self._context.log_event(self._made(ingest_metadata(told), told.last.version, is_spark_asked=is_spark_asked))
+        That of partitions is told as events, since the run was not asked for any.
+        """
+        if self._partitions is not None:
+            self._tell()
+            return None
+        return next(self._untold(is_spark_asked=True), None)
+
+    def _tell(self, *, is_spark_asked: bool = True) -> None:
+        for made in self._untold(is_spark_asked=is_spark_asked):
+            self._context.log_event(made)
         # Only now: if Dagster could not be told, the next one, or that at the end, tells of it.
         self._sum = None
 
-    def _untold(self) -> int | None:
+    def _untold(self, *, is_spark_asked: bool) -> Iterator[dg.AssetMaterialization]:
+        if self._partitions is not None:
+            yield from self._untold_partitions(self._partitions, is_spark_asked=is_spark_asked)
+            return
+        version = self._newest_untold() if self._sum is None else self._sum.last.version
+        if version is not None:
+            made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
+            yield _with_metadata(made, {TOLD: dg.MetadataValue.int(version)})
+
+    def _newest_untold(self) -> int | None:
         """The version of the newest batch of the group, if Dagster was not told of it."""
         known = told_version(self._context.instance, self._key)
         for commit in self._ledger.surviving():
@@ -146,6 +166,35 @@ class IngestMaterializations(Told):
             if commit.entry is not None and commit.entry.kind == "batch":
                 return commit.version
         return None
+
+    def _untold_partitions(
+        self, partitions: dg.TimeWindowPartitionsDefinition, *, is_spark_asked: bool
+    ) -> Iterator[dg.AssetMaterialization]:
+        known = told_version(self._context.instance, self._key, of_partitions=True)
+        if known is not None and self._sum is not None:
+            # A table that was dropped and made again has lower versions than Dagster was told of.
+            known = min(known, self._sum.first_version - 1)
+        found = touched_since(self._ledger, partitions, known)
+        if found is None:
+            return
+        touched, version = found
+        if touched.unknown:
+            self._context.log.warning(
+                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of {self._table} "
+                "cannot be told any more, since VACUUM has removed their files; replay those that they may have touched"
+            )
+        if touched.outside:
+            self._context.log.info(f"{touched.outside} rows are of no partition: their time lies outside of all")
+        if not touched.rows:
+            return
+        made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
+        *_, last = touched.rows
+        for partition, rows in touched.rows.items():
+            metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows)}
+            if partition == last:
+                # A run that is killed before this one has not told of all of them.
+                metadata[TOLD] = dg.MetadataValue.int(version)
+            yield _with_metadata(made, metadata, partition=partition)
 
 
 class ReplayMaterialization(Told):
@@ -156,7 +205,7 @@ class ReplayMaterialization(Told):
         key: of the asset.
         ingestion: what went where.
         spark: the session.
-        what: what is replayed, like the partitions.
+        what: what is replayed.
     """
 
     def __init__(
@@ -178,7 +227,8 @@ class ReplayMaterialization(Told):
         super().add(report)
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
-        self._context.log.info(f"{self._messages} messages are replayed, {self._left} are left")
+        share = 100 * self._messages // max(1, self._messages + self._left)
+        self._context.log.info(f"{share} % are replayed: {self._messages} messages, and {self._left} are left")
 
     def tell_rest(self) -> None:
         """The run ends with an error: the rows are not yet those of the replay."""
@@ -195,12 +245,52 @@ class ReplayMaterialization(Told):
         return self._made(replay_metadata(self._sum, self._what), self._sum.last.version)
 
 
-def told_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
+class PartitionMaterialization(ReplayMaterialization):
+    """A replay of partitions of the asset: all of them are materialized when it is whole, also those without messages.
+
+    Args:
+        context: of the run, which was asked for partitions.
+        key: of the asset.
+        ingestion: what went where.
+        spark: the session.
+        partitions: those of the asset.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        key: dg.AssetKey,
+        ingestion: Ingestion,
+        spark: SparkSession,
+        *,
+        partitions: dg.TimeWindowPartitionsDefinition,
+    ) -> None:
+        super().__init__(context, key, ingestion, spark, what={"partitions": describe_partitions(context)})
+        self._of_partitions = context
+        self._partitions = partitions
+
+    def result(self) -> dg.AssetMaterialization:
+        """What was replaced, as the result of each partition; with it go the rows that each one has now."""
+        context, rows = self._of_partitions, {}
+        try:
+            rows = dict(rows_in_partitions(self._ledger, self._partitions, context.partition_time_window))
+        except TableUnreadableError as error:
+            context.log.warning(f"the rows of the partitions are not counted: {error}")
+        else:
+            for partition in context.partition_keys:
+                count = {"dagster/partition_row_count": dg.MetadataValue.int(rows.get(partition, 0))}
+                context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
+        version = self._sum.last.version if self._sum else self._ledger.read().version
+        return self._made(replay_metadata(self._sum, self._what), version)
+
+
+def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
     """The version of the table up to which Dagster was told of ingested batches; ``None`` if it never was.
 
     Args:
         instance: where the materializations are.
         key: of the asset.
+        of_partitions: whether it was told which partitions they have touched.
     """
     cursor = None
     while True:
@@ -208,13 +298,18 @@ def told_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
         for record in page.records:
             made = record.asset_materialization
             # Replays write to the same table, and tell nothing of what ingestion has done meanwhile.
-            if made is None or (kind := made.metadata.get(KIND)) is None or kind.value == REPLAY:
-                continue
-            version = made.metadata["delta/version"].value
-            return version if isinstance(version, int) else None
+            told = made.metadata.get(TOLD) if made and (made.partition or not of_partitions) else None
+            if told is not None and isinstance(told.value, int):
+                return told.value
         if not page.has_more:
             return None
         cursor = page.cursor
+
+
+def describe_partitions(context: Context) -> str:
+    """The partitions that a run was asked for, for people."""
+    keys = context.partition_keys
+    return ", ".join(keys) if len(keys) <= _MOST_NAMED else f"{len(keys)} from {keys[0]} to {keys[-1]}"
 
 
 def describe_ranges(ranges: Mapping[Shard, tuple[int, ...]]) -> str:
@@ -231,3 +326,11 @@ def as_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
     """The same as the result of an asset."""
     version = dg.DataVersion((made.tags or {})[_DATA_VERSION])
     return dg.MaterializeResult(made.asset_key, metadata=made.metadata, data_version=version)
+
+
+def _with_metadata(
+    made: dg.AssetMaterialization, more: Mapping[str, dg.MetadataValue], *, partition: str | None = None
+) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        made.asset_key, metadata={**made.metadata, **more}, partition=partition, tags=made.tags
+    )

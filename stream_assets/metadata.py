@@ -14,8 +14,8 @@ from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
 KIND = "stream/kind"
-INGESTION = "ingestion"
-REPLAY = "replay"
+TOLD = "ingest/version"
+PARTITION_ROWS = "ingest/partition_rows"
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ def ingest_metadata(told: BatchSum | None) -> dict[str, dg.MetadataValue]:
     Args:
         told: the batches of this run; ``None`` if a run that was killed wrote them.
     """
-    kind = {KIND: dg.MetadataValue.text(INGESTION)}
+    kind = {KIND: dg.MetadataValue.text("ingestion")}
     if told is None:
         return {**kind, "ingest/batches": dg.MetadataValue.int(0)}
     return {
@@ -106,7 +106,7 @@ def replay_metadata(told: BatchSum | None, what: Mapping[str, str]) -> dict[str,
         what: more to tell, like the partitions.
     """
     metadata: dict[str, dg.MetadataValue] = {
-        KIND: dg.MetadataValue.text(REPLAY),
+        KIND: dg.MetadataValue.text("replay"),
         **{f"replay/{name}": dg.MetadataValue.text(value) for name, value in what.items()},
         "replay/batches": dg.MetadataValue.int(told.batches if told else 0),
     }

@@ -296,6 +296,14 @@ class DeltaLog:
         """
         return sorted(unquote(path) for path, vector in self._file_changes(version).added if not vector)
 
+    def removed_files(self, version: int) -> list[str]:
+        """The data files that a commit took out of the table, or some rows of them: paths as in :meth:`added_files`.
+
+        Raises:
+            LedgerUnreadableError: the commit cannot be read.
+        """
+        return sorted(unquote(path) for path, _ in self._file_changes(version).removed)
+
     def files(self) -> pyarrow.fs.FileSystem:
         """The file system whose root is the folder of the table."""
         if "://" not in self.path:

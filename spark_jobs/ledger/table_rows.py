@@ -64,8 +64,8 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 
-def names_in_files(log: DeltaLog) -> list[str]:
-    """What the columns of :data:`PLACE` are called in the data files: column mapping gives them other names.
+def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
+    """What columns are called in the data files: column mapping gives them other names.
 
     Raises:
         TableUnreadableError: the table lacks one of them.
@@ -73,7 +73,7 @@ def names_in_files(log: DeltaLog) -> list[str]:
     with _readable(log):
         schema = json.loads(DeltaTable(log.path, storage_options=log.storage_options).schema().to_json())
         fields = {column["name"]: column.get("metadata", {}) for column in schema["fields"]}
-        return [str(fields[name].get("delta.columnMapping.physicalName", name)) for name in PLACE]
+        return [str(fields[name].get("delta.columnMapping.physicalName", name)) for name in columns]
 
 
 def written_sequences(
@@ -92,20 +92,25 @@ def written_sequences(
     Returns:
         Per shard; ``None`` if a file is gone (VACUUM removes those that were rewritten), so that it is unknown.
     """
-    stream, number, sequence = map(pc.field, names)
-    is_inside = [
-        (stream == shard.stream) & (number == shard.id) & (sequence >= part.start) & (sequence < part.end)
-        for shard, part in ranges.items()
-    ]
     try:
         paths = log.added_files(commit.version)
         if not paths:
             return {}
         files = pyarrow.dataset.dataset(paths, filesystem=log.files(), format="parquet")
-        found = files.to_table(columns=list(names), filter=reduce(or_, is_inside)).to_pandas()
+        found = files.to_table(columns=list(names), filter=inside(ranges, names)).to_pandas()
     except (OSError, ValueError, LedgerUnreadableError):
         return None
     return dict(by_shard(found, *names))
+
+
+def inside(ranges: Mapping[Shard, Range], names: Sequence[str]) -> pc.Expression:
+    """The rows of these ranges, as a condition for files whose columns of :data:`PLACE` have these names."""
+    stream, number, sequence = map(pc.field, names)
+    parts = [
+        (stream == shard.stream) & (number == shard.id) & (sequence >= part.start) & (sequence < part.end)
+        for shard, part in ranges.items()
+    ]
+    return reduce(or_, parts, pc.scalar(False))
 
 
 def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:

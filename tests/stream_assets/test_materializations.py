@@ -98,7 +98,7 @@ def test_a_replay_is_one_materialization_and_no_point_in_the_plots_of_ingestion(
     assert made["replay/partitions"] == "2026-11-17, 2026-11-18"
     assert (made["replay/batches"], made["replay/rows"]) == (2, 18)
     assert not {name for name in made if name.startswith(("stream/", "ingest/"))} - {"stream/kind"}
-    assert "20 messages are replayed, 98 are left" in run.said
+    assert "16 % are replayed: 20 messages, and 98 are left" in run.said
 
 
 def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_what_a_killed_run_wrote_is_told_by_the_next_one(tmp_path: Path) -> None
     (made,) = run.go(iter(()))
     assert (made["delta/version"], made["ingest/batches"]) == (2, 0)
 
-    def tell(kind: str, version: int) -> None:
-        metadata = {"stream/kind": kind, "delta/version": version}
+    def tell(name: str, version: int) -> None:
+        metadata = {name: version}
         run.instance.report_runless_asset_event(dg.AssetMaterialization(run.stream.key, metadata=metadata))
 
-    tell("ingestion", 1)
-    tell("replay", 2)
+    tell("ingest/version", 1)
+    tell("delta/version", 2)
     assert len(run.go(iter(()))) == 2, "a replay tells nothing of what was ingested"
-    tell("ingestion", 2)
+    tell("ingest/version", 2)
     assert len(run.go(iter(()))) == 2
     table.ours(replace(report(4).batch.entry, kind="replay"))
     assert len(run.go(iter(()))) == 2, "a replay on its way is told when it is whole"

@@ -1,0 +1,72 @@
+"""The times of the messages whose rows a batch has changed, or that a table holds; read without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+
+from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.table_rows import PLACE, inside, scan
+from stream_consumers.errors import LedgerUnreadableError
+
+TIME = "_timestamp"
+COLUMNS = (*PLACE, TIME)
+"""The columns whose names in the data files :func:`changed_times` asks for."""
+Times = npt.NDArray[np.int64]
+# What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
+_PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
+
+
+def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Times | None:
+    """The times of the rows that a batch wrote, and if it replaced some, also of those that it replaced.
+
+    Args:
+        log: of the table.
+        commit: of the batch.
+        names: of :data:`COLUMNS` in the data files, see :func:`spark_jobs.ledger.table_rows.names_in_files`.
+
+    Returns:
+        Milliseconds since 1970, in any order; ``None`` if a file is gone (VACUUM removes those that were rewritten), so
+        that they are unknown.
+    """
+    entry = commit.entry
+    is_replaced = entry is not None and entry.mode == "replace"
+    condition = None
+    if entry is not None and is_replaced:
+        # Files that hold a part of the range were written again as a whole.
+        condition = inside(entry.ranges, names[:-1])
+    try:
+        paths = [*log.added_files(commit.version), *(log.removed_files(commit.version) if is_replaced else ())]
+        if not paths:
+            return np.empty(0, np.int64)
+        files = pyarrow.dataset.dataset(paths, filesystem=log.files(), format=_PARQUET)
+        found = files.to_table(columns=[names[-1]], filter=condition)
+    except (OSError, ValueError, LedgerUnreadableError):
+        return None
+    return _milliseconds(found.column(0))
+
+
+def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Times]:
+    """The times of the rows that a table holds, some at a time, in milliseconds since 1970.
+
+    Args:
+        log: of the table.
+        where: a SQL condition.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    for batch in scan(log, (TIME,), where=where):
+        yield _milliseconds(batch.column(0))
+
+
+def _milliseconds(column: Any) -> Times:
+    times = column.cast(pa.timestamp("ms"), safe=False).drop_null()
+    found: Times = times.to_numpy().astype("datetime64[ms]").astype(np.int64)
+    return found

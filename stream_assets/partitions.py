@@ -1,0 +1,189 @@
+"""The time partitions of a table: which of them a batch has touched, and which ones a run is to replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+import dagster as dg
+import numpy as np
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.replay import OnReplay, Replay
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import names_in_files
+from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_in_table
+from stream_assets.config import StreamConfig
+from stream_consumers.errors import InvalidOptionError
+
+RUN_TAGS = ("dagster/partition", "dagster/asset_partition_range_start")
+"""A run with one of these tags is of partitions, so it replays."""
+_MINUTE_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Rows by time partition.
+
+    Args:
+        rows: how many, by the key of the partition.
+        outside: how many are of no partition.
+        unknown: versions of the table of whose rows it cannot be told.
+    """
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    outside: int = 0
+    unknown: tuple[int, ...] = ()
+
+
+def check_partitions(partitions: object, *, option: str) -> None:
+    """Refuse what is no windows of time.
+
+    Raises:
+        InvalidOptionError: naming the option.
+    """
+    if not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+        raise InvalidOptionError(
+            f"{option}={partitions!r} are no windows of time",
+            remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
+        )
+
+
+def count_by_partition(
+    times: Iterable[Times], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
+) -> Touched:
+    """How many of these times lie in each partition, also in the one that is not over yet.
+
+    Args:
+        times: in milliseconds since 1970.
+        partitions: windows of time; none begins or ends within a minute.
+        now: in seconds since 1970; what begins later is outside.
+
+    Example:
+        >>> days = dg.DailyPartitionsDefinition("2026-11-16")
+        >>> midnight = 1_794_960_000_000
+        >>> count_by_partition([np.array([midnight - 1, midnight, midnight + 5])], days, now=midnight / 1000 + 60)
+        Touched(rows={'2026-11-17': 1, '2026-11-18': 2}, outside=0, unknown=())
+    """
+    latest = time.time() if now is None else now
+    rows: dict[str, int] = {}
+    outside = 0
+    for part in times:
+        minutes, counts = np.unique(part // _MINUTE_MS, return_counts=True)
+        first = 0
+        while first < len(minutes):
+            seconds = int(minutes[first]) * 60
+            window = _window(partitions, seconds, latest)
+            if window is None:
+                outside += int(counts[first])
+                first += 1
+                continue
+            key, end = window
+            behind = int(np.searchsorted(minutes, end // 60))
+            rows[key] = rows.get(key, 0) + int(counts[first:behind].sum())
+            first = behind
+    return Touched(dict(sorted(rows.items())), outside)
+
+
+def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest: float) -> tuple[str, int] | None:
+    """The partition of a time and where it ends; ``None`` if it is of none."""
+    try:
+        key = partitions.get_partition_key_for_timestamp(seconds)
+        window = partitions.time_window_for_partition_key(key)
+    except (ValueError, OverflowError, OSError):
+        # Years that dates of Python do not have.
+        return None
+    start, end = window.start.timestamp(), window.end.timestamp()
+    is_defined = partitions.start.timestamp() <= start and (partitions.end is None or end <= partitions.end.timestamp())
+    if not is_defined or not start <= seconds < end:
+        return None
+    # The window of now becomes a partition when it is over, and has these rows then.
+    return (key, int(end)) if start <= latest or partitions.has_partition_key(key) else None
+
+
+def touched_since(
+    ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, version: int | None
+) -> tuple[Touched, int] | None:
+    """The partitions that ingestion has touched since a version of the table.
+
+    Args:
+        ledger: of the group.
+        partitions: windows of time.
+        version: from which Dagster knows of all batches; ``None`` if it was never told: then of all rows there are.
+
+    Returns:
+        They, and the version of the newest batch; ``None`` if there was no batch since.
+
+    Raises:
+        LedgerUnreadableError, TableUnreadableError: they cannot be told.
+    """
+    commits = []
+    for commit in ledger.surviving():
+        if version is not None and commit.version <= version:
+            break
+        if commit.entry is not None and commit.entry.kind == "batch":
+            commits.append(commit)
+            if version is None:
+                break
+    if not commits:
+        return None
+    newest = commits[0].version
+    if version is None:
+        return count_by_partition(times_in_table(ledger.log), partitions), newest
+    names = names_in_files(ledger.log, COLUMNS)
+    found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
+    counted = count_by_partition((times for times in found.values() if times is not None), partitions)
+    unknown = tuple(sorted(version for version, times in found.items() if times is None))
+    return Touched(counted.rows, counted.outside, unknown), newest
+
+
+def rows_in_partitions(
+    ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, window: dg.TimeWindow
+) -> Mapping[str, int]:
+    """How many rows the table has in each partition of a window of time.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    first, last = (moment.astimezone(timezone.utc).isoformat() for moment in (window.start, window.end))
+    where = f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{last}'"
+    return count_by_partition(times_in_table(ledger.log, where), partitions).rows
+
+
+def is_of_partitions(context: dg.AssetExecutionContext) -> bool:
+    """Whether the run was asked for partitions: then it replays them."""
+    return bool(context.has_partition_key or context.has_partition_key_range)
+
+
+def partition_replay(window: dg.TimeWindow, config: StreamConfig, replay_id: str) -> Replay:
+    """What a run of partitions replays: the messages of their time, of all of them at once.
+
+    Args:
+        window: from the first partition to the last one.
+        config: of the run.
+        replay_id: of its replay.
+
+    Raises:
+        InvalidOptionError: the run config says something that does not go together with partitions.
+    """
+    given = {
+        "start": config.start is not None,
+        "stop": config.stop is not None,
+        "move_group": config.move_group,
+        "accept": bool(config.accept),
+        "max_batches": config.max_batches is not None,
+        "linger_seconds": bool(config.linger_seconds),
+    }
+    refused = [name for name, is_given in given.items() if is_given]
+    if refused:
+        raise InvalidOptionError(
+            f"{', '.join(refused)} does not go together with partitions: they say what is replayed, and all of it is",
+            remedy="Leave it out; or run the asset's job without a partition, which ingests.",
+        )
+    return Replay(_bound(window.start), _bound(window.end), OnReplay(config.on_replay.value), replay_id)
+
+
+def _bound(moment: datetime) -> Bound:
+    return Bound(moment=moment.astimezone(timezone.utc))

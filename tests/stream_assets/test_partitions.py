@@ -1,0 +1,200 @@
+"""Which time partitions a batch has touched, and what a run of partitions replays; without Spark."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.batches.ingestion import Ingestion
+from stream_assets import materializations as module
+from stream_assets.config import PlaceConfig, StreamConfig
+from stream_assets.materializations import IngestMaterializations
+from stream_assets.partitions import Touched, count_by_partition, partition_replay, rows_in_partitions, touched_since
+from stream_consumers.errors import InvalidOptionError
+from tests.support.ledger_tables import at, write_batch
+
+pytestmark = pytest.mark.dagster
+DAYS = dg.DailyPartitionsDefinition("2026-11-16")
+KEY = dg.AssetKey("orders")
+
+
+def counted(partitions: dg.TimeWindowPartitionsDefinition, *moments: str, now: str = "2026-11-22T12:00") -> Touched:
+    return count_by_partition([np.array([at(one) for one in moments])], partitions, now=at(now) / 1000)
+
+
+def test_each_time_belongs_to_the_day_that_it_is_in() -> None:
+    found = counted(DAYS, "2026-11-17T23:59:59.999", "2026-11-18", "2026-11-16", "2026-11-17T12:00")
+    assert found == Touched({"2026-11-16": 1, "2026-11-17": 2, "2026-11-18": 1})
+
+
+def test_the_day_that_is_not_over_counts_and_days_that_are_none_do_not() -> None:
+    found = counted(DAYS, "2026-11-15T23:59", "2026-11-22T01:00", "2026-11-23", "9999-12-31T23:59:59")
+    assert found == Touched({"2026-11-22": 1}, outside=3)
+    assert counted(dg.DailyPartitionsDefinition("2026-11-16", end_offset=2), "2026-11-23").rows == {"2026-11-23": 1}
+    until = dg.DailyPartitionsDefinition("2026-11-16", end_date="2026-11-18")
+    assert counted(until, "2026-11-17", "2026-11-18") == Touched({"2026-11-17": 1}, outside=1)
+
+
+def test_days_are_those_of_the_zone_also_when_the_clocks_change() -> None:
+    berlin = dg.DailyPartitionsDefinition("2026-10-01", timezone="Europe/Berlin")
+    moments = ["2026-10-24T21:59", "2026-10-24T22:00", "2026-10-25T22:59", "2026-10-25T23:00"]
+    found = counted(berlin, *moments)
+    assert found.rows == {"2026-10-24": 1, "2026-10-25": 2, "2026-10-26": 1}, "the 25th has 25 hours"
+
+
+def test_hours_and_windows_that_are_left_out() -> None:
+    hours = dg.HourlyPartitionsDefinition("2026-11-16-00:00")
+    assert counted(hours, "2026-11-16T05:59:59", "2026-11-16T06:00").rows == {
+        "2026-11-16-05:00": 1,
+        "2026-11-16-06:00": 1,
+    }
+    weekdays = dg.TimeWindowPartitionsDefinition(
+        start="2026-11-16", fmt="%Y-%m-%d", cron_schedule="0 0 * * *", exclusions=["0 0 * * 6", "0 0 * * 0"]
+    )
+    found = counted(weekdays, "2026-11-20T23:00", "2026-11-21T10:00", "2026-11-22T10:00", now="2026-11-24")
+    assert found == Touched({"2026-11-20": 1}, outside=2)
+
+
+def ingestion(folder: Path) -> Ingestion:
+    return Ingestion("lakehouse", str(folder / "t"))
+
+
+def test_a_batch_touches_the_days_of_its_rows_and_not_those_between(tmp_path: Path) -> None:
+    table, ledger = tmp_path / "t", ingestion(tmp_path).ledger()
+    assert touched_since(ledger, DAYS, None) is None, "there is no table"
+    first = write_batch(table, {0: "2026-11-17", 1: "2026-11-19", 2: "2026-11-19T05:00"})
+    write_batch(table, {3: "2026-11-20"})
+    write_batch(table, {0: "2026-11-17"}, kind="replay", ranges=[0])
+    assert touched_since(ledger, DAYS, first) == (Touched({"2026-11-20": 1}), first + 1)
+    assert touched_since(ledger, DAYS, first - 1) == (
+        Touched({"2026-11-17": 1, "2026-11-19": 2, "2026-11-20": 1}),
+        first + 1,
+    )
+    assert touched_since(ledger, DAYS, first + 1) is None, "a replay names its partitions itself"
+
+
+def test_the_first_time_all_days_that_the_table_has_rows_of_are_touched(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    for sequence, moment in enumerate(["2026-11-15", "2026-11-16", "2026-11-18"]):
+        write_batch(table, {sequence: moment})
+    found = touched_since(ingestion(tmp_path).ledger(), DAYS, None)
+    assert found == (Touched({"2026-11-16": 1, "2026-11-18": 1}, outside=1), 2)
+
+
+def test_a_batch_that_replaces_touches_what_it_removes_and_not_what_it_copies(tmp_path: Path) -> None:
+    table, ledger = tmp_path / "t", ingestion(tmp_path).ledger()
+    before = write_batch(table, {0: "2026-11-16", 1: "2026-11-17", 2: "2026-11-18", 3: "2026-11-19"})
+    # The transform of now drops the one of the 17th.
+    write_batch(table, {2: "2026-11-18"}, ranges=[1, 2])
+    found = touched_since(ledger, DAYS, before)
+    assert found is not None
+    assert set(found[0].rows) == {"2026-11-17", "2026-11-18"}
+
+
+def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
+    table, ledger = tmp_path / "t", ingestion(tmp_path).ledger()
+    write_batch(table, {0: "2026-11-16"})
+    (file,) = DeltaTable(str(table)).file_uris()
+    write_batch(table, {1: "2026-11-17"})
+    Path(file).unlink()
+    assert touched_since(ledger, DAYS, -1) == (Touched({"2026-11-17": 1}, unknown=(0,)), 1)
+
+
+def test_the_rows_of_a_window_are_counted_by_its_partitions(tmp_path: Path) -> None:
+    write_batch(tmp_path / "t", {0: "2026-11-16T23:59", 1: "2026-11-17", 2: "2026-11-17T08:00", 3: "2026-11-19"})
+    window = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 19, tzinfo=timezone.utc))
+    assert rows_in_partitions(ingestion(tmp_path).ledger(), DAYS, window) == {"2026-11-17": 2}
+
+
+class Run:
+    """A run of the asset, on a table that somebody else writes."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
+        self.said: list[str] = []
+        self.told: list[dg.AssetMaterialization] = []
+        self._instance = instance
+        log = SimpleNamespace(info=self.said.append, warning=self.said.append)
+        self.context: Any = SimpleNamespace(log_event=self.tell, log=log, instance=instance)
+        spark: Any = None
+        self._made = IngestMaterializations(self.context, KEY, ingestion(folder), spark, partitions=DAYS)
+
+    def tell(self, made: dg.AssetMaterialization) -> None:
+        self._instance.report_runless_asset_event(made)
+        self.told.append(made)
+
+    def end(self) -> dict[str | None, Any]:
+        """The partitions that it tells of at its end, and how many rows came into them."""
+        assert self._made.result() is None, "the run was not asked for partitions, so it has no result"
+        return {one.partition: one.metadata["ingest/partition_rows"].value for one in self.told}
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
+
+
+def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    # An asset without partitions, before.
+    instance.report_runless_asset_event(dg.AssetMaterialization(KEY, metadata={"ingest/version": 0}))
+    write_batch(tmp_path / "t", {0: "2026-11-16", 1: "2026-11-17"})
+    assert Run(tmp_path, instance).end() == {"2026-11-16": 1, "2026-11-17": 1}
+    assert Run(tmp_path, instance).end() == {}
+    write_batch(tmp_path / "t", {2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-18", 5: "2026-11-01"})
+    run = Run(tmp_path, instance)
+    assert run.end() == {"2026-11-17": 1, "2026-11-18": 2}
+    assert "1 rows are of no partition: their time lies outside of all" in run.said
+    assert instance.get_materialized_partitions(KEY) == {"2026-11-16", "2026-11-17", "2026-11-18"}
+
+
+def test_a_run_that_is_killed_while_it_tells_is_followed_by_one_that_tells_all(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    write_batch(tmp_path / "t", {0: "2026-11-16"})
+    Run(tmp_path, instance).end()
+    write_batch(tmp_path / "t", {1: "2026-11-17", 2: "2026-11-18"})
+    killed = Run(tmp_path, instance)
+
+    def die(made: dg.AssetMaterialization) -> None:
+        killed.tell(made)
+        raise SystemExit
+
+    killed.context.log_event = die
+    with pytest.raises(SystemExit):
+        killed.end()
+    assert [made.partition for made in killed.told] == ["2026-11-17"]
+    assert Run(tmp_path, instance).end() == {"2026-11-17": 1, "2026-11-18": 1}
+
+
+WINDOW = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 20, tzinfo=timezone.utc))
+
+
+def test_a_run_of_partitions_replays_their_time_at_once() -> None:
+    wanted = partition_replay(WINDOW, StreamConfig.model_validate({"on_replay": "append"}), "id")
+    assert (str(wanted.start), str(wanted.stop)) == ("2026-11-17T00:00:00+00:00", "2026-11-20T00:00:00+00:00")
+    assert (wanted.on_replay.value, wanted.id) == ("append", "id")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"start": PlaceConfig(rewind="earliest")},
+        {"stop": PlaceConfig(rewind="latest")},
+        {"move_group": True},
+        {"accept": ["orders#2"]},
+        {"max_batches": 3},
+        {"linger_seconds": 5},
+    ],
+)
+def test_what_does_not_go_together_with_partitions_is_refused(config: dict[str, Any]) -> None:
+    (name,) = config
+    with pytest.raises(InvalidOptionError, match=f"{name} does not go together with partitions"):
+        partition_replay(WINDOW, StreamConfig(**config), "id")

@@ -1,0 +1,71 @@
+"""Tables with batches of ours in them, written without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.table_rows import in_ranges
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+
+STREAM = "orders"
+
+
+def at(text: str) -> int:
+    """A time in UTC, in milliseconds.
+
+    Example:
+        >>> at("2026-11-17")
+        1794873600000
+    """
+    return int(datetime.fromisoformat(text).replace(tzinfo=timezone.utc).timestamp() * 1000)
+
+
+def write_batch(
+    table: Path, rows: Mapping[int, str], *, kind: str = "batch", ranges: Iterable[int] | None = None
+) -> int:
+    """A commit of a batch of one shard: rows by their sequences, each with its time; the version.
+
+    Args:
+        table: the folder.
+        rows: what it writes.
+        kind: of its entry.
+        ranges: the sequences that it replaces; without any it appends.
+    """
+    version = DeltaTable(str(table)).version() if table.exists() else -1
+    number = version + 2
+    covered = sorted(rows if ranges is None else ranges)
+    entry = LedgerEntry(
+        kind,
+        group="lakehouse",
+        app="lakehouse/main",
+        number=number,
+        by="main",
+        bid=f"bid-{number}",
+        base=version,
+        ranges={Shard(STREAM, 0): Range(covered[0], covered[-1] + 1)},
+        mode="append" if ranges is None else "replace",
+    )
+    data = pa.table(
+        {
+            "_stream": pa.array([STREAM] * len(rows), pa.string()),
+            "_shard": pa.array([0] * len(rows), pa.int64()),
+            "_sequence": pa.array(list(rows), pa.int64()),
+            "_timestamp": pa.array([at(moment) * 1000 for moment in rows.values()], pa.timestamp("us", "UTC")),
+        }
+    )
+    properties = CommitProperties(
+        custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, number)]
+    )
+    if ranges is None:
+        write_deltalake(str(table), data, mode="append", commit_properties=properties)
+    else:
+        condition = in_ranges(entry.ranges)
+        write_deltalake(str(table), data, mode="overwrite", predicate=condition, commit_properties=properties)
+    return version + 1
