@@ -5,8 +5,9 @@ from spark_jobs.reading.decode import Json as Json, Raw as Raw, Text as Text
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
 from stream_assets.checks import (
-    build_continuity_check as build_continuity_check,
-    build_dead_letter_check as build_dead_letter_check,
+    DEFAULT_CHECKS as DEFAULT_CHECKS,
+    NO_DEAD_LETTERS as NO_DEAD_LETTERS,
+    NO_GAPS as NO_GAPS,
 )
 from stream_assets.config import (
     PlaceConfig as PlaceConfig,
@@ -19,5 +20,7 @@ from stream_assets.definitions_builder import (
     stream_definitions as stream_definitions,
 )
 from stream_assets.replay_job import build_replay_job as build_replay_job
-from stream_assets.resources import SparkResource as SparkResource
+from stream_assets.resources import SparkSessionResource as SparkSessionResource
+from stream_assets.stream_run import StreamRun as StreamRun
+from stream_assets.stream_to_table import StreamCheck as StreamCheck, StreamToTable as StreamToTable
 from stream_assets.testing import Kill as Kill, KillSwitch as KillSwitch

@@ -2,308 +2,234 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import dagster as dg
-from pyspark.sql import SparkSession
 
-from sensors.lag_sensor import MEMBER_TAG, STALE_RUN_SECONDS, LagPolicy
-from spark_jobs.batches.accept import accept
-from spark_jobs.batches.ingestion import RETRY_SECONDS, BatchReport, Ingestion, Observer, Transform, ignore_steps
-from spark_jobs.batches.job import drain_batches
-from spark_jobs.batches.ledger_recovery import has_begun
-from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.batches.rewind import rewind
+from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
+from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.replay import Replay
 from spark_jobs.reading.decode import Decoder, Raw
-from spark_jobs.run_ingestion import drain
+from stream_assets.asset_function import AssetFunction
+from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import ReplayConfig, StreamConfig
-from stream_assets.materializations import (
-    Context,
-    IngestMaterializations,
-    ReplayMaterialization,
-    Told,
-    as_result,
-    describe_partitions,
-    describe_ranges,
-)
+from stream_assets.stream_run import StreamRun
+from stream_assets.stream_to_table import StreamCheck, StreamToTable
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import (
     AutoStreamReset,
     ConsumerMode,
     DataLoss,
     Limits,
     check_count,
-    check_range,
     choice,
-    choose_fields,
 )
 from stream_consumers.urls import StreamUrl
 
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"
-MATERIALIZE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class StreamAsset:
-    """A declared stream asset; :func:`stream_assets.stream_definitions` makes Dagster definitions of it.
+class AssetOptions:
+    """What ``@stream_asset`` passes on to Dagster; each as in ``dagster.AssetSpec`` and ``dagster.multi_asset``."""
 
-    Args:
-        key: the asset key of the table.
-        stream: where the messages come from.
-        ingestion: what goes where.
-        policy: when the sensor asks for a run.
-        sensor_seconds: the least time between two ticks.
-        sensor_status: whether the sensor runs without being turned on.
-        resource: the key of the resource that has the ``spark_session``.
-        group_name, owners, tags, description, deps: as in ``dagster.AssetSpec``.
-        observer: told of each step of each batch; for tests.
-        linger_seconds, materialize_seconds: see :func:`stream_asset`.
-        replay_partitions: of the replay job; ``None`` for no such job.
-    """
-
-    key: dg.AssetKey
-    stream: StreamSource
-    ingestion: Ingestion
-    policy: LagPolicy = field(default_factory=LagPolicy)
-    sensor_seconds: int = 30
-    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
-    resource: str = "spark"
+    deps: Sequence[Any] = ()
+    description: str | None = None
     group_name: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    description: str | None = None
-    deps: Sequence[Any] = ()
-    observer: Observer = ignore_steps
-    replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
-    linger_seconds: float = 0.0
-    materialize_seconds: float | None = None
+    kinds: AbstractSet[str] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    code_version: str | None = None
+    automation_condition: dg.AutomationCondition[Any] | None = None
+    freshness_policy: dg.FreshnessPolicy | None = None
+    retry_policy: dg.RetryPolicy | None = None
+    op_tags: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    hooks: AbstractSet[dg.HookDefinition] = frozenset()
 
-    def __post_init__(self) -> None:
-        choose_fields(self, sensor_status=dg.DefaultSensorStatus)
-        check_count("sensor_seconds", self.sensor_seconds)
-        days = self.replay_partitions
-        if days is not None and not isinstance(days, dg.TimeWindowPartitionsDefinition):
-            raise InvalidOptionError(
-                f"replay_partitions={days!r} are no windows of time",
-                remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
-            )
-        check_range("linger_seconds", self.linger_seconds)
-        if self.materialize_seconds is not None:
-            check_range("materialize_seconds", self.materialize_seconds)
+
+class StreamAsset(dg.AssetsDefinition):
+    """A Delta table that a stream is written into, as a Dagster asset with its checks.
+
+    It goes wherever an asset goes: into ``dg.Definitions(assets=[…])``, into a ``defs`` folder, and into
+    :func:`stream_assets.stream_definitions`, which adds the stream, the job and the sensor. Called, it calls the
+    decorated function: ``orders(dataframe)`` in a test is the transform.
+
+    Args:
+        declared: the stream, the table, and how.
+        function: what was decorated.
+        run_tags: of the runs that the sensor asks for.
+        attributes: those of the definition.
+    """
+
+    def __init__(
+        self, declared: StreamToTable, function: AssetFunction, *, run_tags: Mapping[str, str], **attributes: Any
+    ) -> None:
+        super().__init__(**attributes)
+        self._declared = declared
+        self._function = function
+        self._run_tags = run_tags
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the decorated function.
+
+        Example:
+            >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+            ... def orders(batch):
+            ...     return batch.where("payload is not null")
+            >>> class Rows:
+            ...     def where(self, condition):
+            ...         return f"rows with {condition}"
+            >>> orders(Rows())
+            'rows with payload is not null'
+        """
+        return self._function.function(*arguments, **named)
+
+    def with_resources(self, resource_defs: Mapping[str, dg.ResourceDefinition]) -> dg.AssetsDefinition:
+        """A plain copy, as Dagster makes them when it loads: what a run needs is in its op."""
+        return plain(self).with_resources(resource_defs)
 
     @property
-    def source(self) -> StreamUrl:
-        """The stream URL."""
-        return self.stream.url
+    def declared(self) -> StreamToTable:
+        """The stream, the table, and how."""
+        return self._declared
 
     @property
     def name(self) -> str:
         """The key as an identifier: the base of the names of the op, the job and the sensor."""
-        return re.sub(r"[^A-Za-z0-9_]", "_", "__".join(self.key.path))
+        return self._declared.name
 
     @property
     def job_name(self) -> str:
         """The name of the job that the sensor asks for."""
-        return f"ingest_{self.name}"
+        return self._declared.job_name
 
     @property
     def replay_job_name(self) -> str:
         """The name of the job that replays partitions."""
-        return f"replay_{self.name}"
+        return self._declared.replay_job_name
+
+    @property
+    def source(self) -> StreamUrl:
+        """The stream URL."""
+        return self._declared.source
+
+    @property
+    def stream(self) -> StreamSource:
+        """Where the messages come from."""
+        return self._declared.stream
+
+    @property
+    def ingestion(self) -> Ingestion:
+        """What goes where; without a transform that takes a context or resources."""
+        return self._declared.ingestion
+
+    @property
+    def run_tags(self) -> Mapping[str, str]:
+        """The tags of the runs that the sensor asks for."""
+        return self._run_tags
 
     @property
     def upstream(self) -> Mapping[str, dg.AssetKey]:
         """Per stream, the asset that stands for it."""
-        return {stream: stream_asset_key(self.source.protocol, stream) for stream in self.source.required_streams()}
+        return upstream_keys(self._declared.stream)
 
     def upstream_specs(self) -> list[dg.AssetSpec]:
         """The streams as external assets, so that lineage and lag show up in the UI."""
-        kind = self.stream.backend.kind
+        stream = self._declared.stream
+        kind = stream.backend.kind
         return [
             dg.AssetSpec(
                 key,
-                description=f"Stream {stream} of {self.source}.",
-                group_name=self.group_name,
+                description=f"Stream {name} of {stream.url.with_streams([])}.",
                 kinds={kind} if kind else None,
-                metadata={"stream/url": str(self.source), "stream/key": stream},
+                metadata={"stream/url": str(stream.url.with_streams([name])), "stream/key": name},
             )
-            for stream, key in self.upstream.items()
+            for name, key in self.upstream.items()
         ]
 
-    def assets_definition(self) -> dg.AssetsDefinition:
-        """The Dagster asset."""
-        kind = self.stream.backend.kind
-        spec = dg.AssetSpec(
-            self.key,
-            deps=[*self.upstream.values(), *self.deps],
-            description=self.description,
-            group_name=self.group_name,
-            owners=self.owners,
-            tags=self.tags,
-            kinds={"spark", "deltalake", *([kind] if kind else [])},
-            metadata={
-                "dagster/uri": self.ingestion.table,
-                "stream/source": str(self.source),
-                "stream/group": self.ingestion.group,
-                **({"stream/replay_job": self.replay_job_name} if self.replay_partitions else {}),
-            },
-            # A run that finds nothing to read makes nothing.
-            skippable=True,
-        )
-
-        @dg.multi_asset(specs=[spec], name=self.name, required_resource_keys={self.resource})
-        def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-            yield from self.drain(context, config)
-
-        return materialize
-
-    def drain(self, context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator["dg.MaterializeResult[Any]"]:
-        """What a run does: micro-batches up to the end that the stream had when it began, or a replay.
-
-        With ``linger_seconds`` it stays, and writes what comes. Each batch is an observation when it is in the table
-        and committed; all of them are one materialization at the end, or several while the run stays. A replay is
-        materialized when it is whole.
+    def replay(self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig) -> Iterator[Any]:
+        """Replay into the table, in an op; a materialization for each batch, and the checks.
 
         Raises:
-            dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
+            dagster.Failure: see :meth:`stream_assets.StreamRun.run`.
         """
-        with _failures():
-            config.check()
-            self._accept(context, config)
-            if config.start is not None and not config.move_group:
-                wanted = config.replay(replay_id(context))
-                made = self._result(self._replay_told(context, wanted), self._replayed(context, wanted, config))
-            else:
-                linger_seconds, every_seconds = self._staying(config)
-                spark = self._spark(context)
-                told = IngestMaterializations(context, self.key, self.ingestion, spark, every_seconds=every_seconds)
-                made = self._result(told, self._drained(context, config, linger_seconds, told.tell_if_due))
-            if made is not None:
-                yield as_result(made)
+        yield from self._function.events(context, StreamRun(self._declared, config, wanted))
 
-    def _accept(self, context: dg.AssetExecutionContext, config: StreamConfig) -> None:
-        if not config.accept:
-            return
-        with ExitStack() as stack:
-            opened = stack.enter_context(self.stream.open())
-            names = self.ingestion.epochs(self.source.required_streams())
-            claimed = self.stream.claims(self.ingestion.group, names) if self.stream.is_claimed else None
-            claims = stack.enter_context(claimed) if claimed else None
-            found = accept(self._spark(context), opened, self.ingestion, epochs=config.accept, claims=claims)
-        for one in found:
-            context.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
 
-    def replay(
-        self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig
-    ) -> Iterator[dg.AssetMaterialization]:
-        """Replay partitions into the table; a materialization when they are whole.
+def plain(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    """The definition of an asset without what belongs to its stream."""
+    return dg.AssetsDefinition(**_attributes(asset))
 
-        Raises:
-            dagster.Failure: see :meth:`drain`.
-        """
-        with _failures():
-            told = self._replay_told(context, wanted, partitions=describe_partitions(context))
-            made = self._result(told, self._replayed(context, wanted, config))
-            if made is not None:
-                yield made
 
-    def _replay_told(self, context: Context, wanted: Replay, **what: str) -> Told:
-        what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
-        return ReplayMaterialization(context, self.key, self.ingestion, self._spark(context), what=what)
+def _attributes(asset: dg.AssetsDefinition) -> dict[str, Any]:
+    # The type of execution is the default one, and giving it is told of as a beta feature.
+    return {name: value for name, value in asset.get_attributes_dict().items() if name != "execution_type"}
 
-    def _staying(self, config: StreamConfig) -> tuple[float, float | None]:
-        """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
-        linger = self.linger_seconds if config.linger_seconds is None else config.linger_seconds
-        # A run that is to stop somewhere has nothing to stay for.
-        linger = 0.0 if config.stop else linger
-        every = self.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
-        if every is None:
-            every = MATERIALIZE_SECONDS if linger else None
-        return linger, every
 
-    def _drained(
-        self,
-        context: dg.AssetExecutionContext,
-        config: StreamConfig,
-        linger_seconds: float,
-        on_next: Callable[[], object],
-    ) -> Iterator[BatchReport]:
-        tagged = context.run.tags.get(MEMBER_TAG, self.ingestion.member)
-        member = tagged if self.stream.is_claimed else self.ingestion.member
-        ingestion = replace(config.configured(self.ingestion), member=member)
-        to = config.start.bound() if config.start else None
-        if to is not None and has_begun(ingestion):
-            with self.stream.open() as opened:
-                moves = rewind(
-                    self._spark(context),
-                    opened,
-                    ingestion,
-                    to,
-                    replay_id=replay_id(context),
-                    on_wait=context.log.warning,
-                )
-                for move in moves:
-                    context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
-        is_empty = True
-        for report in drain(
-            self._spark(context),
-            self.stream,
-            ingestion,
-            observer=self.observer,
-            max_batches=config.max_batches,
-            on_tail=context.log.warning,
-            origin=to,
-            stop=config.stop.bound() if config.stop else None,
-            linger_seconds=linger_seconds,
-            on_next=on_next,
-            on_wait=context.log.warning,
-        ):
-            is_empty = False
-            yield report
-        if is_empty:
-            context.log.info(f"nothing to read: group {ingestion.group} is at the end of {self.source}")
+def make_stream_asset(
+    declared: StreamToTable, function: AssetFunction, options: AssetOptions, *, run_tags: Mapping[str, str]
+) -> StreamAsset:
+    """The asset of a stream that goes into a table.
 
-    def _replayed(
-        self,
-        context: Context,
-        wanted: Replay,
-        config: ReplayConfig,
-    ) -> Iterator[BatchReport]:
-        ingestion = config.configured(self.ingestion)
-        with self.stream.open() as opened:
-            job = ReplayJob(
-                self._spark(context),
-                opened,
-                ingestion,
-                wanted,
-                observer=self.observer,
-                on_wait=context.log.warning,
-            )
-            start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
-            ranges = describe_ranges(job.goal()) or "nothing"
-            context.log.info(f"replaying from {start} to {stop}: {ranges}")
-            yield from drain_batches(job, max_batches=config.max_batches)
+    Args:
+        declared: the stream, the table, and how.
+        function: the transform, or the body.
+        options: Dagster's.
+        run_tags: of the runs that the sensor asks for.
+    """
+    kind = declared.stream.backend.kind
+    spec = dg.AssetSpec(
+        declared.key,
+        deps=[*upstream_keys(declared.stream).values(), *options.deps],
+        description=options.description,
+        group_name=options.group_name,
+        owners=options.owners,
+        tags=options.tags,
+        kinds={"spark", "deltalake", *([kind] if kind else [])} if options.kinds is None else set(options.kinds),
+        code_version=options.code_version,
+        automation_condition=options.automation_condition,
+        freshness_policy=options.freshness_policy,
+        metadata={
+            "dagster/uri": declared.ingestion.table,
+            "stream/source": str(declared.source),
+            "stream/group": declared.ingestion.group,
+            **({"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}),
+            **options.metadata,
+        },
+        # A run that finds nothing to read makes nothing.
+        skippable=True,
+    )
 
-    def _spark(self, context: Context) -> SparkSession:
-        spark: SparkSession = getattr(context.resources, self.resource).spark_session
-        return spark
+    @dg.multi_asset(
+        specs=[spec],
+        check_specs=[check.spec(declared.key) for check in declared.checks],
+        # The checks can be run without the asset.
+        can_subset=True,
+        name=declared.name,
+        required_resource_keys={*function.resources, *([declared.spark] if isinstance(declared.spark, str) else [])},
+        retry_policy=options.retry_policy,
+        op_tags=options.op_tags,
+        pool=options.pool,
+        hooks=options.hooks,
+    )
+    def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[Any]:
+        yield from function.events(context, StreamRun(declared, config))
 
-    def _result(self, told: Told, reports: Iterator[BatchReport]) -> dg.AssetMaterialization | None:
-        """The last materialization of the run, or the only one; the others are events on the way."""
-        try:
-            for report in reports:
-                told.add(report)
-        except BaseException:
-            told.tell_rest()
-            raise
-        return told.result()
+    return StreamAsset(declared, function, run_tags=run_tags, **_attributes(materialize))
+
+
+def upstream_keys(stream: StreamSource) -> Mapping[str, dg.AssetKey]:
+    """Per stream of a source, the key of the asset that stands for it."""
+    return {name: stream_asset_key(stream.url.protocol, name) for name in stream.url.required_streams()}
 
 
 def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
@@ -324,28 +250,6 @@ def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
     # What it has of percent signs is encoding already.
     text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
     return dg.AssetKey([protocol, _ENCODED, text.replace("%", "_")])
-
-
-def replay_id(context: Context) -> str:
-    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew."""
-    run = context.run
-    while run.parent_run_id is not None:
-        parent = context.instance.get_run_by_id(run.parent_run_id)
-        if parent is None or parent.status is dg.DagsterRunStatus.SUCCESS:
-            break
-        run = parent
-    return run.run_id
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Errors that come back until somebody changes something are not retried."""
-    try:
-        yield
-    except StreamAssetsError as error:
-        if isinstance(error, Terminal):
-            raise dg.Failure(description=str(error), allow_retries=False) from error
-        raise
 
 
 def stream_asset(
@@ -378,14 +282,30 @@ def stream_asset(
     tags: Mapping[str, str] | None = None,
     description: str | None = None,
     deps: Sequence[Any] = (),
-    resource: str = "spark",
+    kinds: AbstractSet[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    code_version: str | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    op_tags: Mapping[str, Any] | None = None,
+    pool: str | None = None,
+    hooks: AbstractSet[dg.HookDefinition] = frozenset(),
+    run_tags: Mapping[str, str] | None = None,
+    checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
+    policy: LagPolicy | None = None,
+    spark: Any = None,
     observer: Observer = ignore_steps,
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = DAILY,
-) -> Callable[[Transform], StreamAsset]:
-    """Declare a stream asset; the decorated function is the transform of each micro-batch.
+) -> Callable[[Callable[..., Any]], StreamAsset]:
+    """Declare a stream asset; the decorated function is the transform of each micro-batch, or the body of the asset.
 
-    The function takes the decoded rows as a PySpark DataFrame, with the columns ``_stream``, ``_shard``,
-    ``_sequence`` and ``_timestamp``, and returns the rows to write; it must keep those four columns.
+    A transform takes the decoded rows as a PySpark DataFrame, with the columns ``_stream``, ``_shard``, ``_sequence``
+    and ``_timestamp``, and returns the rows to write; it must keep those four columns. A parameter ``context`` gets
+    Dagster's context, and each further one the resource of that key.
+
+    A function with a parameter that is annotated with :class:`stream_assets.StreamRun` is the body of the asset: it
+    yields what Dagster is told, as with ``@dg.multi_asset``, and runs the stream in it.
 
     Args:
         source: the stream URL, like ``file://orders.ss/orders``.
@@ -428,7 +348,20 @@ def stream_asset(
         tags: of the asset.
         description: of the asset; the function's docstring by default.
         deps: more assets that it depends on.
-        resource: the key of a resource with a ``spark_session``.
+        kinds: what the UI shows an icon for; by default the broker, spark and deltalake.
+        metadata: of the asset, beside the table, the stream and the group.
+        code_version: of the asset.
+        automation_condition: of the asset, for runs beside those that the sensor asks for.
+        freshness_policy: of the asset.
+        retry_policy: of a run that fails.
+        op_tags: of the op, which can say how much memory a container of Kubernetes gets.
+        pool: of the op; its limit says how many runs write at the same time.
+        hooks: of the op.
+        run_tags: of the runs that the sensor asks for, like ``{"dagster/priority": "3"}``.
+        checks: what is checked after each run.
+        policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
+        spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
+            that the definitions have; by default a local Spark that outlives the run.
         observer: told of each step; for tests.
         replay_partitions: the partitions of the job that replays the messages of a day or an hour; daily in UTC by
             default, ``None`` for no such job. Where members claim entries there is none.
@@ -463,16 +396,26 @@ def stream_asset(
     chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
     limits = Limits().override(max_records, max_bytes)
 
-    def declare(transform: Transform) -> StreamAsset:
-        own_name = name or getattr(transform, "__name__", "stream")
-        return StreamAsset(
+    # A run that stays is not stale before its time is over.
+    chosen_policy = policy or LagPolicy(
+        min_lag=min_lag,
+        max_wait_seconds=max_wait_seconds,
+        stale_run_seconds=STALE_RUN_SECONDS + linger_seconds,
+        max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
+        keeps_alive=linger_seconds > 0,
+    )
+
+    def declare(function: Callable[..., Any]) -> StreamAsset:
+        own_name = name or getattr(function, "__name__", "stream")
+        own_function = AssetFunction.of(function)
+        declared = StreamToTable(
             key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
             stream=stream,
             ingestion=Ingestion(
                 group=ledger_group,
                 table=table,
                 decoder=Raw() if decode is None else decode,
-                transform=transform,
+                transform=own_function.plain_transform,
                 sharing=chosen_mode,
                 claims=stream.is_claimed,
                 start=chosen_start,
@@ -483,26 +426,32 @@ def stream_asset(
                 storage_options=storage_options or {},
                 single_writer=single_writer,
             ),
-            policy=LagPolicy(
-                min_lag=min_lag,
-                max_wait_seconds=max_wait_seconds,
-                # A run that stays is not stale before its time is over.
-                stale_run_seconds=STALE_RUN_SECONDS + linger_seconds,
-                max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
-                keeps_alive=linger_seconds > 0,
-            ),
+            policy=chosen_policy,
             sensor_seconds=sensor_seconds,
             sensor_status=chosen_status,
-            resource=resource,
-            group_name=group_name,
-            owners=owners,
-            tags=tags or {},
-            description=description or (transform.__doc__ or None),
-            deps=deps,
+            spark=spark,
+            checks=checks,
             observer=observer,
             replay_partitions=None if stream.is_claimed else replay_partitions,
             linger_seconds=linger_seconds,
             materialize_seconds=materialize_seconds,
         )
+        options = AssetOptions(
+            deps=deps,
+            description=description or function.__doc__ or None,
+            group_name=group_name,
+            owners=owners,
+            tags=tags or {},
+            kinds=kinds,
+            metadata=metadata or {},
+            code_version=code_version,
+            automation_condition=automation_condition,
+            freshness_policy=freshness_policy,
+            retry_policy=retry_policy,
+            op_tags=op_tags or {},
+            pool=pool,
+            hooks=hooks,
+        )
+        return make_stream_asset(declared, own_function, options, run_tags=run_tags or {})
 
     return declare

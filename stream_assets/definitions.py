@@ -6,11 +6,15 @@ from pathlib import Path
 import dagster as dg
 from pyspark.sql import DataFrame
 
-from stream_assets import Json, SparkResource, stream_asset, stream_definitions
+from stream_assets import Json, SparkSessionResource, stream_asset, stream_definitions
 from stream_assets.testing import KillSwitch
 
 HOME = Path(os.environ.get("STREAM_ASSETS_DEMO") or Path.cwd() / ".demo").absolute()
 TABLE = str(HOME / "lake" / "orders")
+
+
+# A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.stream_assets.server.idleSeconds": "120"}
 
 
 @stream_asset(
@@ -21,6 +25,7 @@ TABLE = str(HOME / "lake" / "orders")
     max_records=int(os.environ.get("STREAM_ASSETS_DEMO_RECORDS", "25000")),
     sensor_seconds=5,
     sensor_status=dg.DefaultSensorStatus.RUNNING,
+    spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
     observer=KillSwitch.from_environment(table=TABLE, memory=HOME / "faults"),
 )
 def orders(batch: DataFrame) -> DataFrame:
@@ -28,7 +33,4 @@ def orders(batch: DataFrame) -> DataFrame:
     return batch
 
 
-# A run of the demo lives for seconds: it is faster without the optimising compiler. Who has seen the demo is done.
-QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.stream_assets.server.idleSeconds": "120"}
-SPARK = SparkResource(master="local[2]", spark_config=QUICK)
-defs = stream_definitions([orders], resources={"spark": SPARK})
+defs = stream_definitions([orders])

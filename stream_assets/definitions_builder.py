@@ -10,38 +10,39 @@ import dagster as dg
 
 from sensors.lag_sensor import build_lag_sensor
 from stream_assets.asset import StreamAsset
-from stream_assets.checks import build_continuity_check, build_dead_letter_check
 from stream_assets.replay_job import build_replay_job
-from stream_assets.resources import SparkResource
+from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
 
 
 def build_ingest_job(stream: StreamAsset) -> dg.UnresolvedAssetJobDefinition:
     """The job that the sensor asks for; one process, one Spark session."""
     return dg.define_asset_job(
-        stream.job_name,
+        stream.declared.job_name,
         selection=dg.AssetSelection.assets(stream.key),
         executor_def=dg.in_process_executor,
-        description=f"Drain {stream.source} into {stream.ingestion.table}.",
+        run_tags=dict(stream.run_tags),
+        description=f"Drain {stream.declared.source} into {stream.declared.ingestion.table}.",
     )
 
 
 def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
     """The lag sensor of a stream asset."""
+    declared = stream.declared
     return build_lag_sensor(
-        name=f"{stream.name}_lag",
-        source=stream.stream,
-        ingestion=stream.ingestion,
+        name=f"{declared.name}_lag",
+        source=declared.stream,
+        ingestion=declared.ingestion,
         job=job,
         asset_key=stream.key,
         upstream=stream.upstream,
-        policy=stream.policy,
-        minimum_interval_seconds=stream.sensor_seconds,
-        default_status=stream.sensor_status,
+        policy=declared.policy,
+        minimum_interval_seconds=declared.sensor_seconds,
+        default_status=declared.sensor_status,
     )
 
 
-def _check_claims(one: StreamAsset, other: StreamAsset) -> None:
+def _check_claims(one: StreamToTable, other: StreamToTable) -> None:
     """Each entry that members claim is given to one of them: two tables would each get a part of the stream."""
     groups = [(stream.source.nodes, stream.ingestion.group) for stream in (one, other)]
     shared = set(one.source.required_streams()) & set(other.source.required_streams())
@@ -55,11 +56,14 @@ def _check_claims(one: StreamAsset, other: StreamAsset) -> None:
 
 
 def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
-    """Definitions of stream assets: the assets, their streams, jobs, sensors, checks, and the Spark resource.
+    """Definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
+
+    They merge with other definitions, also with those of another call: nothing is made for two assets at once, and a
+    stream that both read is declared alike.
 
     Args:
         streams: what ``@stream_asset`` made.
-        resources: yours win; without one of that key each asset gets a :class:`SparkResource`.
+        resources: those that the assets ask for by their keys; no other is needed.
 
     Raises:
         InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
@@ -75,24 +79,21 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
     """
     names: dict[str, StreamAsset] = {}
     for stream in streams:
-        other = names.setdefault(stream.name, stream)
+        other = names.setdefault(stream.declared.name, stream)
         if other is not stream:
             raise InvalidOptionError(
                 f"the assets {other.key.to_user_string()} and {stream.key.to_user_string()} have one name in Dagster",
                 remedy="Rename one of them; '.', '-' and '_' count as the same.",
-                name=stream.name,
+                name=stream.declared.name,
             )
-    for one, other in combinations(streams, 2):
-        _check_claims(one, other)
-    jobs = {stream.name: build_ingest_job(stream) for stream in streams}
-    replays = [build_replay_job(stream, stream.replay_partitions) for stream in streams if stream.replay_partitions]
+    for one, another in combinations(streams, 2):
+        _check_claims(one.declared, another.declared)
+    jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
+    replayed = [(stream, stream.declared.replay_partitions) for stream in streams]
     upstream = {spec.key: spec for stream in streams for spec in stream.upstream_specs()}
     return dg.Definitions(
-        assets=[*(stream.assets_definition() for stream in streams), *upstream.values()],
-        asset_checks=[
-            check for stream in streams for check in (build_dead_letter_check(stream), build_continuity_check(stream))
-        ],
-        jobs=[*jobs.values(), *replays],
-        sensors=[build_sensor(stream, jobs[stream.name]) for stream in streams],
-        resources={**{stream.resource: SparkResource() for stream in streams}, **(resources or {})},
+        assets=[*streams, *upstream.values()],
+        jobs=[*jobs.values(), *(build_replay_job(stream, days) for stream, days in replayed if days)],
+        sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],
+        resources=resources,
     )

@@ -8,9 +8,9 @@ import dagster as dg
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
-from stream_assets.asset import DAILY, StreamAsset, replay_id
-from stream_assets.checks import evaluate_checks
+from stream_assets.asset import DAILY, StreamAsset
 from stream_assets.config import ReplayConfig
+from stream_assets.stream_run import replay_id
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -27,7 +27,8 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
     Raises:
         InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges.
     """
-    if stream.stream.is_claimed:
+    declared = stream.declared
+    if declared.stream.is_claimed:
         raise InvalidOptionError(
             f"{stream.key.to_user_string()} claims entries one by one, so that there are no ranges to replay",
             remedy="Use mode 'resumable', or build no replay job.",
@@ -35,10 +36,10 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
 
     @dg.op(
         # Two names: a code location does not load if an op is called like a job.
-        name=f"{stream.replay_job_name}_partition",
-        description=f"Make the rows of one partition of {stream.source} again.",
-        required_resource_keys={stream.resource},
-        pool=stream.replay_job_name,
+        name=f"{declared.replay_job_name}_partition",
+        description=f"Make the rows of one partition of {declared.source} again.",
+        required_resource_keys=set(stream.op.required_resource_keys),
+        pool=declared.replay_job_name,
         out=dg.Out(dg.Nothing),
     )
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
@@ -50,14 +51,13 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
             replay_id(context),
         )
         yield from stream.replay(context, wanted, config)
-        yield from evaluate_checks(stream)
         yield dg.Output(None)
 
     @dg.job(
-        name=stream.replay_job_name,
+        name=declared.replay_job_name,
         description=(
-            f"Read the messages of a partition, by their timestamps, from {stream.source} again, and replace their "
-            f"rows in {stream.ingestion.table}. No position moves.\n\nPartitions, *Launch backfill…*: name the "
+            f"Read the messages of a partition, by their timestamps, from {declared.source} again, and replace their "
+            f"rows in {declared.ingestion.table}. No position moves.\n\nPartitions, *Launch backfill…*: name the "
             "partitions; for those that were replayed before, tick *Completed*."
         ),
         partitions_def=partitions,

@@ -7,14 +7,14 @@ from pyspark.sql import SparkSession
 from spark_jobs.session import SparkOptions, create_session
 
 
-class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
+class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
     """A Spark session that can write Delta tables: local, on a master, or over Spark Connect.
 
     The session is made when it is first asked for, and stopped after the run if this made it. A local Spark is a server
     that outlives the run, so that the next one does not wait for a JVM; ``stream-assets spark status`` shows it.
 
     Example:
-        >>> SparkResource(master="local[2]").remote is None
+        >>> SparkSessionResource(master="local[2]").remote is None
         True
     """
 

@@ -57,7 +57,7 @@ _CORRECT_IT = "Correct it; nothing was written, and the next run reads the same 
 # PySpark decides so when the decorator runs.
 _MADE_EARLY = (
     "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
-    "the transform; or have such a Spark: SparkResource(in_process=True), --in-process."
+    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ class Jobs:
     """The stream asset, another asset, and jobs with names of the user's own."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance, **options: Any) -> None:
+        self.folder, self.options = folder, options
         self.stream: StreamAsset = declare(folder, **options)
         self.instance = instance
         nightly = dg.define_asset_job("nightly", selection=[self.stream.key])
@@ -38,6 +38,10 @@ class Jobs:
         reports = dg.define_asset_job("reports", selection=[report.key])
         self.beside = dg.Definitions([report], jobs=[nightly, both, reports])
         self.all = dg.Definitions.merge(stream_definitions([self.stream]), self.beside)
+
+    def follow(self, policy: LagPolicy) -> None:
+        """From now on the sensor has another policy."""
+        self.stream = declare(self.folder, **{**self.options, "policy": policy})
 
     def run(
         self, job: str, status: Status = Status.STARTED, *, only: dg.AssetKey | None = None, member: str = "main"
@@ -143,12 +147,12 @@ def test_what_was_cancelled_is_not_asked_for_again_until_somebody_starts_it(jobs
 
 def test_a_cancelled_run_is_asked_for_again_after_the_pause(jobs: Jobs) -> None:
     jobs.cancel(jobs.run("nightly"))
-    jobs.stream = replace(jobs.stream, policy=LagPolicy(after_cancel_seconds=0.0))
+    jobs.follow(LagPolicy(after_cancel_seconds=0.0))
     assert jobs.tick().run_requests
 
 
 def test_a_member_that_was_cancelled_is_not_replaced_while_the_others_go_on(jobs: Jobs) -> None:
-    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=2))
+    jobs.follow(LagPolicy(max_runs=2))
     member = jobs.run("ingest_orders", member="member-2")
     other = jobs.run("ingest_orders")
     jobs.cancel(member)
@@ -158,7 +162,7 @@ def test_a_member_that_was_cancelled_is_not_replaced_while_the_others_go_on(jobs
 
 
 def test_failures_of_a_member_are_counted_while_another_one_works(jobs: Jobs) -> None:
-    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=2))
+    jobs.follow(LagPolicy(max_runs=2))
     for _ in range(2):
         jobs.instance.report_run_failed(jobs.run("ingest_orders", member="member-2"))
     jobs.run("ingest_orders")
@@ -179,7 +183,7 @@ def test_with_runs_that_stay_one_is_kept_alive_also_without_lag(folder: Path, in
 def test_members_that_stay_are_kept_alive_one_a_shard_at_most(folder: Path, instance: dg.DagsterInstance) -> None:
     jobs = Jobs(folder, instance)
     write_stream(folder / "orders.ss", 5)
-    jobs.stream = replace(jobs.stream, policy=LagPolicy(max_runs=3, keeps_alive=True))
+    jobs.follow(LagPolicy(max_runs=3, keeps_alive=True))
     requests = jobs.tick().run_requests or []
     assert [request.tags[MEMBER_TAG] for request in requests] == ["main", "member-2"]
 

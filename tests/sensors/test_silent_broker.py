@@ -42,8 +42,8 @@ def somebody_mute() -> Iterator[int]:
 
 
 def asset(folder: Path, address: str, *, answer_seconds: float = 5.0, retry_seconds: float = 300.0) -> StreamAsset:
-    stream = declare(folder, source=f"{address}/orders", retry_seconds=retry_seconds)
-    return replace(stream, policy=LagPolicy(answer_seconds=answer_seconds))
+    policy = LagPolicy(answer_seconds=answer_seconds)
+    return declare(folder, source=f"{address}/orders", retry_seconds=retry_seconds, policy=policy)
 
 
 def moved(result: dg.SensorResult, seconds: float) -> str:

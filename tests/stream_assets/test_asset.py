@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from sensors.lag_sensor import LagCursor, LagPolicy
 from spark_jobs.session import delta_spark_config
-from stream_assets import Json, SparkResource, stream_definitions
+from stream_assets import Json, SparkSessionResource, stream_definitions
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError, SourceRecreatedError, StreamNotFoundError
 from tests.support.dagster_runs import declare, execute, materializations, observations, skip_message, tick
@@ -34,11 +33,11 @@ def test_any_resource_with_a_spark_session_works(
     write_stream(folder / "orders.ss", 100, malformed=frozenset({5}))
     config = {key: value for key, value in delta_spark_config().items() if key != "spark.jars"}
     resource = {
-        "own": SparkResource(),
+        "own": SparkSessionResource(),
         "eager": PySparkResource(spark_config=config),
         "lazy": LazyPySparkResource(spark_config=config),
     }[kind]
-    result = execute(declare(folder), instance, spark=resource)
+    result = execute(declare(folder, spark=resource), instance)
     assert result.success
     assert_each_once(folder / "orders.ss", folder / "t")
     assert spark.sql("SELECT 1").count() == 1, "a session that was there before is not stopped"
@@ -199,7 +198,7 @@ def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
     with create_producer(f"file://{folder}/orders.ss/other") as producer:
         for index in range(500):
             producer.send(b"%d" % index)
-    stream = replace(declare(folder), policy=LagPolicy(budget_seconds=0.0))
+    stream = declare(folder, policy=LagPolicy(budget_seconds=0.0))
     assert tick(stream, instance).run_requests
 
 

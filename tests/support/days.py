@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from stream_assets import Json, SparkResource, StreamAsset, stream_asset, stream_definitions
+from stream_assets import Json, SparkSessionResource, StreamAsset, stream_asset, stream_definitions
 from stream_consumers.create import create_producer
 
 FOLDER_VARIABLE = "STREAM_ASSETS_TEST_FOLDER"
@@ -54,6 +54,7 @@ def declare(folder: Path, made_by: str, table: str = "orders") -> StreamAsset:
         table=str(folder / "lake" / table),
         decode=Json("id BIGINT, user STRING"),
         max_records=PER_BATCH[made_by],
+        spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
     )
     def orders(batch: DataFrame) -> DataFrame:
         """Orders, each once."""
@@ -77,4 +78,4 @@ def times(table: str) -> dict[str, list[Any]]:
 
 if FOLDER_VARIABLE in os.environ:
     asset = declare(Path(os.environ[FOLDER_VARIABLE]), "new")
-    defs = stream_definitions([asset], resources={"spark": SparkResource(master="local[2]", spark_config=QUICK)})
+    defs = stream_definitions([asset])

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import dagster as dg
 
-from stream_assets import SparkResource, stream_definitions
+from stream_assets import SparkSessionResource, stream_definitions
 from tests.support.dagster_runs import declare
 from tests.support.settings import SHORT_LIVED
 
 FOLDER_VARIABLE = "STAYING_RUNS_FOLDER"
 stream = declare(
     Path(os.environ.get(FOLDER_VARIABLE, "unused")),
+    spark=SparkSessionResource(master="local[1]", spark_config=SHORT_LIVED),
     sensor_seconds=1,
     sensor_status=dg.DefaultSensorStatus.RUNNING,
     linger_seconds=3600.0,
     materialize_seconds=3600.0,
 )
-defs = stream_definitions([stream], resources={"spark": SparkResource(master="local[1]", spark_config=SHORT_LIVED)})
+defs = stream_definitions([stream])

@@ -15,7 +15,7 @@ from tests.support.dagster_runs import declare
 FOLDER_VARIABLE = "WAITING_JOBS_FOLDER"
 
 
-class Waits:
+class Waits(dg.ConfigurableResource):  # type: ignore[type-arg]
     """In place of Spark."""
 
     @property
@@ -26,9 +26,12 @@ class Waits:
 
 
 stream = declare(
-    Path(os.environ.get(FOLDER_VARIABLE, "unused")), sensor_seconds=1, sensor_status=dg.DefaultSensorStatus.RUNNING
+    Path(os.environ.get(FOLDER_VARIABLE, "unused")),
+    spark=Waits(),
+    sensor_seconds=1,
+    sensor_status=dg.DefaultSensorStatus.RUNNING,
 )
 defs = dg.Definitions.merge(
-    stream_definitions([stream], resources={"spark": dg.ResourceDefinition.hardcoded_resource(Waits())}),
+    stream_definitions([stream]),
     dg.Definitions(jobs=[dg.define_asset_job("nightly", selection=[stream.key], executor_def=dg.in_process_executor)]),
 )

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.reading.decode import Json, Raw
 from spark_jobs.reading.source import SplitPartition, decoded_schema, read_splits
-from stream_assets import SparkResource, StreamAsset, stream_asset, stream_definitions
+from stream_assets import StreamAsset, stream_asset, stream_definitions
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, InvalidOptionError
@@ -182,7 +182,7 @@ def test_a_password_works_from_end_to_end_and_dagster_never_hears_it(
     broker.send(topic, orders(5))
     broker.send(topic, orders(5), partition=1)
     stream = declare(f"kafka://{address}/{topic}", folder, client=client(), max_records=6)
-    definitions = stream_definitions([stream], resources={"spark": SparkResource()})
+    definitions = stream_definitions([stream])
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def(stream.job_name).execute_in_process(instance=instance)
         run = instance.get_run_by_id(result.run_id)

@@ -1,0 +1,258 @@
+"""What a run of a stream asset does: micro-batches into the table, or a replay, and the checks behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from sensors.lag_sensor import MEMBER_TAG
+from spark_jobs.batches.accept import accept
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import BatchReport, Ingestion, Transform
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.ledger_recovery import has_begun
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.run_ingestion import drain
+from stream_assets.config import ReplayConfig, StreamConfig
+from stream_assets.materializations import (
+    Context,
+    IngestMaterializations,
+    ReplayMaterialization,
+    Told,
+    as_result,
+    describe_partitions,
+    describe_ranges,
+)
+from stream_assets.resources import SparkSessionResource
+from stream_assets.stream_to_table import StreamToTable
+from stream_consumers.errors import StreamAssetsError, Terminal
+
+MATERIALIZE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class StreamRun:
+    """A run of a stream asset, which the body of the asset starts: ``yield from stream.run(context)``.
+
+    Args:
+        declared: what the asset was declared with.
+        config: the run config.
+        wanted: what a replay job replays; ``None`` in a run of the asset.
+
+    Example:
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(context, stream: StreamRun):
+        ...     context.log.info(f"into {stream.declared.ingestion.table}")
+        ...     yield from stream.run(context, transform=lambda rows: rows.where("payload is not null"))
+    """
+
+    declared: StreamToTable
+    config: ReplayConfig
+    wanted: Replay | None = None
+
+    def run(self, context: Context, *, transform: Transform | None = None) -> Iterator[Any]:
+        """Write what there is, and tell Dagster of it and of the checks.
+
+        Without a start the run writes micro-batches up to the end that the stream had when it began. With
+        ``linger_seconds`` it stays, and writes what comes. With a start it replays, or moves the group. Each batch is
+        an observation when it is in the table and committed; all of them are one materialization at the end, or several
+        while the run stays. A replay is materialized when it is whole. A run that was asked only for checks does only
+        those.
+
+        Args:
+            context: of the asset.
+            transform: from the decoded rows of a batch to the rows to write; they must keep the stream columns.
+
+        Yields:
+            ``MaterializeResult`` and ``AssetCheckResult``; in the op of a replay job what is said there instead.
+
+        Raises:
+            dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
+        """
+        declared = replace(self.declared, ingestion=replace(self.declared.ingestion, transform=transform))
+        with failures():
+            if self.wanted is not None:
+                with _session(context, declared.spark) as spark:
+                    partitions = describe_partitions(context)
+                    told = _replay_told(context, declared.key, declared, spark, self.wanted, partitions=partitions)
+                    made = _result(told, _replayed(context, declared, spark, self.wanted, self.config))
+                if made is not None:
+                    yield made
+                yield from (check.evaluation(declared.key, declared) for check in declared.checks)
+                return
+            assert isinstance(context, dg.AssetExecutionContext)
+            assert isinstance(self.config, StreamConfig)
+            asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
+            for key in context.selected_asset_keys:
+                with _session(context, declared.spark) as spark:
+                    made = _made(context, key, declared, spark, self.config)
+                if made is not None:
+                    yield as_result(made)
+            yield from (check.result(asked[check.name], declared) for check in declared.checks if check.name in asked)
+
+
+def _made(
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+    declared: StreamToTable,
+    spark: SparkSession,
+    config: StreamConfig,
+) -> dg.AssetMaterialization | None:
+    config.check()
+    _accept(context, declared, spark, config)
+    if config.start is not None and not config.move_group:
+        wanted = config.replay(replay_id(context))
+        told = _replay_told(context, key, declared, spark, wanted)
+        return _result(told, _replayed(context, declared, spark, wanted, config))
+    linger_seconds, every_seconds = _staying(declared, config)
+    ingested = IngestMaterializations(context, key, declared.ingestion, spark, every_seconds=every_seconds)
+    reports = _drained(context, declared, spark, config, linger_seconds=linger_seconds, on_next=ingested.tell_if_due)
+    return _result(ingested, reports)
+
+
+def _accept(context: Context, declared: StreamToTable, spark: SparkSession, config: StreamConfig) -> None:
+    if not config.accept:
+        return
+    stream, ingestion = declared.stream, declared.ingestion
+    with ExitStack() as stack:
+        opened = stack.enter_context(stream.open())
+        names = ingestion.epochs(stream.url.required_streams())
+        claimed = stream.claims(ingestion.group, names) if stream.is_claimed else None
+        claims = stack.enter_context(claimed) if claimed else None
+        found = accept(spark, opened, ingestion, epochs=config.accept, claims=claims)
+    for one in found:
+        context.log.info(f"{one.name} is accepted, known by {one.identity}; {one.before} has ended")
+
+
+def _replay_told(
+    context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession, wanted: Replay, **what: str
+) -> Told:
+    what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
+    return ReplayMaterialization(context, key, declared.ingestion, spark, what=what)
+
+
+def _staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float | None]:
+    """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
+    linger = declared.linger_seconds if config.linger_seconds is None else config.linger_seconds
+    # A run that is to stop somewhere has nothing to stay for.
+    linger = 0.0 if config.stop else linger
+    every = declared.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
+    if every is None:
+        every = MATERIALIZE_SECONDS if linger else None
+    return linger, every
+
+
+def _drained(
+    context: dg.AssetExecutionContext,
+    declared: StreamToTable,
+    spark: SparkSession,
+    config: StreamConfig,
+    *,
+    linger_seconds: float,
+    on_next: Callable[[], object],
+) -> Iterator[BatchReport]:
+    tagged = context.run.tags.get(MEMBER_TAG, declared.ingestion.member)
+    member = tagged if declared.stream.is_claimed else declared.ingestion.member
+    ingestion = replace(config.configured(declared.ingestion), member=member)
+    to = config.start.bound() if config.start else None
+    if to is not None and has_begun(ingestion):
+        _move(context, declared, spark, ingestion, to)
+    is_empty = True
+    for report in drain(
+        spark,
+        declared.stream,
+        ingestion,
+        observer=declared.observer,
+        max_batches=config.max_batches,
+        on_tail=context.log.warning,
+        origin=to,
+        stop=config.stop.bound() if config.stop else None,
+        linger_seconds=linger_seconds,
+        on_next=on_next,
+        on_wait=context.log.warning,
+    ):
+        is_empty = False
+        yield report
+    if is_empty:
+        context.log.info(f"nothing to read: group {ingestion.group} is at the end of {declared.source}")
+
+
+def _move(context: Context, declared: StreamToTable, spark: SparkSession, ingestion: Ingestion, to: Bound) -> None:
+    with declared.stream.open() as opened:
+        moves = rewind(spark, opened, ingestion, to, replay_id=replay_id(context), on_wait=context.log.warning)
+        for move in moves:
+            context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
+
+
+def _replayed(
+    context: Context,
+    declared: StreamToTable,
+    spark: SparkSession,
+    wanted: Replay,
+    config: ReplayConfig,
+) -> Iterator[BatchReport]:
+    ingestion = config.configured(declared.ingestion)
+    with declared.stream.open() as opened:
+        job = ReplayJob(spark, opened, ingestion, wanted, observer=declared.observer, on_wait=context.log.warning)
+        start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
+        ranges = describe_ranges(job.goal()) or "nothing"
+        context.log.info(f"replaying from {start} to {stop}: {ranges}")
+        yield from drain_batches(job, max_batches=config.max_batches)
+
+
+def _result(told: Told, reports: Iterator[BatchReport]) -> dg.AssetMaterialization | None:
+    """The last materialization of the run, or the only one; the others are events on the way."""
+    try:
+        for report in reports:
+            told.add(report)
+    except BaseException:
+        told.tell_rest()
+        raise
+    return told.result()
+
+
+@contextmanager
+def _session(context: Context, spark: Any) -> Iterator[SparkSession]:
+    """The session of a run.
+
+    Args:
+        context: of the run.
+        spark: a resource, or the key of one; ``None`` for a local Spark.
+    """
+    if isinstance(spark, str):
+        yield getattr(context.resources, spark).spark_session
+        return
+    resource = SparkSessionResource() if spark is None else spark
+    # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
+    # and no place in the run config, where a launchpad would keep its settings.
+    with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
+        yield resources.spark.spark_session
+
+
+def replay_id(context: Context) -> str:
+    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew."""
+    run = context.run
+    while run.parent_run_id is not None:
+        parent = context.instance.get_run_by_id(run.parent_run_id)
+        if parent is None or parent.status is dg.DagsterRunStatus.SUCCESS:
+            break
+        run = parent
+    return run.run_id
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Errors that come back until somebody changes something are not retried."""
+    try:
+        yield
+    except StreamAssetsError as error:
+        if isinstance(error, Terminal):
+            raise dg.Failure(description=str(error), allow_retries=False) from error
+        raise

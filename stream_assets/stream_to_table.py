@@ -1,0 +1,119 @@
+"""A stream, the table that it goes into, and how: what a stream asset holds, and each of its runs reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from sensors.lag_sensor import LagPolicy
+from spark_jobs.batches.ingestion import Ingestion, Observer, ignore_steps
+from stream_consumers.create import StreamSource
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import check_count, check_range, choose_fields
+from stream_consumers.urls import StreamUrl
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCheck:
+    """A check of a stream asset.
+
+    Args:
+        name: of the check.
+        description: what holds if it passes.
+        evaluate: looks whether that holds; of its result the name and the key are filled in.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+    """
+
+    name: str
+    description: str
+    evaluate: Callable[[StreamToTable], dg.AssetCheckResult]
+    blocking: bool = False
+
+    def spec(self, key: dg.AssetKey) -> dg.AssetCheckSpec:
+        """Dagster's description of the check of an asset."""
+        return dg.AssetCheckSpec(self.name, asset=key, description=self.description, blocking=self.blocking)
+
+    def result(self, key: dg.AssetKey, stream: StreamToTable) -> dg.AssetCheckResult:
+        """What Dagster is told."""
+        return self.evaluate(stream)._replace(asset_key=key, check_name=self.name)
+
+    def evaluation(self, key: dg.AssetKey, stream: StreamToTable) -> dg.AssetCheckEvaluation:
+        """What Dagster is told by an op that makes the asset without being its own."""
+        found = self.evaluate(stream)
+        return dg.AssetCheckEvaluation(
+            asset_key=key,
+            check_name=self.name,
+            passed=found.passed,
+            metadata=found.metadata,
+            severity=found.severity,
+            description=found.description,
+        )
+
+
+@dataclass(frozen=True)
+class StreamToTable:
+    """What ``@stream_asset`` was told, as a value.
+
+    Args:
+        key: the asset key of the table.
+        stream: where the messages come from.
+        ingestion: what goes where.
+        policy: when the sensor asks for a run.
+        sensor_seconds: the least time between two ticks.
+        sensor_status: whether the sensor runs without being turned on.
+        spark: a resource with a ``spark_session``, or the key of one; ``None`` for a local Spark.
+        checks: what is checked after each run.
+        observer: told of each step of each batch; for tests.
+        replay_partitions: of the replay job; ``None`` for no such job.
+        linger_seconds, materialize_seconds: see :func:`stream_assets.stream_asset`.
+    """
+
+    key: dg.AssetKey
+    stream: StreamSource
+    ingestion: Ingestion
+    policy: LagPolicy = field(default_factory=LagPolicy)
+    sensor_seconds: int = 30
+    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
+    spark: Any = None
+    checks: Sequence[StreamCheck] = ()
+    observer: Observer = ignore_steps
+    replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
+    linger_seconds: float = 0.0
+    materialize_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        choose_fields(self, sensor_status=dg.DefaultSensorStatus)
+        check_count("sensor_seconds", self.sensor_seconds)
+        days = self.replay_partitions
+        if days is not None and not isinstance(days, dg.TimeWindowPartitionsDefinition):
+            raise InvalidOptionError(
+                f"replay_partitions={days!r} are no windows of time",
+                remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
+            )
+        check_range("linger_seconds", self.linger_seconds)
+        if self.materialize_seconds is not None:
+            check_range("materialize_seconds", self.materialize_seconds)
+
+    @property
+    def source(self) -> StreamUrl:
+        """The stream URL."""
+        return self.stream.url
+
+    @property
+    def name(self) -> str:
+        """The key as an identifier: the base of the names of the op, the job and the sensor."""
+        return re.sub(r"[^A-Za-z0-9_]", "_", "__".join(self.key.path))
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job that the sensor asks for."""
+        return f"ingest_{self.name}"
+
+    @property
+    def replay_job_name(self) -> str:
+        """The name of the job that replays partitions."""
+        return f"replay_{self.name}"

@@ -1,0 +1,157 @@
+"""A stream asset is an asset of Dagster's: it goes wherever one goes, and merges with whatever is there. No Spark."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from stream_assets import StreamAsset, StreamRun, stream_asset, stream_definitions
+from stream_consumers.errors import InvalidOptionError
+
+
+def declare(name: str = "orders", **options: Any) -> StreamAsset:
+    settings = {"source": "memory://composed/orders", "group": "lakehouse", "table": f"lake/{name}", "name": name}
+
+    @stream_asset(**{**settings, **options})
+    def transform(batch: Any) -> Any:
+        return ["transformed", batch]
+
+    return transform
+
+
+_HOUR = timedelta(hours=1)
+
+
+class Lamp(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A resource of somebody's."""
+
+    colour: str = "red"
+
+
+def test_two_calls_merge_with_each_other_and_with_a_resource_of_the_users_own() -> None:
+    merged = dg.Definitions.merge(
+        stream_definitions([declare("orders")]),
+        stream_definitions([declare("bills")]),
+        dg.Definitions(resources={"spark": Lamp()}),
+    )
+    dg.Definitions.validate_loadable(merged)
+    graph = merged.resolve_asset_graph()
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == {"memory/orders", "orders", "bills"}
+    assert graph.get(dg.AssetKey(["memory", "orders"])).child_keys == {dg.AssetKey("orders"), dg.AssetKey("bills")}
+
+
+def test_it_is_an_asset_of_definitions_with_its_checks() -> None:
+    orders = declare()
+    assert isinstance(orders, dg.AssetsDefinition)
+    definitions = dg.Definitions(assets=[orders])
+    dg.Definitions.validate_loadable(definitions)
+    keys = definitions.resolve_asset_graph().asset_check_keys
+    assert {key.name for key in keys} == {"no_dead_letters", "no_gaps"}
+
+
+def test_a_folder_of_definitions_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defs = tmp_path / "composed_project" / "defs"
+    defs.mkdir(parents=True)
+    (tmp_path / "composed_project" / "__init__.py").touch()
+    (defs / "__init__.py").touch()
+    (defs / "orders.py").write_text(
+        "from stream_assets import build_ingest_job, build_sensor, stream_asset\n"
+        "@stream_asset(source='memory://composed/orders', group='g', table='lake/orders')\n"
+        "def orders(batch):\n    return batch\n"
+        "ingest_orders = build_ingest_job(orders)\n"
+        "orders_lag = build_sensor(orders, ingest_orders)\n"
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "composed_project"\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = dg.load_from_defs_folder(path_within_project=defs)
+    dg.Definitions.validate_loadable(found)
+    assert dg.AssetKey("orders") in found.resolve_asset_graph().materializable_asset_keys
+    assert [sensor.name for sensor in found.sensors or []] == ["orders_lag"]
+
+
+def test_a_copy_of_dagsters_runs_what_was_declared(instance: dg.DagsterInstance) -> None:
+    told: list[object] = []
+
+    @stream_asset(source="memory://composed/orders", group="g", table="lake/orders", checks=())
+    def orders(context: dg.AssetExecutionContext, stream: StreamRun) -> Any:
+        told.append((context.asset_key, stream.declared.ingestion.group, stream.config.max_records))
+        yield dg.MaterializeResult(metadata={"rows": 5})
+
+    assert dg.Definitions(assets=[orders]).resolve_asset_graph()
+    copied = orders.with_attributes(asset_key_replacements={orders.key: dg.AssetKey(["lake", "orders"])})
+    config = {"ops": {"orders": {"config": {"max_records": 7}}}}
+    result = dg.materialize([copied], instance=instance, run_config=config)
+    (made,) = result.get_asset_materialization_events()
+    assert made.asset_key == dg.AssetKey(["lake", "orders"])
+    assert told == [(dg.AssetKey(["lake", "orders"]), "g", 7)]
+
+
+def test_called_it_is_the_function() -> None:
+    assert declare()("rows") == ["transformed", "rows"]
+
+
+def test_a_body_and_a_transform_get_context_and_resources(instance: dg.DagsterInstance) -> None:
+    @stream_asset(source="memory://composed/orders", group="g", table="lake/orders", checks=())
+    def orders(context: dg.AssetExecutionContext, lamp: Lamp, stream: StreamRun) -> Any:
+        context.log.info("begins")
+        yield dg.MaterializeResult(metadata={"colour": lamp.colour})
+
+    result = dg.materialize([orders], instance=instance, resources={"lamp": Lamp(colour="green")})
+    (made,) = result.get_asset_materialization_events()
+    assert made.materialization.metadata["colour"].value == "green"
+
+    @stream_asset(source="memory://composed/orders", group="g", table="lake/orders")
+    def bills(context: dg.AssetExecutionContext, batch: Any, lamp: Lamp) -> Any:
+        return (batch, lamp)
+
+    assert {"lamp"} <= set(bills.required_resource_keys)
+    assert bills(dg.build_asset_context(), "rows", "lamp") == ("rows", "lamp")
+
+
+def test_a_body_without_its_parameter_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match=r"'orders' yields, but it takes no StreamRun.*stream: StreamRun"):
+
+        @stream_asset(source="memory://composed/orders", group="g", table="lake/orders")
+        def orders(context: Any) -> Any:
+            yield None
+
+
+def test_everything_that_dagster_has_is_passed_on() -> None:
+    retry, condition = dg.RetryPolicy(max_retries=3), dg.AutomationCondition.eager()
+    freshness = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_HOUR)
+
+    @dg.success_hook
+    def done(context: dg.HookContext) -> None:
+        """Nothing."""
+
+    orders = declare(
+        automation_condition=condition,
+        freshness_policy=freshness,
+        retry_policy=retry,
+        op_tags={"dagster-k8s/config": {"container_config": {"resources": {"limits": {"memory": "4Gi"}}}}},
+        pool="lake",
+        kinds={"kafka"},
+        metadata={"team/page": "https://example.org"},
+        code_version="2",
+        hooks={done},
+        tags={"domain": "sales"},
+        run_tags={"dagster/priority": "3"},
+    )
+    spec = orders.get_asset_spec()
+    assert spec.automation_condition == condition
+    assert spec.freshness_policy == freshness
+    assert spec.code_version == "2"
+    assert spec.kinds == {"kafka"}
+    assert spec.tags["domain"] == "sales"
+    assert spec.metadata["team/page"] == "https://example.org"
+    assert orders.op.retry_policy == retry
+    assert orders.op.pool == "lake"
+    assert "memory" in str(orders.op.tags)
+    job = stream_definitions([orders]).resolve_job_def("ingest_orders")
+    assert job.run_tags["dagster/priority"] == "3"
