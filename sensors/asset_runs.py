@@ -23,6 +23,8 @@ IN_FLIGHT = (
 FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 RUNS_LOOKED_AT = 100
 LONGEST_BACKOFF_SECONDS = 900.0
+PARTITION_TAGS = frozenset(("dagster/partition", "dagster/asset_partition_range_start"))
+"""A run with one of these tags is of partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class AssetRun:
     run: dg.DagsterRun
     created: float
     ended: float
+
+    @property
+    def is_of_partitions(self) -> bool:
+        """Whether it was asked for partitions."""
+        return not PARTITION_TAGS.isdisjoint(self.run.tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,14 @@ class AssetRuns:
 
     @classmethod
     def find(
-        cls, context: dg.SensorEvaluationContext, asset_key: dg.AssetKey, job_name: str, *, stale_seconds: float
+        cls,
+        context: dg.SensorEvaluationContext,
+        asset_key: dg.AssetKey,
+        job_name: str,
+        *,
+        stale_seconds: float,
+        is_partitioned: bool = False,
+        waits_for_replays: bool = False,
     ) -> AssetRuns:
         """Look for them.
 
@@ -65,6 +79,9 @@ class AssetRuns:
             asset_key: the asset.
             job_name: a job that makes it, in whatever repository it may be.
             stale_seconds: runs in flight that are older are left out; infinite for none.
+            is_partitioned: whether the asset has partitions, so that runs of them replay, beside those that ingest:
+                they are left out.
+            waits_for_replays: they are not left out while they are in flight.
         """
         now = time.time()
         jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
@@ -72,6 +89,9 @@ class AssetRuns:
         finished = [
             one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED, limit=RUNS_LOOKED_AT)
         ]
+        if is_partitioned:
+            in_flight = in_flight if waits_for_replays else [one for one in in_flight if not one.is_of_partitions]
+            finished = [one for one in finished if not one.is_of_partitions]
         return cls(
             [one for one in in_flight if now - one.created < stale_seconds],
             sorted(finished, key=lambda one: one.ended, reverse=True),

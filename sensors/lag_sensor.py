@@ -105,6 +105,7 @@ def build_lag_sensor(
     asset_key: dg.AssetKey,
     upstream: Mapping[str, dg.AssetKey],
     policy: LagPolicy = LagPolicy(),
+    is_partitioned: bool = False,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
@@ -118,6 +119,7 @@ def build_lag_sensor(
         asset_key: the asset that it makes.
         upstream: per stream, the asset that stands for it; lag is reported as an observation of it.
         policy: when to ask.
+        is_partitioned: whether the asset has partitions, so that runs of them replay and hold no run back.
         minimum_interval_seconds: between two ticks; Dagster's loop makes it at least about 5.
         default_status: whether it runs without being turned on.
     """
@@ -148,7 +150,14 @@ def build_lag_sensor(
         since = cursor.waiting_since if number == cursor.number else None
         # An old run may live: with a single writer a second one could overwrite its commits.
         stale_seconds = math.inf if ingestion.single_writer else policy.stale_run_seconds
-        runs = AssetRuns.find(context, asset_key, job.name, stale_seconds=stale_seconds)
+        runs = AssetRuns.find(
+            context,
+            asset_key,
+            job.name,
+            stale_seconds=stale_seconds,
+            is_partitioned=is_partitioned,
+            waits_for_replays=ingestion.single_writer,
+        )
         waiting_since = None if not found.total else since or runs.now
         events, observed = _observations(found, upstream, cursor.observed)
         taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]

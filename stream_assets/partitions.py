@@ -18,8 +18,6 @@ from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_i
 from stream_assets.config import StreamConfig
 from stream_consumers.errors import InvalidOptionError
 
-RUN_TAGS = ("dagster/partition", "dagster/asset_partition_range_start")
-"""A run with one of these tags is of partitions, so it replays."""
 _MINUTE_MS = 60_000
 
 

@@ -2,6 +2,7 @@
 
 # Dagster looks at the annotations of assets themselves, so that they cannot be text.
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,24 @@ import pytest
 
 from spark_jobs.batches.ingestion import BatchReport
 from stream_assets import materializations as module
-from stream_assets.materializations import IngestMaterializations, ReplayMaterialization, as_result
+from stream_assets.materializations import (
+    IngestMaterializations,
+    PartitionMaterialization,
+    ReplayMaterialization,
+    as_result,
+)
+from stream_assets.partitions import is_of_partitions
 from tests.support.batch_reports import report
 from tests.support.dagster_runs import declare
+from tests.support.ledger_tables import write_batch
 
 pytestmark = [
     pytest.mark.dagster,
     # Dagster's own tester of automation conditions takes a parameter of Dagster's that is new.
     pytest.mark.filterwarnings("ignore:Parameter `include_sources`"),
 ]
+
+DAYS = dg.DailyPartitionsDefinition("2026-11-16", end_date="2026-11-20")
 
 
 class Automation:
@@ -32,16 +42,27 @@ class Automation:
 
     def asks(self) -> int:
         """How many assets, or partitions of them, are to be made since the last look."""
+        return self._look().total_requested
+
+    def asks_for(self, asset: str) -> set[str | None]:
+        """Which partitions of an asset are to be made since the last look."""
+        return set(self._look().get_requested_partitions(dg.AssetKey(asset)))
+
+    def _look(self) -> Any:
         found = dg.evaluate_automation_conditions(self._definitions, self._instance, cursor=self._cursor)
         self._cursor = found.cursor
-        return found.total_requested
+        return found
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
 
 
 @pytest.mark.parametrize("is_replay", [False, True])
 def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, is_replay: bool
+    tmp_path: Path, instance: dg.DagsterInstance, is_replay: bool
 ) -> None:
-    monkeypatch.setattr(module, "read_table", lambda spark, log: SimpleNamespace(schema=SimpleNamespace(fields=[])))
     stream = declare(tmp_path)
     looks: list[int] = []
 
@@ -71,3 +92,67 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
         assert dg.materialize([orders, totals], selection=[totals], instance=instance).success
         assert automation.asks() == 0
     assert looks == [0] * 6, "the run goes on"
+
+
+def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    stream = declare(tmp_path)
+    batches: list[dict[int, str]] = []
+    spark: Any = None
+
+    def replayed() -> Iterator[BatchReport]:
+        yield replace(report(1), version=0)
+        assert automation.asks_for("revenue") == set(), "the replay is not whole"
+
+    @dg.multi_asset(
+        specs=[dg.AssetSpec("orders", partitions_def=DAYS, skippable=True)],
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        what = context, stream.key, stream.ingestion, spark
+        if is_of_partitions(context):
+            made = stream._result(PartitionMaterialization(*what, partitions=DAYS), replayed())
+            assert made is not None
+            yield as_result(made)
+            return
+        told = IngestMaterializations(*what, partitions=DAYS)
+        for rows in batches:
+            write_batch(tmp_path / "t", rows)
+            assert automation.asks_for("revenue") == set(), "the run goes on"
+        assert stream._result(told, iter(())) is None
+
+    @dg.asset(
+        deps=["orders"],
+        partitions_def=DAYS,
+        automation_condition=dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window()),
+    )
+    def revenue() -> None:
+        """By day."""
+
+    automation = Automation(dg.Definitions([orders, revenue]), instance)
+    assert automation.asks_for("revenue") == set()
+
+    def ingest(*written: dict[int, str]) -> set[str | None]:
+        batches[:] = written
+        assert dg.materialize([orders], instance=instance).success
+        asked = automation.asks_for("revenue")
+        assert automation.asks_for("revenue") == set(), "once"
+        return asked
+
+    assert ingest({0: "2026-11-16"}, {1: "2026-11-16", 2: "2026-11-18"}) == {"2026-11-16", "2026-11-18"}
+    assert ingest({3: "2026-11-18"}) == {"2026-11-18"}
+    assert ingest() == set()
+    job = dg.Definitions([orders], jobs=[dg.define_asset_job("replay", selection=[orders])]).resolve_job_def("replay")
+    days = {"dagster/asset_partition_range_start": "2026-11-16", "dagster/asset_partition_range_end": "2026-11-18"}
+    assert job.execute_in_process(instance=instance, tags=days).success
+    assert automation.asks_for("revenue") == {"2026-11-16", "2026-11-17", "2026-11-18"}
+    assert automation.asks_for("revenue") == set()
+    found = instance.fetch_materializations(dg.AssetKey("orders"), limit=3).records
+    told = [record.asset_materialization for record in found if record.asset_materialization]
+    assert {one.partition: one.metadata["dagster/partition_row_count"].value for one in told} == {
+        "2026-11-16": 2,
+        "2026-11-17": 0,
+        "2026-11-18": 2,
+    }
+    assert {one.metadata["replay/partitions"].value for one in told} == {"2026-11-16, 2026-11-17, 2026-11-18"}
