@@ -54,6 +54,7 @@ class AssetOptions:
     op_tags: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
     hooks: AbstractSet[dg.HookDefinition] = frozenset()
+    backfill_policy: dg.BackfillPolicy | None = None
 
 
 class StreamAsset(dg.AssetsDefinition):
@@ -198,6 +199,7 @@ def make_stream_asset(
         code_version=options.code_version,
         automation_condition=options.automation_condition,
         freshness_policy=options.freshness_policy,
+        partitions_def=declared.partitions,
         metadata={
             "dagster/uri": declared.ingestion.table,
             "stream/source": str(declared.source),
@@ -220,6 +222,7 @@ def make_stream_asset(
         op_tags=options.op_tags,
         pool=options.pool,
         hooks=options.hooks,
+        backfill_policy=options.backfill_policy,
     )
     def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[Any]:
         yield from function.events(context, StreamRun(declared, config))
@@ -296,6 +299,8 @@ def stream_asset(
     policy: LagPolicy | None = None,
     spark: Any = None,
     observer: Observer = ignore_steps,
+    partitions: dg.TimeWindowPartitionsDefinition | None = None,
+    backfill_policy: dg.BackfillPolicy | None = None,
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = DAILY,
 ) -> Callable[[Callable[..., Any]], StreamAsset]:
     """Declare a stream asset; the decorated function is the transform of each micro-batch, or the body of the asset.
@@ -363,8 +368,11 @@ def stream_asset(
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
             that the definitions have; by default a local Spark that outlives the run.
         observer: told of each step; for tests.
-        replay_partitions: the partitions of the job that replays the messages of a day or an hour; daily in UTC by
-            default, ``None`` for no such job. Where members claim entries there is none.
+        partitions: of the asset, days or hours of the time of the messages. A run without a partition ingests, and
+            materializes the partitions that it has touched; a run of partitions replays them.
+        backfill_policy: how many runs replay a selection of partitions; one, by default.
+        replay_partitions: of the job that replays the messages of a day or an hour; daily in UTC by default, ``None``
+            for no such job. An asset with ``partitions`` has none, nor one whose members claim entries.
 
     Raises:
         InvalidUrlError, InvalidOptionError: at once, when the code is loaded.
@@ -432,7 +440,8 @@ def stream_asset(
             spark=spark,
             checks=checks,
             observer=observer,
-            replay_partitions=None if stream.is_claimed else replay_partitions,
+            partitions=partitions,
+            replay_partitions=None if stream.is_claimed or partitions else replay_partitions,
             linger_seconds=linger_seconds,
             materialize_seconds=materialize_seconds,
         )
@@ -451,6 +460,7 @@ def stream_asset(
             op_tags=op_tags or {},
             pool=pool,
             hooks=hooks,
+            backfill_policy=(backfill_policy or dg.BackfillPolicy.single_run()) if partitions else None,
         )
         return make_stream_asset(declared, own_function, options, run_tags=run_tags or {})
 

@@ -37,6 +37,7 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
         asset_key=stream.key,
         upstream=stream.upstream,
         policy=declared.policy,
+        is_partitioned=declared.partitions is not None,
         minimum_interval_seconds=declared.sensor_seconds,
         default_status=declared.sensor_status,
     )

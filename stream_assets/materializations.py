@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -21,7 +21,7 @@ from stream_assets.metadata import (
     replay_metadata,
     table_metadata,
 )
-from stream_assets.partitions import rows_in_partitions, touched_since
+from stream_assets.partitions import Touched, rows_in_partitions, touched_by, touched_since
 from stream_consumers.errors import TableUnreadableError
 from stream_consumers.messages import Shard
 
@@ -49,6 +49,23 @@ class Told(ABC):
         self._spark = spark
         self._sum: BatchSum | None = None
 
+    def tell(self, reports: Iterable[BatchReport]) -> dg.AssetMaterialization | None:
+        """Tell of all batches of the run as they come.
+
+        Args:
+            reports: each when the batch is in the table.
+
+        Returns:
+            The last materialization of the run, or the only one; ``None`` if there is nothing left to tell.
+        """
+        try:
+            for report in reports:
+                self.add(report)
+        except BaseException:
+            self.tell_rest()
+            raise
+        return self.result()
+
     def add(self, report: BatchReport) -> None:
         """A batch is in the table."""
         if self._sum is None:
@@ -65,6 +82,15 @@ class Told(ABC):
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
         """The run ends well: what is left to tell; ``None`` if there is nothing."""
+
+    def _log_what_is_left_out(self, touched: Touched) -> None:
+        if touched.unknown:
+            self._context.log.warning(
+                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of {self._table} "
+                "cannot be told any more, since VACUUM has removed their files; replay those that they may have touched"
+            )
+        if touched.outside:
+            self._context.log.info(f"{touched.outside} rows are of no partition: their time lies outside of all")
 
     def _made(
         self, metadata: Mapping[str, dg.MetadataValue], version: int, *, is_spark_asked: bool = True
@@ -178,13 +204,7 @@ class IngestMaterializations(Told):
         if found is None:
             return
         touched, version = found
-        if touched.unknown:
-            self._context.log.warning(
-                f"which partitions were touched by versions {', '.join(map(str, touched.unknown))} of {self._table} "
-                "cannot be told any more, since VACUUM has removed their files; replay those that they may have touched"
-            )
-        if touched.outside:
-            self._context.log.info(f"{touched.outside} rows are of no partition: their time lies outside of all")
+        self._log_what_is_left_out(touched)
         if not touched.rows:
             return
         made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
@@ -206,6 +226,7 @@ class ReplayMaterialization(Told):
         ingestion: what went where.
         spark: the session.
         what: what is replayed.
+        partitions: those of the asset: the ones that were touched are materialized.
     """
 
     def __init__(
@@ -216,15 +237,19 @@ class ReplayMaterialization(Told):
         spark: SparkSession,
         *,
         what: Mapping[str, str],
+        partitions: dg.TimeWindowPartitionsDefinition | None = None,
     ) -> None:
         super().__init__(context, key, ingestion, spark)
         self._what = what
+        self._partitions = partitions
+        self._versions: list[int] = []
         self._messages = 0
         self._left: int | None = None
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: say how far the replay is."""
         super().add(report)
+        self._versions.append(report.version)
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
         share = 100 * self._messages // max(1, self._messages + self._left)
@@ -239,10 +264,21 @@ class ReplayMaterialization(Told):
             )
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What was replaced; ``None`` if there was nothing."""
+        """What was replaced; ``None`` if there was nothing, or if partitions were told of as events."""
         if self._sum is None:
             return None
-        return self._made(replay_metadata(self._sum, self._what), self._sum.last.version)
+        made = self._made(replay_metadata(self._sum, self._what), self._sum.last.version)
+        if self._partitions is None:
+            return made
+        for partition in self._touched(self._partitions).rows:
+            self._context.log_event(_with_metadata(made, {}, partition=partition))
+        return None
+
+    def _touched(self, partitions: dg.TimeWindowPartitionsDefinition) -> Touched:
+        commits = filter(None, map(self._ledger.log.commit, self._versions))
+        touched = touched_by(self._ledger, partitions, commits)
+        self._log_what_is_left_out(touched)
+        return touched
 
 
 class PartitionMaterialization(ReplayMaterialization):
@@ -267,13 +303,13 @@ class PartitionMaterialization(ReplayMaterialization):
     ) -> None:
         super().__init__(context, key, ingestion, spark, what={"partitions": describe_partitions(context)})
         self._of_partitions = context
-        self._partitions = partitions
+        self._windows = partitions
 
     def result(self) -> dg.AssetMaterialization:
         """What was replaced, as the result of each partition; with it go the rows that each one has now."""
-        context, rows = self._of_partitions, {}
+        context = self._of_partitions
         try:
-            rows = dict(rows_in_partitions(self._ledger, self._partitions, context.partition_time_window))
+            rows = rows_in_partitions(self._ledger, self._windows, context.partition_time_window)
         except TableUnreadableError as error:
             context.log.warning(f"the rows of the partitions are not counted: {error}")
         else:
@@ -281,7 +317,11 @@ class PartitionMaterialization(ReplayMaterialization):
                 count = {"dagster/partition_row_count": dg.MetadataValue.int(rows.get(partition, 0))}
                 context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
         version = self._sum.last.version if self._sum else self._ledger.read().version
-        return self._made(replay_metadata(self._sum, self._what), version)
+        made = self._made(replay_metadata(self._sum, self._what), version)
+        # Messages that came late lie among those of another time, and were read again with them.
+        for partition in sorted(self._touched(self._windows).rows.keys() - set(context.partition_keys)):
+            context.log_event(_with_metadata(made, {}, partition=partition))
+        return made
 
 
 def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
+from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import names_in_files
 from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_in_table
@@ -42,7 +43,7 @@ def check_partitions(partitions: object, *, option: str) -> None:
     Raises:
         InvalidOptionError: naming the option.
     """
-    if not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
+    if partitions is not None and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
         raise InvalidOptionError(
             f"{option}={partitions!r} are no windows of time",
             remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
@@ -130,11 +131,25 @@ def touched_since(
     newest = commits[0].version
     if version is None:
         return count_by_partition(times_in_table(ledger.log), partitions), newest
+    return touched_by(ledger, partitions, commits), newest
+
+
+def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> Touched:
+    """The partitions that batches have touched, with the rows that they wrote or replaced there.
+
+    Args:
+        ledger: of the group.
+        partitions: windows of time.
+        commits: those of the batches.
+
+    Raises:
+        TableUnreadableError: the table lacks one of our columns.
+    """
     names = names_in_files(ledger.log, COLUMNS)
     found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
     counted = count_by_partition((times for times in found.values() if times is not None), partitions)
     unknown = tuple(sorted(version for version, times in found.items() if times is None))
-    return Touched(counted.rows, counted.outside, unknown), newest
+    return Touched(counted.rows, counted.outside, unknown)
 
 
 def rows_in_partitions(

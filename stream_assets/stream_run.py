@@ -23,12 +23,14 @@ from stream_assets.config import ReplayConfig, StreamConfig
 from stream_assets.materializations import (
     Context,
     IngestMaterializations,
+    PartitionMaterialization,
     ReplayMaterialization,
     Told,
     as_result,
     describe_partitions,
     describe_ranges,
 )
+from stream_assets.partitions import is_of_partitions, partition_replay
 from stream_assets.resources import SparkSessionResource
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import StreamAssetsError, Terminal
@@ -63,8 +65,8 @@ class StreamRun:
         Without a start the run writes micro-batches up to the end that the stream had when it began. With
         ``linger_seconds`` it stays, and writes what comes. With a start it replays, or moves the group. Each batch is
         an observation when it is in the table and committed; all of them are one materialization at the end, or several
-        while the run stays. A replay is materialized when it is whole. A run that was asked only for checks does only
-        those.
+        while the run stays. A replay is materialized when it is whole. A run of partitions of the asset replays them. A
+        run that was asked only for checks does only those.
 
         Args:
             context: of the asset.
@@ -82,7 +84,7 @@ class StreamRun:
                 with _session(context, declared.spark) as spark:
                     partitions = describe_partitions(context)
                     told = _replay_told(context, declared.key, declared, spark, self.wanted, partitions=partitions)
-                    made = _result(told, _replayed(context, declared, spark, self.wanted, self.config))
+                    made = told.tell(_replayed(context, declared, spark, self.wanted, self.config))
                 if made is not None:
                     yield made
                 yield from (check.evaluation(declared.key, declared) for check in declared.checks)
@@ -105,16 +107,24 @@ def _made(
     spark: SparkSession,
     config: StreamConfig,
 ) -> dg.AssetMaterialization | None:
+    if declared.partitions is not None and is_of_partitions(context):
+        wanted = partition_replay(context.partition_time_window, config, replay_id(context))
+        of_partitions = PartitionMaterialization(
+            context, key, declared.ingestion, spark, partitions=declared.partitions
+        )
+        return of_partitions.tell(_replayed(context, declared, spark, wanted, config))
     config.check()
     _accept(context, declared, spark, config)
     if config.start is not None and not config.move_group:
         wanted = config.replay(replay_id(context))
         told = _replay_told(context, key, declared, spark, wanted)
-        return _result(told, _replayed(context, declared, spark, wanted, config))
-    linger_seconds, every_seconds = _staying(declared, config)
-    ingested = IngestMaterializations(context, key, declared.ingestion, spark, every_seconds=every_seconds)
+        return told.tell(_replayed(context, declared, spark, wanted, config))
+    linger_seconds, every_seconds = staying(declared, config)
+    ingested = IngestMaterializations(
+        context, key, declared.ingestion, spark, every_seconds=every_seconds, partitions=declared.partitions
+    )
     reports = _drained(context, declared, spark, config, linger_seconds=linger_seconds, on_next=ingested.tell_if_due)
-    return _result(ingested, reports)
+    return ingested.tell(reports)
 
 
 def _accept(context: Context, declared: StreamToTable, spark: SparkSession, config: StreamConfig) -> None:
@@ -135,10 +145,10 @@ def _replay_told(
     context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession, wanted: Replay, **what: str
 ) -> Told:
     what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
-    return ReplayMaterialization(context, key, declared.ingestion, spark, what=what)
+    return ReplayMaterialization(context, key, declared.ingestion, spark, what=what, partitions=declared.partitions)
 
 
-def _staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float | None]:
+def staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float | None]:
     """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
     linger = declared.linger_seconds if config.linger_seconds is None else config.linger_seconds
     # A run that is to stop somewhere has nothing to stay for.
@@ -205,17 +215,6 @@ def _replayed(
         ranges = describe_ranges(job.goal()) or "nothing"
         context.log.info(f"replaying from {start} to {stop}: {ranges}")
         yield from drain_batches(job, max_batches=config.max_batches)
-
-
-def _result(told: Told, reports: Iterator[BatchReport]) -> dg.AssetMaterialization | None:
-    """The last materialization of the run, or the only one; the others are events on the way."""
-    try:
-        for report in reports:
-            told.add(report)
-    except BaseException:
-        told.tell_rest()
-        raise
-    return told.result()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import Ingestion, Observer, ignore_steps
+from stream_assets.partitions import check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_count, check_range, choose_fields
@@ -68,6 +69,7 @@ class StreamToTable:
         spark: a resource with a ``spark_session``, or the key of one; ``None`` for a local Spark.
         checks: what is checked after each run.
         observer: told of each step of each batch; for tests.
+        partitions: those of the asset itself; ``None`` for an asset without.
         replay_partitions: of the replay job; ``None`` for no such job.
         linger_seconds, materialize_seconds: see :func:`stream_assets.stream_asset`.
     """
@@ -81,6 +83,7 @@ class StreamToTable:
     spark: Any = None
     checks: Sequence[StreamCheck] = ()
     observer: Observer = ignore_steps
+    partitions: dg.TimeWindowPartitionsDefinition | None = None
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
     linger_seconds: float = 0.0
     materialize_seconds: float | None = None
@@ -88,11 +91,13 @@ class StreamToTable:
     def __post_init__(self) -> None:
         choose_fields(self, sensor_status=dg.DefaultSensorStatus)
         check_count("sensor_seconds", self.sensor_seconds)
-        days = self.replay_partitions
-        if days is not None and not isinstance(days, dg.TimeWindowPartitionsDefinition):
+        for option in ("partitions", "replay_partitions"):
+            check_partitions(getattr(self, option), option=option)
+        if self.partitions is not None and self.stream.is_claimed:
             raise InvalidOptionError(
-                f"replay_partitions={days!r} are no windows of time",
-                remedy="Use dg.DailyPartitionsDefinition, dg.HourlyPartitionsDefinition and the like, or None.",
+                f"the members of group {self.ingestion.group!r} claim entries one by one, so that there are no ranges "
+                f"that a run of partitions={self.partitions!r} could replay",
+                remedy="Use mode 'resumable', or leave the partitions out.",
             )
         check_range("linger_seconds", self.linger_seconds)
         if self.materialize_seconds is not None:

@@ -44,14 +44,20 @@ class Jobs:
         self.stream = declare(self.folder, **{**self.options, "policy": policy})
 
     def run(
-        self, job: str, status: Status = Status.STARTED, *, only: dg.AssetKey | None = None, member: str = "main"
+        self,
+        job: str,
+        status: Status = Status.STARTED,
+        *,
+        only: dg.AssetKey | None = None,
+        member: str = "main",
+        **tags: str,
     ) -> dg.DagsterRun:
         """A run as Dagster would have made it."""
         run = self.instance.create_run_for_job(
             self.all.resolve_job_def(job),
             status=status,
             asset_selection=frozenset((only,)) if only else None,
-            tags={MEMBER_TAG: member},
+            tags={MEMBER_TAG: member, **tags},
         )
         return run
 
@@ -90,6 +96,42 @@ def test_a_run_that_does_not_make_the_asset_holds_nothing_back(jobs: Jobs) -> No
     jobs.run("both", only=report.key)
     jobs.run("__ASSET_JOB", only=report.key)
     assert jobs.tick().run_requests
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-11-16")
+OF_PARTITIONS = (
+    {"dagster/partition": "2026-11-17"},
+    {"dagster/asset_partition_range_start": "2026-11-17", "dagster/asset_partition_range_end": "2026-11-19"},
+)
+
+
+@pytest.mark.parametrize("tags", OF_PARTITIONS)
+def test_ingestion_goes_on_beside_a_replay_of_partitions(
+    folder: Path, instance: dg.DagsterInstance, tags: dict[str, str]
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    jobs = Jobs(folder, instance, partitions=DAYS)
+    jobs.run("__ASSET_JOB", **tags)
+    jobs.cancel(jobs.run("__ASSET_JOB", **tags))
+    for _ in range(2):
+        jobs.instance.report_run_failed(jobs.run("__ASSET_JOB", **tags))
+    assert jobs.tick().run_requests
+    run = jobs.run("ingest_orders")
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
+
+
+def test_ingestion_waits_for_a_replay_where_two_writers_are_not_safe(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    jobs = Jobs(folder, instance, partitions=DAYS, single_writer=True)
+    run = jobs.run("__ASSET_JOB", **OF_PARTITIONS[0])
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
+
+
+def test_without_partitions_a_run_of_a_partitioned_job_ingests(jobs: Jobs) -> None:
+    run = jobs.run("both", **OF_PARTITIONS[0])
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
 
 @pytest.mark.parametrize(

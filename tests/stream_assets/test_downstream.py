@@ -76,7 +76,7 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
         spark: Any = None
         what = context, stream.key, stream.ingestion, spark
         told = ReplayMaterialization(*what, what={}) if is_replay else IngestMaterializations(*what)
-        made = stream._result(told, batches())
+        made = told.tell(batches())
         if made is not None:
             yield as_result(made)
 
@@ -112,7 +112,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         what = context, stream.key, stream.ingestion, spark
         if is_of_partitions(context):
-            made = stream._result(PartitionMaterialization(*what, partitions=DAYS), replayed())
+            made = PartitionMaterialization(*what, partitions=DAYS).tell(replayed())
             assert made is not None
             yield as_result(made)
             return
@@ -120,7 +120,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
         for rows in batches:
             write_batch(tmp_path / "t", rows)
             assert automation.asks_for("revenue") == set(), "the run goes on"
-        assert stream._result(told, iter(())) is None
+        assert told.tell(()) is None
 
     @dg.asset(
         deps=["orders"],

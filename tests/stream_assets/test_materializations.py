@@ -16,6 +16,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from stream_assets import materializations as module
 from stream_assets.config import PlaceConfig, StreamConfig
 from stream_assets.materializations import IngestMaterializations, ReplayMaterialization
+from stream_assets.stream_run import staying
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
 from tests.support.batch_reports import report
 from tests.support.dagster_runs import declare
@@ -48,7 +49,7 @@ class Run:
 
     def go(self, reports: Iterator[BatchReport], *, is_replay: bool = False) -> list[dict[str, Any]]:
         """The metadata of all that it materializes, its result at last."""
-        made = self.stream._result(self.replayed if is_replay else self.ingested, reports)
+        made = (self.replayed if is_replay else self.ingested).tell(reports)
         if made is not None:
             self._remember(made)
         return self.told
@@ -239,7 +240,7 @@ def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
 def test_the_run_config_wins_over_the_asset(
     tmp_path: Path, options: dict[str, Any], config: dict[str, Any], expected: tuple[float, float | None]
 ) -> None:
-    assert declare(tmp_path, **options)._staying(StreamConfig(**config)) == expected
+    assert staying(declare(tmp_path, **options).declared, StreamConfig(**config)) == expected
 
 
 @pytest.mark.parametrize("config", [{"stop": PlaceConfig(rewind="latest")}, {"start": PlaceConfig(rewind="earliest")}])
