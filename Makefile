@@ -40,6 +40,7 @@ test: lint types tests ## Lint, types and the first tier of the tests: a quarter
 
 test-all: lint types ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
 	@tools/browser
+	@tools/postgres
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: setup ## Ruff, formatting included, and the direction of imports

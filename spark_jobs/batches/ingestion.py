@@ -109,6 +109,7 @@ class BatchReport:
         lag: messages between the position and the end offset captured at run start, per shard (an upper bound).
         seconds: from the plan to the commit.
         replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
+        bytes: of the data files of the commit.
     """
 
     batch: Batch
@@ -119,6 +120,7 @@ class BatchReport:
     lag: Mapping[Shard, int]
     seconds: float
     replaced: int | None = 0
+    bytes: int = 0
 
 
 Observer = Callable[[Step, "Batch | None"], None]

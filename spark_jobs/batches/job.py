@@ -16,6 +16,7 @@ from spark_jobs.batches.interruption import HeldSignals, nothing_in_hand
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
+from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
@@ -58,10 +59,10 @@ class BatchJob(ABC):
     ) -> None:
         self._spark = spark
         self._ingestion = ingestion
-        self._observer = observer
+        self._observer = self._telemetry = BatchTelemetry(ingestion, observer)
         self._on_wait = on_wait
         self._retries = Retries(ingestion.retry_seconds, on_wait=on_wait)
-        self._writer = BatchWriter(spark, ingestion, url=url, observer=observer)
+        self._writer = BatchWriter(spark, ingestion, url=url, observer=self._telemetry)
         self._ledger = self._writer.ledger
         self._parallelism = parallelism(spark)
         self._pace = Pace(ingestion.limits)
@@ -72,6 +73,7 @@ class BatchJob(ABC):
         Raises:
             StreamAssetsError: see :meth:`_next_batch`.
         """
+        self._telemetry.planning()
         while True:
             try:
                 return self._next_batch()
@@ -112,7 +114,7 @@ class BatchJob(ABC):
         self._pace.took(batch.plan.records, time.monotonic() - began)
         lag = self._retries.call(lambda: self._finish(batch))
         self._retries.reset()
-        return BatchReport(
+        report = BatchReport(
             Batch(written.entry, batch.plan),
             written.commit.version,
             written.messages,
@@ -121,7 +123,10 @@ class BatchJob(ABC):
             lag,
             time.monotonic() - began,
             replaced=self._ledger.log.deleted_rows(written.commit),
+            bytes=written.commit.output_bytes,
         )
+        self._telemetry.written(report)
+        return report
 
     def _wait(self, error: StreamAssetsError) -> None:
         with nothing_in_hand():

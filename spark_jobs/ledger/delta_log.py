@@ -51,6 +51,7 @@ class Commit:
         predicate: the condition of a DELETE.
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
         is_exact_time: whether time travel goes by just this time (in-commit timestamps).
+        output_bytes: of the files written, as the writer counted them.
     """
 
     version: int
@@ -64,6 +65,7 @@ class Commit:
     predicate: str = ""
     timestamp_ms: int | None = None
     is_exact_time: bool = False
+    output_bytes: int = 0
 
 
 class TableSnapshot:
@@ -387,6 +389,7 @@ def parse_commit(version: int, text: str) -> Commit:
         str(parameters.get("predicate", "")),
         stamp if exact is None else exact,
         exact is not None,
+        int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
     )
 
 

@@ -531,6 +531,17 @@ _OF_THE_MOMENT = frozenset(
 )
 
 
+def interval_ms(text: str) -> int | None:
+    """How long an interval of a table property is, in milliseconds; ``None`` where it has another form, like months.
+
+    Example:
+        >>> interval_ms("interval 30 days"), interval_ms("2 hours"), interval_ms("interval 1 month")
+        (2592000000, 7200000, None)
+    """
+    found = _INTERVAL.fullmatch(text.strip())
+    return int(found[1]) * _UNIT_MS[found[2].lower()] if found else None
+
+
 def _longest_ms(retention: str | None) -> int:
     """How old the newest full entry may become: an hour, or less where the log is kept less than a day.
 
@@ -540,8 +551,8 @@ def _longest_ms(retention: str | None) -> int:
     """
     if retention is None:
         return LONGEST_MS
-    found = _INTERVAL.fullmatch(retention.strip())
-    return min(LONGEST_MS, int(found[1]) * _UNIT_MS[found[2].lower()] // 24) if found else 0
+    length = interval_ms(retention)
+    return 0 if length is None else min(LONGEST_MS, length // 24)
 
 
 def _check_format(commit: Commit, path: str) -> None:

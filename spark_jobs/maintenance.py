@@ -1,0 +1,174 @@
+"""Keeps the tables of a group small, and what its ledger promises possible.
+
+Many small files become few, files that nobody needs are deleted, and a group that writes nothing for a long time says
+again what its ledger knows, before the commits that say it are cleaned from the Delta log.
+
+Spark does it, not delta-rs: a commit of delta-rs does not go through the log store of the table, which alone keeps two
+commits apart (:mod:`spark_jobs.writing.storage`), and tables with deletion vectors or column mapping are beyond it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Row, SparkSession
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.writer import commit_empty
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.ledger import LOG_RETENTION, LedgerState, interval_ms
+from spark_jobs.session import check_session
+from spark_jobs.table_location import sql_name
+from spark_jobs.writing.failures import explain
+from spark_jobs.writing.sink import is_conflict
+from spark_jobs.writing.storage import HISTORY, check_log_store
+from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
+
+FILE_RETENTION = "delta.deletedFileRetentionDuration"
+DEFAULT_LOG_RETENTION = "interval 30 days"
+LEAST_FILE_RETENTION_MS = 86_400_000
+KEEPER = "keep"
+"""The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
+_PARTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TableMaintenance:
+    """What was done for one table.
+
+    Args:
+        table: where it is.
+        version: of the table, afterwards.
+        files_before: how many files were joined.
+        files_after: into how many.
+        deleted_files: files that no version needs which can be restored; ``None`` if Delta does not tell.
+        is_kept: whether what the ledger knows was said again.
+        is_busy: whether another commit came first, so that its files are joined the next time.
+    """
+
+    table: str
+    version: int
+    files_before: int = 0
+    files_after: int = 0
+    deleted_files: int | None = 0
+    is_kept: bool = False
+    is_busy: bool = False
+
+
+def maintain(spark: SparkSession, ingestion: Ingestion) -> list[TableMaintenance]:
+    """Maintain the table of an ingestion, and that of its dead letters if there is one. Runs may write meanwhile.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: group and table.
+
+    Returns:
+        What was done, the table first.
+
+    Raises:
+        StreamNotFoundError: there is no table yet.
+        InvalidOptionError: the table deletes files so early that a batch on its way could lose its own.
+        LedgerTruncatedError: the log of the table was cleaned already.
+        UnsafeStorageError: another driver could overwrite what this one writes.
+        WriteError: Spark failed; run it again.
+    """
+    check_session(spark)
+    check_log_store(spark, ingestion.table, single_writer=ingestion.single_writer)
+    log, letters = ingestion.ledger().log, ingestion.dead_letters().log()
+    if log.snapshot() is None:
+        raise StreamNotFoundError(
+            f"there is no table {ingestion.table}",
+            remedy="The first run of the asset makes it; maintain it afterwards.",
+        )
+    is_kept = keep_alive(spark, ingestion)
+    done = [replace(_maintain(spark, log), is_kept=is_kept)]
+    if letters.snapshot() is not None:
+        done.append(_maintain(spark, letters))
+    return done
+
+
+def keep_alive(spark: SparkSession, ingestion: Ingestion) -> bool:
+    """Say again what the ledger of the group knows, if the commit that says it is old; whether that was so.
+
+    Commits are cleaned from the log when they are older than ``delta.logRetentionDuration``, and only when somebody
+    writes to the table. Of a group that wrote nothing for that long, while others did, nothing would be left to read.
+    """
+    own = replace(ingestion, member=KEEPER, shard=None)
+    is_kept = False
+
+    def fields(state: LedgerState) -> Mapping[str, object] | None:
+        nonlocal is_kept
+        is_kept = _is_old(state, own.ledger().log)
+        return {} if is_kept else None
+
+    if _is_old(own.ledger().read(), own.ledger().log):
+        commit_empty(spark, own, "keep", fields)
+    return is_kept
+
+
+def _is_old(state: LedgerState, log: DeltaLog) -> bool:
+    snapshot = log.snapshot()
+    if state.full is None or snapshot is None:
+        return False
+    kept = interval_ms(snapshot.configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION))
+    age = time.time() * 1000 - (state.full.timestamp_ms or 0)
+    # How long an interval is that names months is not known: then it is said again each time.
+    return state.full.is_restored or kept is None or age > kept / _PARTS
+
+
+def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
+    try:
+        _keep_files(spark, log)
+        joined = _first(spark, f"OPTIMIZE {sql_name(log.path)}")["metrics"]
+        before, after, is_busy = int(joined["numFilesRemoved"]), int(joined["numFilesAdded"]), False
+    except InvalidOptionError:
+        raise
+    except Exception as error:  # a classic session raises bare errors of Java
+        if not is_conflict(error):
+            raise explain(error, table=log.path) from error
+        before, after, is_busy = 0, 0, True
+    if not is_busy:
+        try:
+            _first(spark, f"VACUUM {sql_name(log.path)}")
+            deleted = _deleted_files(spark, log)
+        except Exception as error:
+            raise explain(error, table=log.path) from error
+    else:
+        deleted = 0
+    snapshot = log.snapshot()
+    assert snapshot is not None  # it was there
+    return TableMaintenance(log.path, snapshot.version, before, after, deleted, is_busy=is_busy)
+
+
+def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
+    """Let files stay as long as the log does: so long somebody may go back to a version that needs them.
+
+    It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that it
+    holds for whoever else runs VACUUM. By default Delta keeps files for 7 days and the log for 30.
+    """
+    snapshot = log.snapshot()
+    configuration = snapshot.configuration if snapshot else {}
+    chosen = configuration.get(FILE_RETENTION)
+    if chosen is None:
+        kept = configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION)
+        spark.sql(f"ALTER TABLE {sql_name(log.path)} SET TBLPROPERTIES ('{FILE_RETENTION}' = '{kept}')")
+        return
+    length = interval_ms(chosen)
+    if length is not None and length < LEAST_FILE_RETENTION_MS:
+        raise InvalidOptionError(
+            f"{log.path} deletes files after {chosen!r} ({FILE_RETENTION}), also those of a batch that is being written",
+            remedy=f"Set it to a day or more; or unset it, and files stay as long as the log ({LOG_RETENTION}).",
+        )
+
+
+def _deleted_files(spark: SparkSession, log: DeltaLog) -> int | None:
+    history = spark.sql(f"DESCRIBE HISTORY {sql_name(log.path)} LIMIT {HISTORY}")
+    ends = (row for row in history.collect() if row["operation"] == "VACUUM END")
+    metrics = next((row["operationMetrics"] for row in ends), None) or {}
+    return int(metrics["numDeletedFiles"]) if "numDeletedFiles" in metrics else None
+
+
+def _first(spark: SparkSession, statement: str) -> Row:
+    return spark.sql(statement).collect()[0]

@@ -1,0 +1,118 @@
+"""What is measured, and who is told: the recorders that the environment names, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRICS_EXPORTER")
+TEXTFILE_VARIABLE = "STREAM_ASSETS_PROMETHEUS_TEXTFILES"
+SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""The bounds of the histograms of durations."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSource:
+    """Whose numbers these are.
+
+    Args:
+        group: the consumer group.
+        table: the Delta table.
+        kind: batch or replay.
+    """
+
+    group: str
+    table: str
+    kind: str
+
+    def labels(self) -> dict[str, str]:
+        """As labels of Prometheus, and attributes of OpenTelemetry."""
+        return {"group": self.group, "table": self.table, "kind": self.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNumbers:
+    """The numbers of a batch that is in the table.
+
+    Args:
+        messages: messages decoded.
+        rows: rows in its commit.
+        bytes: of the files of its commit.
+        dead_letters: messages that were none.
+        seconds: from the plan to the commit.
+        lag: per stream, the messages that are left.
+    """
+
+    messages: int
+    rows: int
+    bytes: int
+    dead_letters: int
+    seconds: float
+    lag: Mapping[str, int]
+
+
+class Recorder(Protocol):
+    """Is told of steps and batches."""
+
+    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+        """A step of a batch took so long."""
+
+    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+        """A batch is in the table."""
+
+
+class Recorders:
+    """Tells all of them; what one of them raises is logged once, and disturbs no batch."""
+
+    def __init__(self, recorders: Sequence[Recorder]) -> None:
+        self._recorders = list(recorders)
+
+    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+        """See :class:`Recorder`."""
+        self._tell(lambda one: one.step(source, name, seconds))
+
+    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+        """See :class:`Recorder`."""
+        self._tell(lambda one: one.batch(source, numbers))
+
+    def _tell(self, call: Callable[[Recorder], None]) -> None:
+        for one in list(self._recorders):
+            try:
+                call(one)
+            except Exception:  # noqa: BLE001 - no metric is worth a batch
+                self._recorders.remove(one)
+                _log.exception("%s cannot be told of batches, and is left alone from here on", type(one).__name__)
+
+
+@cache
+def recorders() -> Recorders:
+    """Those that the environment of this process names.
+
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``, and what else OpenTelemetry knows, names a receiver of OTLP; a program that has set
+    up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the textfile
+    collector of Prometheus' node exporter. Without the package that it takes, a variable is warned of.
+    """
+    found: list[Recorder] = []
+    folder = os.environ.get(TEXTFILE_VARIABLE)
+    try:
+        # Whoever has none of the packages does not wait for their import.
+        from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder  # noqa: PLC0415
+
+        found.append(OpenTelemetryRecorder())
+    except ImportError as error:
+        named = [name for name in OTLP_VARIABLES if os.environ.get(name)]
+        if named:
+            _log.warning("%s is set, but %s; install stream-assets[opentelemetry]", ", ".join(named), error)
+    if folder:
+        try:
+            from spark_jobs.metrics.prometheus import TextfileRecorder  # noqa: PLC0415
+
+            found.append(TextfileRecorder(folder))
+        except ImportError as error:
+            _log.warning("%s is set, but %s; install stream-assets[prometheus]", TEXTFILE_VARIABLE, error)
+    return Recorders(found)

@@ -1,0 +1,77 @@
+"""The samples of examples/deployment: Dagster loads each ``dagster.yaml``, and the values of its chart are read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from tests.support.postgres_server import postgres_server
+from tests.support.settings import ROOT
+
+SAMPLES = ROOT / "examples" / "deployment"
+PACKAGES = ["stream_assets", "sensors", "spark_jobs", "stream_consumers"]
+
+
+@dg.asset(pool="replay_orders")
+def orders() -> None:
+    """In a pool, as replays are."""
+
+
+@contextmanager
+def loaded(sample: str, home: Path) -> Iterator[dg.DagsterInstance]:
+    home.mkdir(exist_ok=True)
+    shutil.copy(SAMPLES / sample / "dagster.yaml", home)
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance
+
+
+def check_settings(instance: dg.DagsterInstance) -> None:
+    """What both samples promise."""
+    names = ("run_monitoring", "run_retries", "concurrency", "sensors")
+    settings = {name: instance.get_settings(name) for name in names}
+    assert settings["run_monitoring"]["enabled"]
+    # A run that is cancelled has 20 seconds for its batch; it is not given up before.
+    assert settings["run_monitoring"]["cancel_timeout_seconds"] > 20
+    assert settings["run_retries"]["enabled"]
+    assert not settings["run_retries"]["retry_on_asset_or_op_failure"], "the sensor tries those again"
+    assert settings["concurrency"]["pools"] == {"default_limit": 1, "granularity": "run"}
+    assert settings["concurrency"]["runs"]["max_concurrent_runs"] > 1
+    assert settings["sensors"]["use_threads"], "one broker that does not answer would hold up all sensors"
+    assert sorted(instance.managed_python_loggers) == sorted(PACKAGES)
+
+
+def check_runs(instance: dg.DagsterInstance) -> None:
+    """Runs, events and pools are kept where the sample says."""
+    assert dg.materialize([orders], instance=instance).success
+    assert instance.get_latest_materialization_event(orders.key) is not None
+    assert [run.status for run in instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS]
+
+
+def test_the_sample_for_one_machine(tmp_path: Path) -> None:
+    with loaded("one-machine", tmp_path) as instance:
+        check_settings(instance)
+        check_runs(instance)
+    assert list(tmp_path.rglob("*.db")), "the files of SQLite are in the home of Dagster"
+
+
+@pytest.mark.slow
+# Dagster says so of each handler that a dagster.yaml configures.
+@pytest.mark.filterwarnings("ignore:.*yaml-defined logging:dagster.BetaWarning")
+def test_the_sample_with_postgres(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with postgres_server() as server:
+        for name in ("host", "port", "user", "password"):
+            monkeypatch.setenv(f"DAGSTER_POSTGRES_{name.upper()}", str(getattr(server, name)))
+        monkeypatch.setenv("DAGSTER_POSTGRES_DB", server.database)
+        with loaded("postgres", tmp_path) as instance:
+            check_settings(instance)
+            check_runs(instance)
+        assert server.rows("SELECT status FROM runs") == [("SUCCESS",)]
+        assert not list(tmp_path.rglob("*.db")), "nothing is in SQLite"
+    assert server.password not in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""What recorders are told, what they write, and that nobody who did not ask for one has one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.parser import text_string_to_metric_families
+
+from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
+from spark_jobs.metrics.prometheus import TextfileRecorder
+from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, Recorders, recorders
+from tests.support.settings import ROOT
+
+SOURCE = BatchSource("lakehouse", "/lake/orders", "batch")
+NUMBERS = BatchNumbers(messages=10, rows=9, bytes=2048, dead_letters=1, seconds=0.7, lag={"orders": 90, "returns": 4})
+WRITTEN = {
+    "stream_assets_batches_total": 1,
+    "stream_assets_messages_total": 10,
+    "stream_assets_rows_total": 9,
+    "stream_assets_bytes_total": 2048,
+    "stream_assets_dead_letters_total": 1,
+}
+VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "STREAM_ASSETS_PROMETHEUS_TEXTFILES")
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Nobody has asked for metrics; what a test sets is looked at anew."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    recorders.cache_clear()
+    yield monkeypatch
+    recorders.cache_clear()
+
+
+def scraped(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
+    """The numbers in the file, by the values of their labels that tell them apart."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families((folder / "stream_assets.prom").read_text()):
+        for sample in family.samples:
+            names = sorted(sample.labels.keys() - {"group", "table", "kind"})
+            found.setdefault(sample.name, {})[tuple(sample.labels[name] for name in names)] = sample.value
+    return found
+
+
+def test_the_textfile_has_a_batch_and_its_steps(folder: Path) -> None:
+    recorder = TextfileRecorder(folder / "textfiles")
+    recorder.step(SOURCE, "rows written", 0.3)
+    recorder.batch(SOURCE, NUMBERS)
+    found = scraped(folder / "textfiles")
+    assert {name: found[name][()] for name in WRITTEN} == WRITTEN
+    assert found["stream_assets_lag"] == {("orders",): 90, ("returns",): 4}
+    assert found["stream_assets_step_seconds_sum"] == {("rows written",): 0.3}
+    assert found["stream_assets_step_seconds_bucket"]["0.25", "rows written"] == 0
+    assert found["stream_assets_step_seconds_bucket"]["0.5", "rows written"] == 1
+    assert found["stream_assets_batch_seconds_bucket"]["+Inf",] == 1
+    assert 'kind="batch"' in (folder / "textfiles" / "stream_assets.prom").read_text()
+
+
+def test_runs_add_to_what_earlier_runs_and_others_at_the_same_time_have_counted(folder: Path) -> None:
+    def run() -> None:
+        # Each run has a recorder of its own.
+        recorder = TextfileRecorder(folder)
+        for lag in (3, 0):
+            recorder.step(SOURCE, "planned", 0.1)
+            numbers = BatchNumbers(5, 5, 100, 0, 0.2, {"orders": lag})
+            recorder.batch(SOURCE, numbers)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(run) for _ in range(8)]:
+            future.result()
+    found = scraped(folder)
+    assert found["stream_assets_batches_total"][()] == 16
+    assert found["stream_assets_rows_total"][()] == 80
+    assert found["stream_assets_step_seconds_count"]["planned",] == 16
+    assert found["stream_assets_lag"]["orders",] == 0, "lag is what it is now, not a sum"
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["stream_assets.lock", "stream_assets.prom"]
+
+
+def test_opentelemetry_is_told_of_a_batch_and_its_steps() -> None:
+    reader = InMemoryMetricReader()
+    recorder = OpenTelemetryRecorder(MeterProvider([reader]).get_meter("test"))
+    recorder.step(SOURCE, "rows written", 0.3)
+    recorder.batch(SOURCE, NUMBERS)
+    data: Any = reader.get_metrics_data()
+    metrics = json.loads(data.to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
+    points = {metric["name"]: metric["data"]["data_points"] for metric in metrics}
+    attributes = {"group": "lakehouse", "table": "/lake/orders"}
+    counted = {name: points[name][0]["value"] for name in points if "value" in points[name][0] and "lag" not in name}
+    assert counted == {
+        "stream_assets.batches": 1,
+        "stream_assets.messages": 10,
+        "stream_assets.rows": 9,
+        "stream_assets.bytes": 2048,
+        "stream_assets.dead_letters": 1,
+    }
+    assert points["stream_assets.rows"][0]["attributes"] == {**attributes, "kind": "batch"}
+    lag = {point["attributes"]["stream"]: point["value"] for point in points["stream_assets.lag"]}
+    assert lag == {"orders": 90, "returns": 4}
+    (step,) = points["stream_assets.step.duration"]
+    assert (step["attributes"]["step"], step["sum"], step["count"]) == ("rows written", 0.3, 1)
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP."""
+
+    bodies: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        size = int(self.headers["Content-Length"])
+        self.bodies.append((self.path, self.rfile.read(size)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words: Any) -> None:
+        """Nothing is printed."""
+
+
+def test_a_process_that_ends_has_exported_what_its_environment_asks_for() -> None:
+    program = """\
+from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, recorders
+recorders().batch(BatchSource("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
+"""
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+            "OTEL_SERVICE_NAME": "orders",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        )
+        server.shutdown()
+        thread.join()
+    assert (done.returncode, done.stderr) == (0, "")
+    paths, bodies = zip(*Receiver.bodies)
+    assert set(paths) == {"/v1/metrics"}
+    sent = ExportMetricsServiceRequest.FromString(bodies[-1]).resource_metrics[0]
+    assert "orders" in str(sent.resource)
+    rows = next(m for m in sent.scope_metrics[0].metrics if m.name == "stream_assets.rows")
+    assert rows.sum.data_points[0].as_int == 9
+
+
+def test_without_the_packages_nothing_is_told_and_a_variable_is_warned_of(folder: Path) -> None:
+    program = """\
+import sys
+sys.modules.update({"opentelemetry": None, "prometheus_client": None})
+from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, recorders
+recorders().batch(BatchSource("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
+"""
+    plain = {**{name: value for name, value in os.environ.items() if name not in VARIABLES}, "PYTHONPATH": str(ROOT)}
+    asked = {VARIABLES[0]: "http://127.0.0.1:1", VARIABLES[1]: str(folder)}
+    silent, warned = (
+        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+        for environment in (plain, {**plain, **asked})
+    )
+    assert (silent.returncode, silent.stderr) == (0, "")
+    assert warned.returncode == 0
+    assert "install stream-assets[opentelemetry]" in warned.stderr
+    assert "install stream-assets[prometheus]" in warned.stderr
+    assert not list(folder.iterdir())
+
+
+def test_nothing_is_written_that_was_not_asked_for(folder: Path, unset: pytest.MonkeyPatch) -> None:
+    unset.chdir(folder)
+    recorders().batch(SOURCE, NUMBERS)
+    assert not list(folder.iterdir())
+    recorders.cache_clear()
+    unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder / "textfiles"))
+    recorders().batch(SOURCE, NUMBERS)
+    assert scraped(folder / "textfiles")["stream_assets_rows_total"] == {(): 9}
+
+
+def test_what_a_recorder_raises_is_logged_once_and_disturbs_no_batch(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "stream_assets.prom").write_text("not a metric {")
+    told = Recorders([TextfileRecorder(folder)])
+    told.batch(SOURCE, NUMBERS)
+    told.batch(SOURCE, NUMBERS)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "TextfileRecorder cannot be told of batches" in caplog.text
