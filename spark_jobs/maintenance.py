@@ -158,7 +158,7 @@ def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
     length = interval_ms(chosen)
     if length is not None and length < LEAST_FILE_RETENTION_MS:
         raise InvalidOptionError(
-            f"{log.path} deletes files after {chosen!r} ({FILE_RETENTION}), also those of a batch that is being written",
+            f"{log.path} lets files be deleted after {chosen!r} ({FILE_RETENTION}), also those of a batch on its way",
             remedy=f"Set it to a day or more; or unset it, and files stay as long as the log ({LOG_RETENTION}).",
         )
 

@@ -1,5 +1,6 @@
 """The names that ``from stream_assets import …`` gives, each with the module that it is from."""
 
+from sensors.dead_letter_sensor import NewDeadLetters as NewDeadLetters
 from sensors.lag_sensor import LagPolicy as LagPolicy
 from spark_jobs.reading.decode import Json as Json, Raw as Raw, Text as Text
 from spark_jobs.session import delta_spark_config as delta_spark_config
@@ -18,6 +19,10 @@ from stream_assets.definitions_builder import (
     build_ingest_job as build_ingest_job,
     build_sensor as build_sensor,
     stream_definitions as stream_definitions,
+)
+from stream_assets.operations import (
+    build_dead_letter_sensor as build_dead_letter_sensor,
+    build_maintenance as build_maintenance,
 )
 from stream_assets.replay_job import build_replay_job as build_replay_job
 from stream_assets.resources import SparkSessionResource as SparkSessionResource

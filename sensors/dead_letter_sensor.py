@@ -1,0 +1,147 @@
+"""The dead-letter sensor: tells of messages that could not be used, or starts a job that takes care of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import dagster as dg
+
+from sensors.asset_runs import IN_FLIGHT
+from spark_jobs.batches.ingestion import Ingestion
+from stream_consumers.options import check_count, choice
+
+DEAD_LETTERS_TAG = "stream_assets/dead_letters"
+
+
+@dataclass(frozen=True, slots=True)
+class NewDeadLetters:
+    """What came since the sensor told of dead letters last.
+
+    Args:
+        asset_key: of the table whose messages they were.
+        table: where they are, with their original bytes.
+        new: how many came.
+        total: how many the group has written in all.
+        lost: how many messages were gone before they were read, in all, at the most.
+    """
+
+    asset_key: dg.AssetKey
+    table: str
+    new: int
+    total: int
+    lost: int
+
+    def describe(self) -> str:
+        """The numbers, for people.
+
+        Example:
+            >>> NewDeadLetters(dg.AssetKey("orders"), "/lake/orders_dead_letters", 3, 10, 0).describe()
+            '3 new dead letters of orders, 10 in all, are in /lake/orders_dead_letters'
+        """
+        lost = f"; up to {self.lost} messages were gone before they were read" if self.lost else ""
+        name = self.asset_key.to_user_string()
+        return f"{self.new} new dead letters of {name}, {self.total} in all, are in {self.table}{lost}"
+
+
+Tell = Callable[[dg.SensorEvaluationContext, NewDeadLetters], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """How many were told of."""
+
+    dead: int = 0
+    lost: int = 0
+
+    @classmethod
+    def parse(cls, text: str | None) -> _Cursor:
+        try:
+            document: Any = json.loads(text or "{}")
+            return cls(int(document.get("dead", 0)), int(document.get("lost", 0)))
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+    def to_json(self) -> str:
+        return json.dumps({"v": 1, **asdict(self)})
+
+
+def make_dead_letter_sensor(
+    *,
+    name: str,
+    ingestion: Ingestion,
+    asset_key: dg.AssetKey,
+    job: Any = None,
+    tell: Tell | None = None,
+    least: int = 1,
+    minimum_interval_seconds: int = 60,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """A sensor that notices when dead letters come: from the ledger in the Delta log, without Spark.
+
+    Args:
+        name: of the sensor.
+        ingestion: what goes where.
+        asset_key: of the table; each time, an observation of it has the numbers.
+        job: a job to run for them; one at a time.
+        tell: called with what came, to send it somewhere. When it raises, the tick fails, and the next one tells again.
+        least: wait for so many.
+        minimum_interval_seconds: between two ticks.
+        default_status: whether it runs without being turned on.
+    """
+    status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
+    check_count("least", least)
+
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        known = _Cursor.parse(context.cursor)
+        ledger = ingestion.ledger()
+        totals = ledger.totals(ledger.read())
+        lost = sum(part.end - part.start for parts in totals.lost.values() for part in parts)
+        # A RESTORE takes dead letters back.
+        known = _Cursor(min(known.dead, totals.dead), min(known.lost, lost))
+        new = (totals.dead - known.dead) + (lost - known.lost)
+        if new < least:
+            return _skip(f"{new} new dead letters, {totals.dead} in all", known)
+        running = _running(context.instance, job) if job is not None else None
+        if running is not None:
+            return _skip(f"{new} new dead letters wait for run {running}", known)
+        found = NewDeadLetters(asset_key, ingestion.dead_letters().path, totals.dead - known.dead, totals.dead, lost)
+        context.log.warning(found.describe())
+        if tell is not None:
+            tell(context, found)
+        observation = dg.AssetObservation(
+            asset_key,
+            metadata={
+                "stream/new_dead_letters": found.new,
+                "stream/dead_letters": found.total,
+                "stream/lost_messages": found.lost,
+                "stream/dead_letter_table": dg.MetadataValue.path(found.table),
+            },
+        )
+        told = _Cursor(totals.dead, lost).to_json()
+        if job is None:
+            return dg.SensorResult(skip_reason=found.describe(), cursor=told, asset_events=[observation])
+        request = dg.RunRequest(job_name=job.name, tags={DEAD_LETTERS_TAG: str(found.new)})
+        return dg.SensorResult(run_requests=[request], cursor=told, asset_events=[observation])
+
+    options: dict[str, Any] = {} if job is None else {"job": job}
+    return dg.SensorDefinition(
+        name=name,
+        evaluation_fn=evaluate,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=status,
+        description=f"Notices when dead letters of {asset_key.to_user_string()} come.",
+        **options,
+    )
+
+
+def _skip(why: str, cursor: _Cursor) -> dg.SensorResult:
+    return dg.SensorResult(skip_reason=why, cursor=cursor.to_json())
+
+
+def _running(instance: dg.DagsterInstance, job: Any) -> str | None:
+    wanted = dg.RunsFilter(job_name=job.name, statuses=list(IN_FLIGHT))
+    found = instance.get_runs(filters=wanted, limit=1)
+    return found[0].run_id if found else None

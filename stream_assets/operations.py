@@ -1,0 +1,149 @@
+"""What operators add to a stream asset: maintenance of its table, and a sensor for its dead letters."""
+
+from typing import Any
+
+import dagster as dg
+
+from sensors.dead_letter_sensor import Tell, make_dead_letter_sensor
+from spark_jobs.maintenance import TableMaintenance, maintain
+from stream_assets.asset import StreamAsset
+from stream_consumers.errors import InvalidOptionError
+
+
+def build_maintenance(
+    stream: StreamAsset,
+    *,
+    cron_schedule: str = "0 3 * * *",
+    execution_timezone: str = "UTC",
+    pool: str | None = None,
+    schedule_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.STOPPED,
+    group_name: str | None = None,
+) -> dg.Definitions:
+    """An asset that maintains the table of a stream asset, its job and its schedule, to be merged with the others.
+
+    A run joins small files (OPTIMIZE), deletes files that no version needs which can be restored (VACUUM), in the table
+    and in that of its dead letters, and lets a group that is quiet say again what its ledger knows. Ingestion may run
+    at the same time.
+
+    Args:
+        stream: the asset.
+        cron_schedule: when to do it; daily at 3 by default. Once in half of the time that the table keeps its log
+            (``delta.logRetentionDuration``, 30 days by default) is the least.
+        execution_timezone: the zone of ``cron_schedule``.
+        pool: the pool of the asset; needed with ``single_writer=True``, where only one run may write the table.
+        schedule_status: whether the schedule runs without being turned on.
+        group_name: Dagster's group of the asset.
+
+    Raises:
+        InvalidOptionError: the table has a single writer, and nothing keeps maintenance and ingestion apart.
+
+    Example:
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(batch):
+        ...     return batch
+        >>> [job.name for job in build_maintenance(orders).jobs]
+        ['maintain_orders']
+    """
+    if stream.ingestion.single_writer and pool is None:
+        raise InvalidOptionError(
+            f"{stream.key.to_user_string()} has a single writer, and its maintenance would be a second one",
+            remedy="Give the asset and its maintenance the same pool with a limit of 1: pool='orders' in both.",
+        )
+    name = f"{stream.name}_maintenance"
+
+    @dg.asset(
+        name=f"{stream.key.path[-1]}_maintenance",
+        key_prefix=stream.key.path[:-1] or None,
+        deps=[stream.key],
+        group_name=group_name,
+        kinds={"spark", "deltalake"},
+        description=f"Small files of {stream.ingestion.table} are joined, files that nobody needs are deleted.",
+        required_resource_keys={stream.resource},
+        pool=pool,
+    )
+    def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        done = maintain(getattr(context.resources, stream.resource).spark_session, stream.ingestion)
+        for table in done:
+            context.log.info(_describe(table))
+        return dg.MaterializeResult(metadata=_metadata(done))
+
+    job = dg.define_asset_job(
+        f"maintain_{stream.name}",
+        selection=dg.AssetSelection.assets(maintenance),
+        executor_def=dg.in_process_executor,
+        description=f"Maintain {stream.ingestion.table}.",
+    )
+    schedule = dg.ScheduleDefinition(
+        name=name,
+        job=job,
+        cron_schedule=cron_schedule,
+        execution_timezone=execution_timezone,
+        default_status=schedule_status,
+    )
+    return dg.Definitions(assets=[maintenance], jobs=[job], schedules=[schedule])
+
+
+def build_dead_letter_sensor(
+    stream: StreamAsset,
+    *,
+    job: Any = None,
+    tell: Tell | None = None,
+    least: int = 1,
+    sensor_seconds: int = 60,
+    sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """A sensor that notices when dead letters of a stream asset come, and tells of them or starts a job.
+
+    Each time, an observation of the asset has the numbers: what is new, and how many there are. It reads the ledger in
+    the Delta log, without Spark. Without ``job`` and ``tell`` the observation, and a warning in the log of the tick,
+    are all.
+
+    Args:
+        stream: the asset.
+        job: a job to run for them, one at a time.
+        tell: called with the context of the tick and what came (:class:`stream_assets.NewDeadLetters`), to send it
+            somewhere. When it raises, the tick fails, and the next one tells again.
+        least: wait for so many.
+        sensor_seconds: the least time between two ticks.
+        sensor_status: whether the sensor runs without being turned on.
+
+    Example:
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="memory://shop/orders", group="lakehouse", table="lake/orders")
+        ... def orders(batch):
+        ...     return batch
+        >>> build_dead_letter_sensor(orders, tell=lambda context, found: print(found.describe())).name
+        'orders_dead_letters'
+    """
+    return make_dead_letter_sensor(
+        name=f"{stream.name}_dead_letters",
+        ingestion=stream.ingestion,
+        asset_key=stream.key,
+        job=job,
+        tell=tell,
+        least=least,
+        minimum_interval_seconds=sensor_seconds,
+        default_status=sensor_status,
+    )
+
+
+def _describe(done: TableMaintenance) -> str:
+    joined = f"{done.files_before} files became {done.files_after}"
+    if done.is_busy:
+        joined = "another commit came first, so that files are joined the next time"
+    deleted = "files that nobody needs" if done.deleted_files is None else f"{done.deleted_files} files"
+    kept = "; the ledger was said again" if done.is_kept else ""
+    return f"{done.table}: {joined}, {deleted} were deleted{kept}"
+
+
+def _metadata(done: list[TableMaintenance]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "delta/version": done[0].version,
+        "delta/files_joined": sum(table.files_before for table in done),
+        "delta/files_written": sum(table.files_after for table in done),
+        "stream/ledger_kept": done[0].is_kept,
+    }
+    if all(table.deleted_files is not None for table in done):
+        metadata["delta/files_deleted"] = sum(table.deleted_files or 0 for table in done)
+    return metadata

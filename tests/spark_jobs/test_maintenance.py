@@ -1,0 +1,118 @@
+"""Maintenance of tables: few files, and nothing that the ledger promises is broken."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Step
+from spark_jobs.maintenance import maintain
+from spark_jobs.table_location import sql_name
+from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+from tests.support.aged_tables import aged
+from tests.support.kafka_topics import Once, Pipeline, assert_each_once, orders
+
+pytestmark = pytest.mark.spark
+SHARD = Shard("orders")
+
+
+@pytest.fixture
+def url() -> Iterator[StreamUrl]:
+    made = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/{SHARD.stream}")
+    yield made
+    forget_memory_broker(made)
+
+
+def send(url: StreamUrl, count: int) -> None:
+    for payload in orders(count):
+        memory_broker(url).append(SHARD, payload)
+
+
+def messages(url: StreamUrl) -> set[tuple[str, int, int]]:
+    return {(SHARD.stream, SHARD.id, message.sequence) for message in memory_broker(url).messages[SHARD]}
+
+
+def clean_before(table: str, version: int) -> None:
+    """What Delta does behind a checkpoint with commits that are older than the log is kept."""
+    DeltaTable(table).create_checkpoint()
+    for commit in Path(table, "_delta_log").glob("*.json"):
+        if commit.stem.isdigit() and int(commit.stem) < version:
+            commit.unlink()
+
+
+def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: StreamUrl, folder: Path) -> None:
+    send(url, 6)
+    what = Pipeline.of(spark, str(url), folder / "t", records=2)
+    # In the middle of the third batch, too.
+    meanwhile = Once(Step.WRITING, lambda: maintain(spark, what.ingestion))
+    what.drain(max_batches=2)
+    what.drain(meanwhile)
+    assert meanwhile.is_done
+    (done,) = maintain(spark, what.ingestion)
+    assert (done.files_before, done.files_after, done.deleted_files, done.is_kept) == (2, 1, 0, False)
+    assert_each_once(what.rows(), messages(url))
+    # Ten days are more than Delta keeps files by itself, and less than it keeps the log.
+    later = what.having(table=aged(what.table, folder / "later", days=10))
+    (done,) = maintain(spark, later.ingestion)
+    assert (done.deleted_files, done.is_kept) == (0, True)
+    assert later.ingestion.ledger().read().positions == {SHARD: 6}
+    spark.sql(f"RESTORE TABLE {sql_name(later.table)} TO VERSION AS OF 1")
+    assert later.ingestion.ledger().read().positions == {SHARD: 2}
+    later.drain()
+    assert_each_once(later.rows(), messages(url))
+
+
+def test_the_log_may_be_cleaned_up_to_what_a_quiet_group_has_said_again(
+    spark: SparkSession, url: StreamUrl, folder: Path
+) -> None:
+    send(url, 4)
+    what = Pipeline.of(spark, str(url), folder / "t", records=2)
+    what.drain()
+    later = what.having(table=aged(what.table, folder / "later", days=40))
+    (done,) = maintain(spark, later.ingestion)
+    assert (done.files_before, done.files_after, done.is_kept) == (2, 1, True)
+    (again,) = maintain(spark, later.ingestion)
+    assert (again.files_before, again.is_kept) == (0, False)
+    versions = {c.entry.kind: c.version for c in later.ingestion.ledger().newest_first() if c.entry}
+    clean_before(later.table, versions["keep"])
+    send(url, 3)
+    later.drain()
+    assert_each_once(later.rows(), messages(url))
+
+
+def test_files_that_no_version_needs_which_the_log_promises_are_deleted(
+    spark: SparkSession, url: StreamUrl, folder: Path
+) -> None:
+    send(url, 4)
+    what = Pipeline.of(spark, str(url), folder / "t", records=2)
+    what.drain()
+    maintain(spark, what.ingestion)
+    later = what.having(table=aged(what.table, folder / "later", days=40))
+    (done,) = maintain(spark, later.ingestion)
+    assert done.deleted_files == 2
+    assert_each_once(later.rows(), messages(url))
+
+
+def test_a_table_that_is_not_there_or_deletes_too_early_is_refused(
+    spark: SparkSession, url: StreamUrl, folder: Path
+) -> None:
+    send(url, 1)
+    what = Pipeline.of(spark, str(url), folder / "t")
+    with pytest.raises(StreamNotFoundError, match="there is no table"):
+        maintain(spark, what.ingestion)
+    what.drain()
+    DeltaTable(what.table).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 2 hours"})
+    with pytest.raises(InvalidOptionError, match=r"'interval 2 hours'(?s:.*)Set it to a day or more"):
+        maintain(spark, what.ingestion)
+    unsafe = replace(what.ingestion, table="s3a://lake/orders")
+    with pytest.raises(Exception, match=r"overwrite each other's commits"):
+        maintain(spark, unsafe)

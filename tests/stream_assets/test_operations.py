@@ -1,0 +1,151 @@
+"""The operators' pack: what a run tells of its batches, the dead-letter sensor, and maintenance."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.metrics.recorders import recorders
+from spark_jobs.structured_logs import JsonFormatter
+from stream_assets import NewDeadLetters, build_dead_letter_sensor, build_maintenance, stream_definitions
+from stream_consumers.create import create_producer
+from stream_consumers.errors import InvalidOptionError
+from tests.support.dagster_runs import declare, execute
+
+pytestmark = pytest.mark.dagster
+SECRET = "4111-1111"
+
+
+class Lines(logging.Handler):
+    """What is logged, as JSON objects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(JsonFormatter())
+        self.found: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(json.loads(self.format(record)))
+
+
+def send(folder: Path, *payloads: bytes) -> None:
+    with create_producer(f"file://{folder}/orders.ss/orders") as producer:
+        for payload in payloads:
+            producer.send(payload)
+
+
+def tick(
+    sensor: dg.SensorDefinition, instance: dg.DagsterInstance, definitions: dg.Definitions, cursor: str | None
+) -> Any:
+    context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions)
+    return sensor.evaluate_tick(context)
+
+
+@pytest.mark.spark
+def test_what_operators_see_of_a_run(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder / "textfiles"))
+    recorders.cache_clear()
+    lines, log = Lines(), logging.getLogger("spark_jobs")
+    log.addHandler(lines)
+    monkeypatch.setattr(log, "level", logging.INFO)
+    send(folder, b'{"id": 1, "user": "%s"}' % SECRET.encode(), SECRET.encode(), b'{"id": 3, "user": "u"}')
+    stream = declare(folder)
+    try:
+        assert execute(stream, instance).success
+    finally:
+        log.removeHandler(lines)
+        recorders.cache_clear()
+    # Lines with the batch that they are about, and its numbers.
+    (batch,) = [line for line in lines.found if "rows" in line]
+    assert (batch["messages"], batch["rows"], batch["dead_letters"], batch["lag"]) == (2, 2, 1, 0)
+    newest = stream.ingestion.ledger().read().newest
+    assert newest is not None
+    assert (batch["batch"], batch["batch_number"], batch["group"]) == (newest.bid, newest.number, "lakehouse")
+    assert batch["bytes"] > 0
+    # Metrics, with each step on the way.
+    metrics = (folder / "textfiles" / "stream_assets.prom").read_text()
+    labels = f'group="lakehouse",kind="batch",table="{stream.ingestion.table}"'
+    assert f"stream_assets_rows_total{{{labels}}} 2.0" in metrics
+    assert f"stream_assets_dead_letters_total{{{labels}}} 1.0" in metrics
+    for step in ("planned", "read", "rows written", "verified", "committed"):
+        assert f'step="{step}"' in metrics
+    # Never what is in a message.
+    assert SECRET not in metrics
+    assert SECRET not in json.dumps(lines.found)
+    _check_dead_letters(stream, folder, instance)
+    _check_maintenance(stream, instance)
+
+
+def _check_dead_letters(stream: Any, folder: Path, instance: dg.DagsterInstance) -> None:
+    told: list[NewDeadLetters] = []
+
+    @dg.job
+    def look_at_them() -> None:
+        """What a team does about dead letters."""
+
+    sensor = build_dead_letter_sensor(stream, job=look_at_them, tell=lambda context, found: told.append(found))
+    definitions = dg.Definitions.merge(stream_definitions([stream]), dg.Definitions(sensors=[sensor]))
+    first = tick(sensor, instance, definitions, None)
+    assert [(one.new, one.total, one.lost) for one in told] == [(1, 1, 0)]
+    (request,) = first.run_requests
+    assert (request.job_name, request.tags["stream_assets/dead_letters"]) == ("look_at_them", "1")
+    (observation,) = first.asset_events
+    assert observation.asset_key == stream.key
+    assert observation.metadata["stream/new_dead_letters"].value == 1
+    second = tick(sensor, instance, definitions, first.cursor)
+    assert (second.run_requests, second.skip_message) == ([], "0 new dead letters, 1 in all")
+    # While a run is at work, what comes waits for the next one.
+    send(folder, b"not JSON either", b"nor this")
+    assert execute(stream, instance).success
+    run = instance.create_run_for_job(look_at_them, status=dg.DagsterRunStatus.STARTED)
+    third = tick(sensor, instance, definitions, second.cursor)
+    assert third.skip_message == f"2 new dead letters wait for run {run.run_id}"
+    instance.delete_run(run.run_id)
+    fourth = tick(sensor, instance, definitions, third.cursor)
+    assert fourth.run_requests[0].tags["stream_assets/dead_letters"] == "2"
+    # Without a job, the tick says it.
+    silent = build_dead_letter_sensor(stream, least=4)
+    assert tick(silent, instance, definitions, None).skip_message == "3 new dead letters, 3 in all"
+    alone = tick(build_dead_letter_sensor(stream), instance, definitions, None)
+    assert alone.skip_message.startswith("3 new dead letters of orders, 3 in all, are in ")
+
+
+def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:
+    pack = build_maintenance(stream, cron_schedule="30 2 * * *")
+    definitions = dg.Definitions.merge(stream_definitions([stream]), pack)
+    dg.Definitions.validate_loadable(definitions)
+    (schedule,) = pack.schedules or []
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert (schedule.name, schedule.cron_schedule, schedule.job_name) == (
+        "orders_maintenance",
+        "30 2 * * *",
+        "maintain_orders",
+    )
+    result = definitions.resolve_job_def("maintain_orders").execute_in_process(instance=instance)
+    (done,) = result.asset_materializations_for_node("orders_maintenance")
+    # The table and its dead letters.
+    assert done.metadata["delta/files_joined"].value == 2
+    assert done.metadata["delta/files_written"].value == 1
+    assert done.metadata["delta/files_deleted"].value == 0
+
+
+def test_a_second_writer_is_refused(folder: Path) -> None:
+    stream = declare(folder, single_writer=True)
+    with pytest.raises(InvalidOptionError, match="same pool with a limit of 1"):
+        build_maintenance(stream)
+    assert build_maintenance(stream, pool="orders").jobs
+
+
+def test_a_table_that_is_not_there_has_no_dead_letters(folder: Path, instance: dg.DagsterInstance) -> None:
+    stream = declare(folder)
+    definitions = stream_definitions([stream])
+    found = tick(build_dead_letter_sensor(stream), instance, definitions, None)
+    assert found.skip_message == "0 new dead letters, 0 in all"
