@@ -7,6 +7,7 @@ import dagster as dg
 from sensors.dead_letter_sensor import Tell, make_dead_letter_sensor
 from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
+from stream_assets.stream_run import failures, run_session
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -30,7 +31,8 @@ def build_maintenance(
         cron_schedule: when to do it; daily at 3 by default. Once in half of the time that the table keeps its log
             (``delta.logRetentionDuration``, 30 days by default) is the least.
         execution_timezone: the zone of ``cron_schedule``.
-        pool: the pool of the asset; needed with ``single_writer=True``, where only one run may write the table.
+        pool: Dagster's pool of the asset. With ``single_writer=True``, where only one run may write the table, it is by
+            default the pool of the stream asset, whose limit has to be 1.
         schedule_status: whether the schedule runs without being turned on.
         group_name: Dagster's group of the asset.
 
@@ -45,11 +47,15 @@ def build_maintenance(
         >>> [job.name for job in build_maintenance(orders).jobs]
         ['maintain_orders']
     """
-    if stream.ingestion.single_writer and pool is None:
-        raise InvalidOptionError(
-            f"{stream.key.to_user_string()} has a single writer, and its maintenance would be a second one",
-            remedy="Give the asset and its maintenance the same pool with a limit of 1: pool='orders' in both.",
-        )
+    if stream.ingestion.single_writer:
+        pool = pool or stream.op.pool
+        if pool is None or pool != stream.op.pool:
+            raise InvalidOptionError(
+                f"{stream.key.to_user_string()} has a single writer, and its maintenance would be a second one",
+                remedy=f"Give @stream_asset a pool with a limit of 1, as in pool='{stream.name}'.",
+                pool=str(pool),
+            )
+    spark = stream.declared.spark
     name = f"{stream.name}_maintenance"
 
     @dg.asset(
@@ -59,11 +65,12 @@ def build_maintenance(
         group_name=group_name,
         kinds={"spark", "deltalake"},
         description=f"Small files of {stream.ingestion.table} are joined, files that nobody needs are deleted.",
-        required_resource_keys={stream.resource},
+        required_resource_keys={spark} if isinstance(spark, str) else set(),
         pool=pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        done = maintain(getattr(context.resources, stream.resource).spark_session, stream.ingestion)
+        with failures(), run_session(context, spark) as session:
+            done = maintain(session, stream.ingestion)
         for table in done:
             context.log.info(_describe(table))
         return dg.MaterializeResult(metadata=_metadata(done))

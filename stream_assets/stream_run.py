@@ -81,7 +81,7 @@ class StreamRun:
         declared = replace(self.declared, ingestion=replace(self.declared.ingestion, transform=transform))
         with failures():
             if self.wanted is not None:
-                with _session(context, declared.spark) as spark:
+                with run_session(context, declared.spark) as spark:
                     partitions = describe_partitions(context)
                     told = _replay_told(context, declared.key, declared, spark, self.wanted, partitions=partitions)
                     made = told.tell(_replayed(context, declared, spark, self.wanted, self.config))
@@ -93,7 +93,7 @@ class StreamRun:
             assert isinstance(self.config, StreamConfig)
             asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
             for key in context.selected_asset_keys:
-                with _session(context, declared.spark) as spark:
+                with run_session(context, declared.spark) as spark:
                     made = _made(context, key, declared, spark, self.config)
                 if made is not None:
                     yield as_result(made)
@@ -218,7 +218,7 @@ def _replayed(
 
 
 @contextmanager
-def _session(context: Context, spark: Any) -> Iterator[SparkSession]:
+def run_session(context: Context, spark: Any) -> Iterator[SparkSession]:
     """The session of a run.
 
     Args:

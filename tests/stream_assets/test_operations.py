@@ -138,10 +138,14 @@ def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
-    stream = declare(folder, single_writer=True)
-    with pytest.raises(InvalidOptionError, match="same pool with a limit of 1"):
-        build_maintenance(stream)
-    assert build_maintenance(stream, pool="orders").jobs
+    with pytest.raises(InvalidOptionError, match="pool with a limit of 1, as in pool='orders'"):
+        build_maintenance(declare(folder, single_writer=True))
+    alone = declare(folder, single_writer=True, pool="orders")
+    with pytest.raises(InvalidOptionError, match=r"\(pool=maintenance\)"):
+        build_maintenance(alone, pool="maintenance")
+    (maintenance,) = build_maintenance(alone).assets or []
+    assert isinstance(maintenance, dg.AssetsDefinition)
+    assert maintenance.op.pool == "orders"
 
 
 def test_a_table_that_is_not_there_has_no_dead_letters(folder: Path, instance: dg.DagsterInstance) -> None:
