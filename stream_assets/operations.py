@@ -9,6 +9,7 @@ from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
 from stream_assets.stream_run import failures, run_session
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import choice
 
 
 def build_maintenance(
@@ -47,6 +48,7 @@ def build_maintenance(
         >>> [job.name for job in build_maintenance(orders).jobs]
         ['maintain_orders']
     """
+    status = choice(dg.DefaultScheduleStatus, schedule_status, option="schedule_status")
     if stream.ingestion.single_writer:
         pool = pool or stream.op.pool
         if pool is None or pool != stream.op.pool:
@@ -86,7 +88,7 @@ def build_maintenance(
         job=job,
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
-        default_status=schedule_status,
+        default_status=status,
     )
     return dg.Definitions(assets=[maintenance], jobs=[job], schedules=[schedule])
 

@@ -19,6 +19,7 @@ from tests.support.signatures import Parameter, modules, parameters
 NOT_A_CHOICE = {
     "ignore_steps": "an observer: it is told",
     "KillSwitch.__call__": "an observer: it is told",
+    "BatchTelemetry.__call__": "an observer: it is told",
     "Modes.group": "asks Modes.check",
     "Backend.check_batches": "called with the mode of a StreamSource",
     "Backend.open_batch_source": "called with the mode of a StreamSource",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 
+from spark_jobs.batches.interruption import FINISH_SECONDS
 from tests.support.postgres_server import postgres_server
 from tests.support.settings import ROOT
 
@@ -35,8 +39,8 @@ def check_settings(instance: dg.DagsterInstance) -> None:
     names = ("run_monitoring", "run_retries", "concurrency", "sensors")
     settings = {name: instance.get_settings(name) for name in names}
     assert settings["run_monitoring"]["enabled"]
-    # A run that is cancelled has 20 seconds for its batch; it is not given up before.
-    assert settings["run_monitoring"]["cancel_timeout_seconds"] > 20
+    # A run that is cancelled has some time for its batch; it is not given up before.
+    assert settings["run_monitoring"]["cancel_timeout_seconds"] > FINISH_SECONDS
     assert settings["run_retries"]["enabled"]
     assert not settings["run_retries"]["retry_on_asset_or_op_failure"], "the sensor tries those again"
     assert settings["concurrency"]["pools"] == {"default_limit": 1, "granularity": "run"}
@@ -75,3 +79,36 @@ def test_the_sample_with_postgres(
         assert server.rows("SELECT status FROM runs") == [("SUCCESS",)]
         assert not list(tmp_path.rglob("*.db")), "nothing is in SQLite"
     assert server.password not in capsys.readouterr().err
+
+
+def snake(value: Any) -> Any:
+    """The values of the chart, named as a ``dagster.yaml`` names them."""
+    if isinstance(value, dict):
+        return {re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower(): snake(one) for name, one in value.items()}
+    return [snake(one) for one in value] if isinstance(value, list) else value
+
+
+def test_the_values_of_the_chart() -> None:
+    values = yaml.safe_load((SAMPLES / "kubernetes" / "values.yaml").read_text())
+    plain = yaml.safe_load((SAMPLES / "postgres" / "dagster.yaml").read_text())
+    # What the chart writes into its dagster.yaml is what the sample with Postgres has.
+    daemon, made = values["dagsterDaemon"], snake(values)
+    assert daemon["runMonitoring"].pop("maxResumeRunAttempts") == 0
+    for name in ("run_monitoring", "run_retries", "sensors", "schedules"):
+        assert snake(daemon)[name] == plain[name], name
+    assert made["python_logs"] == plain["python_logs"]
+    for name in ("concurrency", "retention"):
+        assert made[name].pop("enabled")
+        assert made[name] == plain[name]
+    (deployment,) = values["dagster-user-deployments"]["deployments"]
+    assert deployment["includeConfigInLaunchedRuns"]["enabled"]
+    environment = {one["name"]: one["value"] for one in deployment["env"]}
+    assert environment["STREAM_ASSETS_SPARK"] == "in-process"
+    # Secrets are named, and stand nowhere.
+    assert deployment["envSecrets"] == [{"name": "orders"}]
+    assert not [name for name in environment if re.search("PASSWORD|SECRET|TOKEN", name)]
+    assert "postgresqlPassword" not in values["postgresql"]
+    pods = values["runLauncher"]["config"]["k8sRunLauncher"]["runK8sConfig"]
+    assert pods["podSpecConfig"]["terminationGracePeriodSeconds"] > FINISH_SECONDS
+    memory = pods["containerConfig"]["resources"]
+    assert (memory["requests"]["memory"], memory["limits"]["memory"]) == ("4Gi", "5Gi")

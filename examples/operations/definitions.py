@@ -1,0 +1,61 @@
+"""Everything that an operator adds to a stream asset: maintenance, and a word where the team reads it.
+
+ALERT_WEBHOOK is an address that takes {"text": "…"}, as chat programs have them.
+"""
+
+import json
+import urllib.request
+
+import dagster as dg
+
+from stream_assets import (
+    Json,
+    NewDeadLetters,
+    build_dead_letter_sensor,
+    build_maintenance,
+    stream_asset,
+    stream_definitions,
+)
+
+WEBHOOK = dg.EnvVar("ALERT_WEBHOOK")
+
+
+@stream_asset(
+    source="file://orders.ss/orders",
+    group="lakehouse",
+    table="lake/orders",
+    decode=Json("id BIGINT, user STRING, amount DECIMAL(10,2)"),
+    sensor_status=dg.DefaultSensorStatus.RUNNING,
+)
+def orders(batch):
+    return batch.where("amount > 0")
+
+
+def tell_of_dead_letters(context: dg.SensorEvaluationContext, found: NewDeadLetters) -> None:
+    send(found.describe())
+
+
+@dg.run_failure_sensor(default_status=dg.DefaultSensorStatus.RUNNING)
+def failed_runs(context: dg.RunFailureSensorContext):
+    run = context.dagster_run
+    send(f"run {run.run_id} of {run.job_name} failed: {context.failure_event.message}")
+
+
+def send(text: str) -> None:
+    body = json.dumps({"text": text}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(WEBHOOK.get_value(), body, headers)  # noqa: S310 - an address of our own
+    with urllib.request.urlopen(request, timeout=10):  # noqa: S310
+        pass
+
+
+defs = dg.Definitions.merge(
+    stream_definitions([orders]),
+    build_maintenance(orders, cron_schedule="0 3 * * *", schedule_status=dg.DefaultScheduleStatus.RUNNING),
+    dg.Definitions(
+        sensors=[
+            build_dead_letter_sensor(orders, tell=tell_of_dead_letters, sensor_status=dg.DefaultSensorStatus.RUNNING),
+            failed_runs,
+        ]
+    ),
+)
