@@ -6,7 +6,8 @@ import logging
 import time
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step
-from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, recorders
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import recorders
 from spark_jobs.structured_logs import FIELDS, about
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class BatchTelemetry:
         seconds = time.monotonic() - self._since
         if batch is not None:
             about(self._fields(batch))
-            self._recorders.step(self._source(batch), step.value, seconds)
+            self._recorders.step(self._labels(batch), step.value, seconds)
         self._observer(step, batch)
         self._since = time.monotonic()
 
@@ -47,7 +48,7 @@ class BatchTelemetry:
         for shard, count in report.lag.items():
             lag[shard.stream] = lag.get(shard.stream, 0) + count
         numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, lag)
-        self._recorders.batch(self._source(report.batch), numbers)
+        self._recorders.batch(self._labels(report.batch), numbers)
         _log.info(
             "%s %d is in version %d of %s: %d messages, %d rows, %d dead letters in %.2f s, lag %d",
             report.batch.entry.kind,
@@ -72,8 +73,8 @@ class BatchTelemetry:
             },
         )
 
-    def _source(self, batch: Batch) -> BatchSource:
-        return BatchSource(self._ingestion.group, self._ingestion.table, batch.entry.kind)
+    def _labels(self, batch: Batch) -> BatchLabels:
+        return BatchLabels(self._ingestion.group, self._ingestion.table, batch.entry.kind)
 
     def _fields(self, batch: Batch) -> dict[str, object]:
         return {

@@ -6,7 +6,7 @@ import os
 
 from opentelemetry import metrics
 
-from spark_jobs.metrics.recorders import OTLP_VARIABLES, SECONDS, BatchNumbers, BatchSource
+from spark_jobs.metrics.numbers import OTLP_VARIABLES, SECONDS, BatchLabels, BatchNumbers
 
 
 class OpenTelemetryRecorder:
@@ -36,13 +36,13 @@ class OpenTelemetryRecorder:
             "stream_assets.step.duration", "s", "A step of a batch.", explicit_bucket_boundaries_advisory=SECONDS
         )
 
-    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+    def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
         """A step of a batch took so long."""
-        self._step.record(seconds, {**source.labels(), "step": name})
+        self._step.record(seconds, {**labels.to_dict(), "step": name})
 
-    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+    def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
         """A batch is in the table."""
-        attributes = source.labels()
+        attributes = labels.to_dict()
         self._batches.add(1, attributes)
         self._messages.add(numbers.messages, attributes)
         self._rows.add(numbers.rows, attributes)
@@ -50,7 +50,7 @@ class OpenTelemetryRecorder:
         self._dead.add(numbers.dead_letters, attributes)
         self._seconds.record(numbers.seconds, attributes)
         for stream, lag in numbers.lag.items():
-            self._lag.set(lag, {"group": source.group, "table": source.table, "stream": stream})
+            self._lag.set(lag, {"group": labels.group, "table": labels.table, "stream": stream})
 
 
 def _provide() -> None:

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from spark_jobs.metrics.recorders import SECONDS, BatchNumbers, BatchSource
+from spark_jobs.metrics.numbers import SECONDS, BatchLabels, BatchNumbers
 
 FILE = "stream_assets.prom"
 _BATCHES = CounterMetricFamily("stream_assets_batches", "Batches in the table.")
@@ -46,27 +46,27 @@ class TextfileRecorder:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._file = Path(folder) / FILE
-        self._steps: deque[tuple[BatchSource, str, float]] = deque()
+        self._steps: deque[tuple[BatchLabels, str, float]] = deque()
 
-    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+    def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
         """A step of a batch took so long."""
-        self._steps.append((source, name, seconds))
+        self._steps.append((labels, name, seconds))
 
-    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+    def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
         """A batch is in the table."""
-        labels = source.labels()
+        own = labels.to_dict()
         with self._changing() as values:
-            _add(values, _BATCHES, labels, 1)
-            _add(values, _MESSAGES, labels, numbers.messages)
-            _add(values, _ROWS, labels, numbers.rows)
-            _add(values, _BYTES, labels, numbers.bytes)
-            _add(values, _DEAD_LETTERS, labels, numbers.dead_letters)
-            _observe(values, _BATCH_SECONDS, labels, numbers.seconds)
+            _add(values, _BATCHES, own, 1)
+            _add(values, _MESSAGES, own, numbers.messages)
+            _add(values, _ROWS, own, numbers.rows)
+            _add(values, _BYTES, own, numbers.bytes)
+            _add(values, _DEAD_LETTERS, own, numbers.dead_letters)
+            _observe(values, _BATCH_SECONDS, own, numbers.seconds)
             while self._steps:
                 of, name, seconds = self._steps.popleft()
-                _observe(values, _STEP_SECONDS, {**of.labels(), "step": name}, seconds)
+                _observe(values, _STEP_SECONDS, {**of.to_dict(), "step": name}, seconds)
             for stream, lag in numbers.lag.items():
-                of_stream = {"group": source.group, "table": source.table, "stream": stream}
+                of_stream = {"group": labels.group, "table": labels.table, "stream": stream}
                 values[_key(_LAG.name, of_stream)] = lag
 
     @contextmanager

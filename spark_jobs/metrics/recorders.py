@@ -4,65 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
-OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_METRICS_EXPORTER")
+from spark_jobs.metrics.numbers import OTLP_VARIABLES, BatchLabels, BatchNumbers
+
 TEXTFILE_VARIABLE = "STREAM_ASSETS_PROMETHEUS_TEXTFILES"
-SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""The bounds of the histograms of durations."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSource:
-    """Whose numbers these are.
-
-    Args:
-        group: the consumer group.
-        table: the Delta table.
-        kind: batch or replay.
-    """
-
-    group: str
-    table: str
-    kind: str
-
-    def labels(self) -> dict[str, str]:
-        """As labels of Prometheus, and attributes of OpenTelemetry."""
-        return {"group": self.group, "table": self.table, "kind": self.kind}
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNumbers:
-    """The numbers of a batch that is in the table.
-
-    Args:
-        messages: messages decoded.
-        rows: rows in its commit.
-        bytes: of the files of its commit.
-        dead_letters: messages that were none.
-        seconds: from the plan to the commit.
-        lag: per stream, the messages that are left.
-    """
-
-    messages: int
-    rows: int
-    bytes: int
-    dead_letters: int
-    seconds: float
-    lag: Mapping[str, int]
 
 
 class Recorder(Protocol):
     """Is told of steps and batches."""
 
-    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+    def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
         """A step of a batch took so long."""
 
-    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+    def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
         """A batch is in the table."""
 
 
@@ -72,13 +30,13 @@ class Recorders:
     def __init__(self, recorders: Sequence[Recorder]) -> None:
         self._recorders = list(recorders)
 
-    def step(self, source: BatchSource, name: str, seconds: float) -> None:
+    def step(self, labels: BatchLabels, name: str, seconds: float) -> None:
         """See :class:`Recorder`."""
-        self._tell(lambda one: one.step(source, name, seconds))
+        self._tell(lambda one: one.step(labels, name, seconds))
 
-    def batch(self, source: BatchSource, numbers: BatchNumbers) -> None:
+    def batch(self, labels: BatchLabels, numbers: BatchNumbers) -> None:
         """See :class:`Recorder`."""
-        self._tell(lambda one: one.batch(source, numbers))
+        self._tell(lambda one: one.batch(labels, numbers))
 
     def _tell(self, call: Callable[[Recorder], None]) -> None:
         for one in list(self._recorders):

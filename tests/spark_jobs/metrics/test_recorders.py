@@ -20,12 +20,13 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
-from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, Recorders, recorders
+from spark_jobs.metrics.recorders import Recorders, recorders
 from tests.support.settings import ROOT
 
-SOURCE = BatchSource("lakehouse", "/lake/orders", "batch")
+LABELS = BatchLabels("lakehouse", "/lake/orders", "batch")
 NUMBERS = BatchNumbers(messages=10, rows=9, bytes=2048, dead_letters=1, seconds=0.7, lag={"orders": 90, "returns": 4})
 WRITTEN = {
     "stream_assets_batches_total": 1,
@@ -59,8 +60,8 @@ def scraped(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_the_textfile_has_a_batch_and_its_steps(folder: Path) -> None:
     recorder = TextfileRecorder(folder / "textfiles")
-    recorder.step(SOURCE, "rows written", 0.3)
-    recorder.batch(SOURCE, NUMBERS)
+    recorder.step(LABELS, "rows written", 0.3)
+    recorder.batch(LABELS, NUMBERS)
     found = scraped(folder / "textfiles")
     assert {name: found[name][()] for name in WRITTEN} == WRITTEN
     assert found["stream_assets_lag"] == {("orders",): 90, ("returns",): 4}
@@ -76,9 +77,9 @@ def test_runs_add_to_what_earlier_runs_and_others_at_the_same_time_have_counted(
         # Each run has a recorder of its own.
         recorder = TextfileRecorder(folder)
         for lag in (3, 0):
-            recorder.step(SOURCE, "planned", 0.1)
+            recorder.step(LABELS, "planned", 0.1)
             numbers = BatchNumbers(5, 5, 100, 0, 0.2, {"orders": lag})
-            recorder.batch(SOURCE, numbers)
+            recorder.batch(LABELS, numbers)
 
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(run) for _ in range(8)]:
@@ -95,8 +96,8 @@ def test_runs_add_to_what_earlier_runs_and_others_at_the_same_time_have_counted(
 def test_opentelemetry_is_told_of_a_batch_and_its_steps() -> None:
     reader = InMemoryMetricReader()
     recorder = OpenTelemetryRecorder(MeterProvider([reader]).get_meter("test"))
-    recorder.step(SOURCE, "rows written", 0.3)
-    recorder.batch(SOURCE, NUMBERS)
+    recorder.step(LABELS, "rows written", 0.3)
+    recorder.batch(LABELS, NUMBERS)
     data: Any = reader.get_metrics_data()
     metrics = json.loads(data.to_json())["resource_metrics"][0]["scope_metrics"][0]["metrics"]
     points = {metric["name"]: metric["data"]["data_points"] for metric in metrics}
@@ -133,8 +134,9 @@ class Receiver(BaseHTTPRequestHandler):
 
 def test_a_process_that_ends_has_exported_what_its_environment_asks_for() -> None:
     program = """\
-from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, recorders
-recorders().batch(BatchSource("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import recorders
+recorders().batch(BatchLabels("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
 """
     with HTTPServer(("127.0.0.1", 0), Receiver) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
@@ -165,8 +167,9 @@ def test_without_the_packages_nothing_is_told_and_a_variable_is_warned_of(folder
     program = """\
 import sys
 sys.modules.update({"opentelemetry": None, "prometheus_client": None})
-from spark_jobs.metrics.recorders import BatchNumbers, BatchSource, recorders
-recorders().batch(BatchSource("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import recorders
+recorders().batch(BatchLabels("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
 """
     plain = {**{name: value for name, value in os.environ.items() if name not in VARIABLES}, "PYTHONPATH": str(ROOT)}
     asked = {VARIABLES[0]: "http://127.0.0.1:1", VARIABLES[1]: str(folder)}
@@ -183,11 +186,11 @@ recorders().batch(BatchSource("lakehouse", "/lake/orders", "batch"), BatchNumber
 
 def test_nothing_is_written_that_was_not_asked_for(folder: Path, unset: pytest.MonkeyPatch) -> None:
     unset.chdir(folder)
-    recorders().batch(SOURCE, NUMBERS)
+    recorders().batch(LABELS, NUMBERS)
     assert not list(folder.iterdir())
     recorders.cache_clear()
     unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder / "textfiles"))
-    recorders().batch(SOURCE, NUMBERS)
+    recorders().batch(LABELS, NUMBERS)
     assert scraped(folder / "textfiles")["stream_assets_rows_total"] == {(): 9}
 
 
@@ -196,7 +199,7 @@ def test_what_a_recorder_raises_is_logged_once_and_disturbs_no_batch(
 ) -> None:
     (folder / "stream_assets.prom").write_text("not a metric {")
     told = Recorders([TextfileRecorder(folder)])
-    told.batch(SOURCE, NUMBERS)
-    told.batch(SOURCE, NUMBERS)
+    told.batch(LABELS, NUMBERS)
+    told.batch(LABELS, NUMBERS)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "TextfileRecorder cannot be told of batches" in caplog.text
