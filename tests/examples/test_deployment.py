@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,15 @@ import pytest
 import yaml
 
 from spark_jobs.batches.interruption import FINISH_SECONDS
+from tests.support.dagster_services import WORKSPACE_YAML
+from tests.support.dying_runs import DIED
 from tests.support.postgres_server import postgres_server
+from tests.support.servers import running
 from tests.support.settings import ROOT
 
 SAMPLES = ROOT / "examples" / "deployment"
+# Ten times what it takes alone.
+RETRY_SECONDS = 600.0
 PACKAGES = ["stream_assets", "sensors", "spark_jobs", "stream_consumers"]
 
 
@@ -70,15 +79,31 @@ def test_the_sample_with_postgres(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with postgres_server() as server:
-        for name in ("host", "port", "user", "password"):
-            monkeypatch.setenv(f"DAGSTER_POSTGRES_{name.upper()}", str(getattr(server, name)))
-        monkeypatch.setenv("DAGSTER_POSTGRES_DB", server.database)
+        for name, value in {**asdict(server), "db": server.database}.items():
+            monkeypatch.setenv(f"DAGSTER_POSTGRES_{name.upper()}", str(value))
         with loaded("postgres", tmp_path) as instance:
             check_settings(instance)
             check_runs(instance)
-        assert server.rows("SELECT status FROM runs") == [("SUCCESS",)]
+            assert server.rows("SELECT status FROM runs") == [("SUCCESS",)]
+            check_killed_run(instance, tmp_path)
         assert not list(tmp_path.rglob("*.db")), "nothing is in SQLite"
     assert server.password not in capsys.readouterr().err
+
+
+def check_killed_run(instance: dg.DagsterInstance, home: Path) -> None:
+    """A daemon with these settings starts a run again whose process was killed."""
+    workspace = home / "workspace.yaml"
+    module = "tests.support.dying_runs"
+    workspace.write_text(WORKSPACE_YAML.format(module=module, root=ROOT))
+    environment = {**os.environ, "DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), DIED: str(home / "has-died")}
+    command = [sys.executable, "-m", "tests.support.quick_daemon", "run", "-w", str(workspace)]
+    with running("the Dagster daemon", command, home / "daemon.log", environment=environment, stop=signal.SIGINT) as it:
+        wanted = dg.RunsFilter(job_name="die", statuses=[dg.DagsterRunStatus.SUCCESS])
+        (again,) = it.until(lambda: instance.get_runs(wanted), seconds=RETRY_SECONDS, what="a run that succeeds")
+    assert again.parent_run_id is not None
+    killed = instance.get_run_by_id(again.parent_run_id)
+    assert killed is not None
+    assert killed.status is dg.DagsterRunStatus.FAILURE
 
 
 def snake(value: Any) -> Any:
