@@ -71,7 +71,7 @@ class _Cursor:
 def make_dead_letter_sensor(
     *,
     name: str,
-    ingestion: Ingestion,
+    watched: Callable[[], Ingestion],
     asset_key: dg.AssetKey,
     job: Any = None,
     tell: Tell | None = None,
@@ -83,7 +83,7 @@ def make_dead_letter_sensor(
 
     Args:
         name: of the sensor.
-        ingestion: what goes where.
+        watched: tells what goes where, at each tick.
         asset_key: of the table; each time, an observation of it has the numbers.
         job: a job to run for them; one at a time.
         tell: called with what came, to send it somewhere. When it raises, the tick fails, and the next one tells again.
@@ -96,6 +96,7 @@ def make_dead_letter_sensor(
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         known = _Cursor.parse(context.cursor)
+        ingestion = watched()
         ledger = ingestion.ledger()
         totals = ledger.totals(ledger.read())
         lost = sum(part.end - part.start for parts in totals.lost.values() for part in parts)

@@ -49,7 +49,7 @@ def build_maintenance(
         ['maintain_orders']
     """
     status = choice(dg.DefaultScheduleStatus, schedule_status, option="schedule_status")
-    if stream.ingestion.single_writer:
+    if stream.declared.ingestion.single_writer:
         pool = pool or stream.op.pool
         if pool is None or pool != stream.op.pool:
             raise InvalidOptionError(
@@ -66,13 +66,13 @@ def build_maintenance(
         deps=[stream.key],
         group_name=group_name,
         kinds={"spark", "deltalake"},
-        description=f"Small files of {stream.ingestion.table} are joined, files that nobody needs are deleted.",
+        description=f"Small files of {stream.key.to_user_string()} are joined, files that nobody needs are deleted.",
         required_resource_keys={spark} if isinstance(spark, str) else set(),
         pool=pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
         with failures(), run_session(context, spark) as session:
-            done = maintain(session, stream.ingestion)
+            done = maintain(session, stream.declared.ingestion)
         for table in done:
             context.log.info(_describe(table))
         return dg.MaterializeResult(metadata=_metadata(done))
@@ -81,7 +81,7 @@ def build_maintenance(
         f"maintain_{stream.name}",
         selection=dg.AssetSelection.assets(maintenance),
         executor_def=dg.in_process_executor,
-        description=f"Maintain {stream.ingestion.table}.",
+        description=f"Maintain the table of {stream.key.to_user_string()}.",
     )
     schedule = dg.ScheduleDefinition(
         name=name,
@@ -127,7 +127,7 @@ def build_dead_letter_sensor(
     """
     return make_dead_letter_sensor(
         name=f"{stream.name}_dead_letters",
-        ingestion=stream.ingestion,
+        watched=lambda: stream.declared.ingestion,
         asset_key=stream.key,
         job=job,
         tell=tell,
