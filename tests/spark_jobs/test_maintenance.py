@@ -41,6 +41,10 @@ def messages(url: StreamUrl) -> set[tuple[str, int, int]]:
     return {(SHARD.stream, SHARD.id, message.sequence) for message in memory_broker(url).messages[SHARD]}
 
 
+def data_files(what: Pipeline) -> int:
+    return len(DeltaTable(what.table).file_uris())
+
+
 def clean_before(table: str, version: int) -> None:
     """What Delta does behind a checkpoint with commits that are older than the log is kept."""
     DeltaTable(table).create_checkpoint()
@@ -57,8 +61,9 @@ def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: St
     what.drain(max_batches=2)
     what.drain(meanwhile)
     assert meanwhile.is_done
+    files = data_files(what)
     (done,) = maintain(spark, what.ingestion)
-    assert (done.files_before, done.files_after, done.deleted_files, done.is_kept) == (2, 1, 0, False)
+    assert (done.files_before, done.files_after, done.deleted_files, done.is_kept) == (files, 1, 0, False)
     assert_each_once(what.rows(), messages(url))
     # Ten days are more than Delta keeps files by itself, and less than it keeps the log.
     later = what.having(table=aged(what.table, folder / "later", days=10))
@@ -79,7 +84,7 @@ def test_the_log_may_be_cleaned_up_to_what_a_quiet_group_has_said_again(
     what.drain()
     later = what.having(table=aged(what.table, folder / "later", days=40))
     (done,) = maintain(spark, later.ingestion)
-    assert (done.files_before, done.files_after, done.is_kept) == (2, 1, True)
+    assert (done.files_before, done.files_after, done.is_kept) == (data_files(what), 1, True)
     (again,) = maintain(spark, later.ingestion)
     assert (again.files_before, again.is_kept) == (0, False)
     versions = {c.entry.kind: c.version for c in later.ingestion.ledger().newest_first() if c.entry}
@@ -95,10 +100,11 @@ def test_files_that_no_version_needs_which_the_log_promises_are_deleted(
     send(url, 4)
     what = Pipeline.of(spark, str(url), folder / "t", records=2)
     what.drain()
+    files = data_files(what)
     maintain(spark, what.ingestion)
     later = what.having(table=aged(what.table, folder / "later", days=40))
     (done,) = maintain(spark, later.ingestion)
-    assert done.deleted_files == 2
+    assert done.deleted_files == files > 1
     assert_each_once(later.rows(), messages(url))
 
 
