@@ -158,7 +158,7 @@ class StreamAsset(dg.AssetsDefinition):
         ]
 
     def replay(self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig) -> Iterator[Any]:
-        """Replay into the table, in an op; a materialization for each batch, and the checks.
+        """Replay into the table, in an op; a materialization when it is whole, and the checks.
 
         Raises:
             dagster.Failure: see :meth:`stream_assets.StreamRun.run`.

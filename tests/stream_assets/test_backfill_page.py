@@ -60,6 +60,66 @@ def test_a_day_is_replayed_from_the_backfill_page(spark: SparkSession, folder: P
         look_at_a_wrong_key(page, dagster)
 
 
+def test_three_days_are_replayed_by_one_run_from_the_page_of_an_asset_with_partitions(
+    spark: SparkSession, folder: Path, page: Browser
+) -> None:
+    tuesday = days.last_tuesday()
+    days.write_days(folder, tuesday)
+    sunday = tuesday - timedelta(days=2)
+    variables = {days.FOLDER_VARIABLE: str(folder), days.PARTITIONS_VARIABLE: "yes"}
+    with dagster_services(folder / "dagster", "tests.support.days", variables) as dagster:
+        stream = days.declare(folder, "old", partitions=days.PARTITIONS)
+        old, new = ingest(spark, stream), ingest(spark, days.declare(folder, "new", table="clean"))
+        page.open(f"{dagster.address}/assets/orders?view=overview")
+        page.click("Materialize…")
+        page.see("Partition selection", "Backfills all partitions in a single run")
+        first, last = sunday.date().isoformat(), tuesday.date().isoformat()
+        page.enter("//input[@data-testid='dimension-range-input']", f"[{first}...{last}]")
+        page.see("3 partitions")
+        save_config(page)
+        page.click("Launch backfill")
+        page.see("Created backfill")
+        page.click("View")
+        await_backfill(page, dagster)
+        (run,) = dagster.instance.get_runs()
+        assert run.tags["dagster/asset_partition_range_start"] == first
+        assert run.tags["dagster/asset_partition_range_end"] == last
+
+        def is_replayed(moment: datetime) -> bool:
+            return sunday <= moment < tuesday + timedelta(days=1)
+
+        inside = Counter({row: count for row, count in new.items() if is_replayed(row[2])})
+        outside = Counter({row: count for row, count in old.items() if not is_replayed(row[2])})
+        assert days.rows(stream.ingestion.table) == inside + outside
+        found = dagster.instance.fetch_materializations(stream.key, limit=10).records
+        told = [record.asset_materialization for record in found if record.asset_materialization]
+        monday = tuesday - timedelta(days=1)
+        kept = days.PER_DAY * 9 // 10
+        assert {one.partition: one.metadata["dagster/partition_row_count"].value for one in told} == {
+            first: 0,
+            monday.date().isoformat(): kept,
+            last: kept,
+        }
+        assert {one.metadata["replay/batches"].value for one in told} == {3}, "50 messages a batch, as the dialog said"
+        page.open(f"{dagster.address}/assets/orders?view=overview")
+        page.see("3 of", "Latest check results\n2")
+
+
+def save_config(page: Browser) -> None:
+    """What the dialog says of a wrong run config, and one that is taken."""
+    page.click("//*[normalize-space()='Config']")
+    page.click("Add config")
+    editor = "//*[contains(@class, 'CodeMirror-lines')]"
+    save = "//button[normalize-space()='Save config']"
+    page.replace(editor, "ops: {orders: {config: {on_replay: delete}}}\n")
+    page.see("on_replay", "errors")
+    page.until(lambda: not page.find(save).is_enabled(), what="a wrong run config that is refused")
+    page.replace(editor, "ops: {orders: {config: {on_replay: replace, max_records: 50}}}\n")
+    page.until(page.find(save).is_enabled, what="'Save config'")
+    page.click("Save config")
+    page.see("Config saved")
+
+
 def launch_backfill(page: Browser, dagster: Dagster, partition: str) -> None:
     page.open(f"{dagster.address}/jobs")
     page.click("replay_orders")

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -18,6 +19,9 @@ from stream_assets import Json, SparkSessionResource, StreamAsset, stream_asset,
 from stream_consumers.create import create_producer
 
 FOLDER_VARIABLE = "STREAM_ASSETS_TEST_FOLDER"
+# Where it is set, the asset has partitions of its own.
+PARTITIONS_VARIABLE = "STREAM_ASSETS_TEST_PARTITIONS"
+PARTITIONS = dg.DailyPartitionsDefinition("2026-01-01")
 PER_DAY = 60
 SHARDS = 2
 DAY_MS = 86_400_000
@@ -45,7 +49,12 @@ def write_days(folder: Path, middle: datetime) -> None:
             producer.send(payload, shard=index % SHARDS, timestamp_ms=moment)
 
 
-def declare(folder: Path, made_by: str, table: str = "orders") -> StreamAsset:
+def declare(
+    folder: Path,
+    made_by: str,
+    table: str = "orders",
+    partitions: dg.DailyPartitionsDefinition | None = None,
+) -> StreamAsset:
     """The asset; ``old`` and ``new`` drop different messages and fill a column differently."""
 
     @stream_asset(
@@ -54,6 +63,7 @@ def declare(folder: Path, made_by: str, table: str = "orders") -> StreamAsset:
         table=str(folder / "lake" / table),
         decode=Json("id BIGINT, user STRING"),
         max_records=PER_BATCH[made_by],
+        partitions=partitions,
         spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
     )
     def orders(batch: DataFrame) -> DataFrame:
@@ -77,5 +87,6 @@ def times(table: str) -> dict[str, list[Any]]:
 
 
 if FOLDER_VARIABLE in os.environ:
-    asset = declare(Path(os.environ[FOLDER_VARIABLE]), "new")
+    days = PARTITIONS if PARTITIONS_VARIABLE in os.environ else None
+    asset = declare(Path(os.environ[FOLDER_VARIABLE]), "new", partitions=days)
     defs = stream_definitions([asset])
