@@ -21,7 +21,7 @@ from stream_assets.metadata import (
     replay_metadata,
     table_metadata,
 )
-from stream_assets.partitions import Touched, rows_in_partitions, touched_by, touched_since
+from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions, touched_by, touched_since
 from stream_consumers.errors import TableUnreadableError
 from stream_consumers.messages import Shard
 
@@ -308,14 +308,21 @@ class PartitionMaterialization(ReplayMaterialization):
     def result(self) -> dg.AssetMaterialization:
         """What was replaced, as the result of each partition; with it go the rows that each one has now."""
         context = self._of_partitions
+        window = context.partition_time_window
         try:
-            rows = rows_in_partitions(self._ledger, self._windows, context.partition_time_window)
+            rows = rows_in_partitions(self._ledger, self._windows, window)
+            late = rows_elsewhere(self._ledger, window, self._sum.last.batch.entry.goal if self._sum else {})
         except TableUnreadableError as error:
             context.log.warning(f"the rows of the partitions are not counted: {error}")
         else:
             for partition in context.partition_keys:
                 count = {"dagster/partition_row_count": dg.MetadataValue.int(rows.get(partition, 0))}
                 context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
+            if late:
+                context.log.warning(
+                    f"{late} rows of these partitions are as they were: their messages lie in the stream among those "
+                    "of other partitions, as messages do that come late, and are replayed together with them"
+                )
         version = self._sum.last.version if self._sum else self._ledger.read().version
         made = self._made(replay_metadata(self._sum, self._what), version)
         # Messages that came late lie among those of another time, and were read again with them.

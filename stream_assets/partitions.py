@@ -14,10 +14,12 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import names_in_files
+from spark_jobs.ledger.table_rows import count_where, in_ranges, names_in_files
 from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_in_table
 from stream_assets.config import StreamConfig
+from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
 
 _MINUTE_MS = 60_000
 
@@ -160,9 +162,22 @@ def rows_in_partitions(
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
+    return count_by_partition(times_in_table(ledger.log, _within(window)), partitions).rows
+
+
+def rows_elsewhere(ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range]) -> int:
+    """How many rows of a window of time lie outside of these ranges: late messages, among those of another time.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    outside = f" AND NOT ({in_ranges(ranges)})" if ranges else ""
+    return count_where(ledger.log, _within(window) + outside)
+
+
+def _within(window: dg.TimeWindow) -> str:
     first, last = (moment.astimezone(timezone.utc).isoformat() for moment in (window.start, window.end))
-    where = f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{last}'"
-    return count_by_partition(times_in_table(ledger.log, where), partitions).rows
+    return f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{last}'"
 
 
 def is_of_partitions(context: dg.AssetExecutionContext) -> bool:

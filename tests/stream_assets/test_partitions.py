@@ -16,8 +16,17 @@ from spark_jobs.batches.ingestion import Ingestion
 from stream_assets import materializations as module
 from stream_assets.config import PlaceConfig, StreamConfig
 from stream_assets.materializations import IngestMaterializations
-from stream_assets.partitions import Touched, count_by_partition, partition_replay, rows_in_partitions, touched_since
+from stream_assets.partitions import (
+    Touched,
+    count_by_partition,
+    partition_replay,
+    rows_elsewhere,
+    rows_in_partitions,
+    touched_since,
+)
+from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
 from tests.support.ledger_tables import at, write_batch
 
 pytestmark = pytest.mark.dagster
@@ -110,7 +119,10 @@ def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
 def test_the_rows_of_a_window_are_counted_by_its_partitions(tmp_path: Path) -> None:
     write_batch(tmp_path / "t", {0: "2026-11-16T23:59", 1: "2026-11-17", 2: "2026-11-17T08:00", 3: "2026-11-19"})
     window = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 19, tzinfo=timezone.utc))
-    assert rows_in_partitions(ingestion(tmp_path).ledger(), DAYS, window) == {"2026-11-17": 2}
+    ledger = ingestion(tmp_path).ledger()
+    assert rows_in_partitions(ledger, DAYS, window) == {"2026-11-17": 2}
+    assert rows_elsewhere(ledger, window, {Shard("orders", 0): Range(0, 2)}) == 1, "sequence 2"
+    assert rows_elsewhere(ledger, window, {}) == 2
 
 
 class Run:
