@@ -22,7 +22,7 @@ REPLAY = """mutation ($keys: [String!]!) {
   }
 }"""
 TICKS = """query ($sensor: SensorSelector!) {
-  sensorOrError(sensorSelector: $sensor) { ... on Sensor { sensorState { ticks(limit: 1) { id } } } }
+  sensorOrError(sensorSelector: $sensor) { ... on Sensor { sensorState { ticks(limit: 10) { timestamp } } } }
 }"""
 
 
@@ -38,18 +38,17 @@ class Watched:
         found = self.dagster.instance.fetch_materializations(dg.AssetKey(asset), limit=1000).records
         return Counter(record.partition_key for record in found)
 
-    def last_tick(self) -> int:
-        """The newest look at the automation conditions."""
+    def looks(self) -> list[float]:
+        """When the automation conditions were looked at, the last time first."""
         asked = self.ui.ask(TICKS, sensor={**self.ui.location, "sensorName": "automation"})
-        ticks = asked["sensorOrError"]["sensorState"]["ticks"]
-        return int(ticks[0]["id"]) if ticks else 0
+        return [float(tick["timestamp"]) for tick in asked["sensorOrError"]["sensorState"]["ticks"]]
 
     def until_quiet(self) -> None:
-        """Nothing runs, and two looks since have asked for nothing."""
+        """Nothing runs, and the next looks have asked for nothing."""
 
         def is_quiet() -> bool:
-            runs, tick = self.ui.runs(), self.last_tick()
-            until(lambda: self.last_tick() >= tick + 3, seconds=SECONDS, what="more ticks")
+            runs, last = self.ui.runs(), self.looks()[0]
+            until(lambda: sum(look > last for look in self.looks()) >= 3, seconds=SECONDS, what="more ticks")
             return self.ui.runs() == runs and all(run.is_finished for run in self.dagster.instance.get_runs())
 
         until(is_quiet, seconds=SECONDS, what="the end of all runs")

@@ -40,7 +40,7 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
 ) -> None:
     """Two days are replayed in one run, with another transform; the one between has no messages."""
     with create_producer(f"file://{folder}/orders.ss/orders") as producer:
-        for index, day in enumerate(["2026-11-15", "2026-11-16", "2026-11-18"] * 10):
+        for index, day in enumerate(sorted(["2026-11-15", "2026-11-16", "2026-11-18"] * 10)):
             producer.send(b'{"id": %d, "user": "u"}' % index, timestamp_ms=at(day) + index)
     ingested = execute(declare(folder, "old", partitions=DAYS), instance)
     assert ingested.success
