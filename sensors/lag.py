@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag
 from spark_jobs.batches.ledger_recovery import read_or_recover
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from stream_consumers.batches import Extent, Resume
+from stream_consumers.batches import BatchSource, Extent, Range, Resume
 from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
 
@@ -22,12 +22,14 @@ class Measurement:
         extents: what the shards hold.
         lag: messages to come per shard, an upper bound.
         is_exact: whether the budget was enough to see everything.
+        lost: what is gone from the stream and was not read, per shard.
     """
 
     state: LedgerState
     extents: Mapping[Shard, Extent]
     lag: Mapping[Shard, int]
     is_exact: bool
+    lost: Mapping[Shard, Range] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -83,7 +85,14 @@ def measure(
         if opened.is_exact:
             check_source(opened, ingestion.group, state, extents)
         behind, is_exact = lag(opened, state, extents), opened.is_exact
-    return Measurement(state, extents, behind, is_exact)
+        lost = _lost(opened, state, extents)
+    return Measurement(state, extents, behind, is_exact, lost)
+
+
+def _lost(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]) -> Mapping[Shard, Range]:
+    known = {shard: state.shards[shard].covered for shard in extents if shard in state.shards}
+    gaps = {shard: covered.first_gap(extents[shard].end) for shard, covered in known.items()}
+    return source.lost({shard: gap for shard, gap in gaps.items() if gap is not None})
 
 
 def _measure_claims(source: StreamSource, ingestion: Ingestion, ledger: Ledger) -> Measurement:

@@ -14,10 +14,10 @@ import dagster as dg
 
 from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
 from sensors.lag import Measurement, measure
+from sensors.lag_observations import LagObserver, describe_measurement
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
-from stream_consumers.epochs import split_epoch
-from stream_consumers.errors import BrokerUnavailableError
+from stream_consumers.errors import BrokerUnavailableError, SourceRecreatedError
 from stream_consumers.options import AutoStreamReset, check_count, check_range, choice
 
 LONGEST_SILENCE_SECONDS = 60.0
@@ -130,10 +130,16 @@ def build_lag_sensor(
         now = time.time()
         if cursor.silent_since is not None and now < cursor.ask_at:
             return _wait_for_broker(cursor, f"{source.url} did not answer", now, ingestion.retry_seconds)
+        observer = LagObserver(ingestion.group, source.url, asset_key, name, upstream)
         try:
             found = measure(
                 source, ingestion, budget_seconds=policy.budget_seconds, answer_seconds=policy.answer_seconds
             )
+        except SourceRecreatedError as error:
+            # The tick fails, and what a tick that fails returns is told nobody.
+            for event in observer.observations_of_loss(error, context.instance):
+                context.instance.report_runless_asset_event(event)
+            raise
         except BrokerUnavailableError as error:
             silent_since = cursor.silent_since or now
             silent = now - silent_since
@@ -159,7 +165,8 @@ def build_lag_sensor(
             waits_for_replays=ingestion.single_writer,
         )
         waiting_since = None if not found.total else since or runs.now
-        events, observed = _observations(found, upstream, cursor.observed)
+        observed = hash_text(describe_measurement(found))
+        is_news = observed != cursor.observed
         taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]
         reason = _why_not(found, runs, ingestion, policy, waited=runs.now - (waiting_since or runs.now))
         return dg.SensorResult(
@@ -168,7 +175,7 @@ def build_lag_sensor(
             run_requests=None if reason else _requests(found, policy, taken),
             skip_reason=None if reason is None else dg.SkipReason(reason),
             cursor=LagCursor(waiting_since, observed, number).to_json(),
-            asset_events=events,
+            asset_events=observer.observations(found) if is_news else [],
         )
 
     return dg.SensorDefinition(
@@ -215,34 +222,6 @@ def _requests(found: Measurement, policy: LagPolicy, taken: Sequence[str]) -> li
     members = ["main", *(f"member-{number}" for number in range(2, policy.max_runs + 1))]
     free = [member for member in members if member not in taken][: max(1, min(policy.max_runs - len(taken), shards))]
     return [dg.RunRequest(tags={LAG_TAG: str(found.total), MEMBER_TAG: member}) for member in free]
-
-
-def _observations(
-    found: Measurement, upstream: Mapping[str, dg.AssetKey], observed: str
-) -> tuple[list[dg.AssetObservation], str]:
-    """One observation of each stream, if something changed since the last one."""
-    now = json.dumps({str(shard): [found.extents[shard].end, count] for shard, count in sorted(found.lag.items())})
-    digest = hash_text(now)
-    if digest == observed:
-        return [], observed
-    events = []
-    for stream, key in upstream.items():
-        extents = {shard: extent for shard, extent in found.extents.items() if split_epoch(shard.stream)[0] == stream}
-        records = [
-            dg.TableRecord({"shard": str(shard), "end": extent.end, "lag": found.lag.get(shard, 0)})
-            for shard, extent in sorted(extents.items())
-        ]
-        total = sum(found.lag.get(shard, 0) for shard in extents)
-        events.append(
-            dg.AssetObservation(
-                asset_key=key,
-                metadata={
-                    "stream/lag": dg.MetadataValue.int(total),
-                    "stream/shards": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
-                },
-            )
-        )
-    return events, digest
 
 
 def hash_text(text: str) -> str:

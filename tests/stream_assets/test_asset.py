@@ -106,7 +106,7 @@ def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
     first = tick(stream, instance)
     assert first.run_requests
     assert first.run_requests[0].run_key is None, "a failed run must not burn its own retry"
-    assert [event.metadata["stream/lag"].value for event in first.asset_events] == [100]
+    assert [event.metadata["stream/lag/lakehouse/orders"].value for event in first.asset_events] == [100]
     assert [event.asset_key for event in first.asset_events] == [dg.AssetKey(["file", "orders"])]
     again = tick(stream, instance, first.cursor)
     assert again.run_requests
@@ -114,7 +114,7 @@ def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
     execute(stream, instance)
     last = tick(stream, instance, again.cursor)
     assert "no lag: 2 shards" in skip_message(last)
-    assert [event.metadata["stream/lag"].value for event in last.asset_events] == [0]
+    assert [event.metadata["stream/lag/lakehouse/orders"].value for event in last.asset_events] == [0]
     assert LagCursor.parse(last.cursor).waiting_since is None
 
 
@@ -180,7 +180,7 @@ def test_a_run_accepts_a_replaced_file_and_the_sensor_goes_on_with_it(
     write_stream(folder / "orders.ss", 4)
     asked = tick(declare(folder), instance)
     (observed,) = asked.asset_events
-    assert observed.metadata["stream/lag"].value == 4
+    assert observed.metadata["stream/lag/lakehouse/orders"].value == 4
     assert asked.run_requests
     # The same config accepts nothing more.
     assert execute(declare(folder), instance, config=config).success
