@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import dagster as dg
+from pydantic import ValidationError
 
 from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
@@ -227,7 +228,21 @@ def make_stream_asset(
     def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[Any]:
         yield from function.events(context, StreamRun(declared, config))
 
-    return StreamAsset(declared, function, run_tags=run_tags, **_attributes(materialize))
+    attributes = _attributes(materialize)
+    # A mapping of the config is evaluated before there is a run: a launchpad refuses what the types let pass.
+    op = materialize.op
+    attributes["node_def"] = op.configured(_checked, op.name, op.config_schema.config_type)
+    return StreamAsset(declared, function, run_tags=run_tags, **attributes)
+
+
+def _checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run config as it was given, if it makes sense."""
+    try:
+        StreamConfig(**given).check()
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, one['loc']))}={one['input']!r}: {one['msg']}" for one in error.errors())
+        raise InvalidOptionError(f"the run config is refused: {found}", remedy="Correct it, or leave it out.") from None
+    return given
 
 
 def upstream_keys(stream: StreamSource) -> Mapping[str, dg.AssetKey]:

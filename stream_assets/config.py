@@ -21,7 +21,7 @@ class ReplayMode(enum.Enum):
 
 
 class PlaceConfig(dg.Config):
-    """A place in the stream: exactly one of the two.
+    """A place in the stream: one of the two, or none.
 
     Example:
         >>> str(PlaceConfig(rewind={"orders/0": 100, "orders/1": 90}).bound())
@@ -30,24 +30,27 @@ class PlaceConfig(dg.Config):
         '2026-11-01T00:00:00+00:00'
     """
 
+    # Not None: a launchpad shows a field by its default, and one without is hidden.
     rewind: Any = Field(
-        default=None, description="earliest, latest, a sequence, or sequences of shards: {orders/0: 100, orders/1: 90}."
+        default="", description="earliest, latest, a sequence, or sequences of shards: {orders/0: 100, orders/1: 90}."
     )
-    seek: str | None = Field(
-        default=None, description="The first message with this time or a later one, like 2026-11-01T00:00:00Z."
+    seek: str = Field(
+        default="", description="The first message with this time or a later one, like 2026-11-01T00:00:00Z."
     )
 
-    def bound(self) -> Bound:
-        """The place.
+    def bound(self) -> Bound | None:
+        """The place; ``None`` if none is given.
 
         Raises:
-            InvalidOptionError: none or both are given, or what is given is no place.
+            InvalidOptionError: both are given, or what is given is no place.
         """
-        if (self.rewind is None) == (self.seek is None):
+        if self.rewind in (None, "") and not self.seek:
+            return None
+        if self.rewind not in (None, "") and self.seek:
             raise InvalidOptionError(
-                f"rewind={self.rewind!r} and seek={self.seek!r} name no place", remedy="Give exactly one of the two."
+                f"rewind={self.rewind!r} and seek={self.seek!r} are two places", remedy="Give one of the two."
             )
-        if self.seek is not None:
+        if self.seek:
             return Bound.at_time(self.seek)
         if isinstance(self.rewind, dict):
             return Bound.at_sequences(self.rewind)
@@ -113,8 +116,8 @@ class StreamConfig(ReplayConfig):
         'replace'
     """
 
-    start: PlaceConfig | None = Field(default=None, description="Replay from here, or move the group here.")
-    stop: PlaceConfig | None = Field(default=None, description="Go no further than this.")
+    start: PlaceConfig = Field(default=PlaceConfig(), description="Replay from here, or move the group here.")
+    stop: PlaceConfig = Field(default=PlaceConfig(), description="Go no further than this.")
     move_group: bool = Field(
         default=False, description="Move the group to start, also backwards; the next runs continue behind this one."
     )
@@ -138,13 +141,14 @@ class StreamConfig(ReplayConfig):
     )
 
     def check(self) -> None:
-        """Refuse what does not go together.
+        """Refuse what is no place, and what does not go together.
 
         Raises:
             InvalidOptionError: naming it.
         """
+        start, stop = self.start.bound(), self.stop.bound()
         is_append = self.on_replay is ReplayMode.append
-        if self.start is None and (self.move_group or is_append):
+        if start is None and (self.move_group or is_append):
             raise InvalidOptionError(
                 f"{'move_group' if self.move_group else 'on_replay: append'} says nothing without start",
                 remedy="Give start, as {rewind: earliest} or {seek: 2026-11-01T00:00:00Z}.",
@@ -155,18 +159,18 @@ class StreamConfig(ReplayConfig):
                 remedy="A group that moves back replaces what it writes again; leave one of the two out.",
             )
 
-        if self.linger_seconds and (self.stop is not None or (self.start is not None and not self.move_group)):
+        if self.linger_seconds and (stop is not None or (start is not None and not self.move_group)):
             raise InvalidOptionError(
                 f"linger_seconds={self.linger_seconds:g} lets a run stay, but one with "
-                f"{'a stop' if self.stop is not None else 'a start replays, and'} ends there",
+                f"{'a stop' if stop is not None else 'a start replays, and'} ends there",
                 remedy="Leave one of them out.",
             )
 
     def replay(self, replay_id: str) -> Replay:
         """What to replay."""
         return Replay(
-            self.start.bound() if self.start else None,
-            self.stop.bound() if self.stop else None,
+            self.start.bound(),
+            self.stop.bound(),
             OnReplay(self.on_replay.value),
             replay_id,
         )

@@ -197,8 +197,8 @@ def partition_replay(window: dg.TimeWindow, config: StreamConfig, replay_id: str
         InvalidOptionError: the run config says something that does not go together with partitions.
     """
     given = {
-        "start": config.start is not None,
-        "stop": config.stop is not None,
+        "start": config.start.bound() is not None,
+        "stop": config.stop.bound() is not None,
         "move_group": config.move_group,
         "accept": bool(config.accept),
         "max_batches": config.max_batches is not None,

@@ -115,7 +115,7 @@ def _made(
         return of_partitions.tell(_replayed(context, declared, spark, wanted, config))
     config.check()
     _accept(context, declared, spark, config)
-    if config.start is not None and not config.move_group:
+    if config.start.bound() is not None and not config.move_group:
         wanted = config.replay(replay_id(context))
         told = _replay_told(context, key, declared, spark, wanted)
         return told.tell(_replayed(context, declared, spark, wanted, config))
@@ -152,7 +152,7 @@ def staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float
     """How long the run stays, and the least time between two materializations; ``None`` for one at its end."""
     linger = declared.linger_seconds if config.linger_seconds is None else config.linger_seconds
     # A run that is to stop somewhere has nothing to stay for.
-    linger = 0.0 if config.stop else linger
+    linger = 0.0 if config.stop.bound() else linger
     every = declared.materialize_seconds if config.materialize_seconds is None else config.materialize_seconds
     if every is None:
         every = MATERIALIZE_SECONDS if linger else None
@@ -171,7 +171,7 @@ def _drained(
     tagged = context.run.tags.get(MEMBER_TAG, declared.ingestion.member)
     member = tagged if declared.stream.is_claimed else declared.ingestion.member
     ingestion = replace(config.configured(declared.ingestion), member=member)
-    to = config.start.bound() if config.start else None
+    to = config.start.bound()
     if to is not None and has_begun(ingestion):
         _move(context, declared, spark, ingestion, to)
     is_empty = True
@@ -183,7 +183,7 @@ def _drained(
         max_batches=config.max_batches,
         on_tail=context.log.warning,
         origin=to,
-        stop=config.stop.bound() if config.stop else None,
+        stop=config.stop.bound(),
         linger_seconds=linger_seconds,
         on_next=on_next,
         on_wait=context.log.warning,

@@ -1,0 +1,68 @@
+"""A run config that makes no sense is refused before there is a run, and what a run can be told is shown. No Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from stream_assets import StreamRun, stream_asset, stream_definitions
+
+
+@stream_asset(source="memory://launchpad/orders", group="g", table="lake/orders", checks=())
+def orders(context: dg.AssetExecutionContext, stream: StreamRun) -> Any:
+    """Tells what it was told."""
+    yield dg.MaterializeResult(metadata={"start": str(stream.config.start.bound()) if is_of_asset(stream) else ""})
+
+
+def is_of_asset(stream: Any) -> bool:
+    return hasattr(stream.config, "start")
+
+
+JOB = stream_definitions([orders]).resolve_job_def("ingest_orders")
+
+
+def run_config(config: dict[str, Any]) -> dict[str, Any]:
+    return {"ops": {"orders": {"config": config}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"start": {"seek": "2026-13-99"}}, "'2026-13-99' is no place in a stream"),
+        ({"stop": {"seek": "yesterday"}}, "'yesterday' is no place in a stream"),
+        ({"max_records": -5}, "max_records=-5: Input should be greater than 0"),
+        ({"linger_seconds": -1.0}, "linger_seconds=-1.0: Input should be greater than or equal to 0"),
+        ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "Give one of the two"),
+        ({"move_group": True}, "move_group says nothing without start"),
+    ],
+    ids=repr,
+)
+def test_nonsense_is_refused_before_there_is_a_run(
+    instance: dg.DagsterInstance, config: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(dg.DagsterConfigMappingFunctionError) as refused:
+        JOB.execute_in_process(instance=instance, run_config=run_config(config))
+    assert text in str(refused.value.__cause__)
+    assert instance.get_runs_count() == 0
+    with pytest.raises(dg.DagsterConfigMappingFunctionError):
+        dg.validate_run_config(JOB, run_config(config))
+
+
+def test_a_wrong_key_is_explained() -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match="max_recrods"):
+        dg.validate_run_config(JOB, run_config({"max_recrods": 10}))
+
+
+def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
+    result = JOB.execute_in_process(instance=instance, run_config=run_config({"start": {"rewind": {"orders/0": 7}}}))
+    (made,) = result.get_asset_materialization_events()
+    assert made.materialization.metadata["start"].value == "orders/0=7"
+
+
+def test_the_launchpad_shows_start_and_stop_and_no_resource() -> None:
+    told = dg.validate_run_config(JOB, {})
+    config = told["ops"]["orders"]["config"]
+    assert config["start"] == config["stop"] == {"rewind": "", "seek": ""}
+    assert set(told["resources"]) <= {"io_manager"}
