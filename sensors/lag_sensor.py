@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -96,14 +96,28 @@ class LagCursor:
         return json.dumps({"v": 1, **asdict(self)})
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a lag sensor looks at.
+
+    Args:
+        source: the stream.
+        ingestion: what goes where; the ledger is read from its table.
+        upstream: per stream, the asset that stands for it; lag is reported as an observation of it.
+    """
+
+    source: StreamSource
+    ingestion: Ingestion
+    upstream: Mapping[str, dg.AssetKey]
+
+
 def build_lag_sensor(
     *,
     name: str,
-    source: StreamSource,
-    ingestion: Ingestion,
+    watched: Callable[[], Watched],
     job: Any,
     asset_key: dg.AssetKey,
-    upstream: Mapping[str, dg.AssetKey],
+    description: str | None = None,
     policy: LagPolicy = LagPolicy(),
     is_partitioned: bool = False,
     minimum_interval_seconds: int = 30,
@@ -113,11 +127,10 @@ def build_lag_sensor(
 
     Args:
         name: of the sensor.
-        source: the stream.
-        ingestion: what goes where; the ledger is read from its table.
+        watched: tells what to look at, at each tick.
         job: the job to run. Runs of other jobs hold the next one back, too, if they make the asset.
         asset_key: the asset that it makes.
-        upstream: per stream, the asset that stands for it; lag is reported as an observation of it.
+        description: of the sensor.
         policy: when to ask.
         is_partitioned: whether the asset has partitions, so that runs of them replay and hold no run back.
         minimum_interval_seconds: between two ticks; Dagster's loop makes it at least about 5.
@@ -126,6 +139,8 @@ def build_lag_sensor(
     status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        looked_at = watched()
+        source, ingestion, upstream = looked_at.source, looked_at.ingestion, looked_at.upstream
         cursor = LagCursor.parse(context.cursor)
         now = time.time()
         if cursor.silent_since is not None and now < cursor.ask_at:
@@ -184,7 +199,7 @@ def build_lag_sensor(
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=status,
-        description=f"Asks for a run when group {ingestion.group} is behind on {source.url}.",
+        description=description,
     )
 
 

@@ -15,6 +15,12 @@ from stream_assets.config import (
     ReplayConfig as ReplayConfig,
     StreamConfig as StreamConfig,
 )
+from stream_assets.connections import (
+    KafkaCluster as KafkaCluster,
+    RedisServer as RedisServer,
+    StreamFile as StreamFile,
+)
+from stream_assets.delta_lake import DeltaLake as DeltaLake
 from stream_assets.definitions_builder import (
     build_ingest_job as build_ingest_job,
     build_sensor as build_sensor,
@@ -29,3 +35,4 @@ from stream_assets.resources import SparkSessionResource as SparkSessionResource
 from stream_assets.stream_run import StreamRun as StreamRun
 from stream_assets.stream_to_table import StreamCheck as StreamCheck, StreamToTable as StreamToTable
 from stream_assets.testing import Kill as Kill, KillSwitch as KillSwitch
+from stream_assets.translator import StreamTranslator as StreamTranslator, StreamTranslatorData as StreamTranslatorData

@@ -1,11 +1,9 @@
 """The ``@stream_asset`` decorator: a stream into a Delta table, as a Dagster asset."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
 
 import dagster as dg
 from pydantic import ValidationError
@@ -17,8 +15,12 @@ from spark_jobs.reading.decode import Decoder, Raw
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import ReplayConfig, StreamConfig
+from stream_assets.connections import Origin, StreamLocation
+from stream_assets.deferred import shown_text
+from stream_assets.delta_lake import DeltaLake, LakeTable
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
+from stream_assets.translator import AssetOptions, StreamTranslator, StreamTranslatorData
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
@@ -33,24 +35,12 @@ from stream_consumers.options import (
 from stream_consumers.urls import StreamUrl
 
 DAILY = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
-_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
-_ENCODED = "percent-encoded"
 
 
 @dataclass(frozen=True)
-class AssetOptions:
-    """What ``@stream_asset`` passes on to Dagster; each as in ``dagster.AssetSpec`` and ``dagster.multi_asset``."""
+class OpOptions:
+    """What ``@stream_asset`` passes on to the op; each as in ``dagster.multi_asset``."""
 
-    deps: Sequence[Any] = ()
-    description: str | None = None
-    group_name: str | None = None
-    owners: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    kinds: AbstractSet[str] | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    code_version: str | None = None
-    automation_condition: dg.AutomationCondition[Any] | None = None
-    freshness_policy: dg.FreshnessPolicy | None = None
     retry_policy: dg.RetryPolicy | None = None
     op_tags: Mapping[str, Any] = field(default_factory=dict)
     pool: str | None = None
@@ -68,16 +58,24 @@ class StreamAsset(dg.AssetsDefinition):
     Args:
         declared: the stream, the table, and how.
         function: what was decorated.
+        streams: the external assets that stand for the streams, by the names of those.
         run_tags: of the runs that the sensor asks for.
         attributes: those of the definition.
     """
 
     def __init__(
-        self, declared: StreamToTable, function: AssetFunction, *, run_tags: Mapping[str, str], **attributes: Any
+        self,
+        declared: StreamToTable,
+        function: AssetFunction,
+        *,
+        streams: Mapping[str, dg.AssetSpec],
+        run_tags: Mapping[str, str],
+        **attributes: Any,
     ) -> None:
         super().__init__(**attributes)
         self._declared = declared
         self._function = function
+        self._streams = streams
         self._run_tags = run_tags
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -140,23 +138,17 @@ class StreamAsset(dg.AssetsDefinition):
         return self._run_tags
 
     @property
-    def upstream(self) -> Mapping[str, dg.AssetKey]:
-        """Per stream, the asset that stands for it."""
-        return upstream_keys(self._declared.stream)
+    def streams(self) -> Mapping[str, dg.AssetSpec]:
+        """The external assets that stand for the streams, by the names of those."""
+        return self._streams
 
-    def upstream_specs(self) -> list[dg.AssetSpec]:
-        """The streams as external assets, so that lineage and lag show up in the UI."""
-        stream = self._declared.stream
-        kind = stream.backend.kind
-        return [
-            dg.AssetSpec(
-                key,
-                description=f"Stream {name} of {stream.url.with_streams([])}.",
-                kinds={kind} if kind else None,
-                metadata={"stream/url": str(stream.url.with_streams([name])), "stream/key": name},
-            )
-            for name, key in self.upstream.items()
-        ]
+    @property
+    def upstream(self) -> Mapping[str, dg.AssetKey]:
+        """Per stream, the asset that stands for it, with what the variables hold now."""
+        if self._declared.origin.is_deferred:
+            (spec,) = self._streams.values()
+            return dict.fromkeys(self._declared.source.required_streams(), spec.key)
+        return {name: spec.key for name, spec in self._streams.items()}
 
     def replay(self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig) -> Iterator[Any]:
         """Replay into the table, in an op; a materialization when it is whole, and the checks.
@@ -178,39 +170,31 @@ def _attributes(asset: dg.AssetsDefinition) -> dict[str, Any]:
 
 
 def make_stream_asset(
-    declared: StreamToTable, function: AssetFunction, options: AssetOptions, *, run_tags: Mapping[str, str]
+    declared: StreamToTable,
+    function: AssetFunction,
+    spec: dg.AssetSpec,
+    *,
+    streams: Mapping[str, dg.AssetSpec],
+    op: OpOptions = OpOptions(),
+    run_tags: Mapping[str, str],
 ) -> StreamAsset:
     """The asset of a stream that goes into a table.
 
     Args:
         declared: the stream, the table, and how.
         function: the transform, or the body.
-        options: Dagster's.
+        spec: Dagster's description of it.
+        streams: those of the streams.
+        op: of what runs.
         run_tags: of the runs that the sensor asks for.
     """
-    kind = declared.stream.backend.kind
-    spec = dg.AssetSpec(
-        declared.key,
-        deps=[*upstream_keys(declared.stream).values(), *options.deps],
-        description=options.description,
-        group_name=options.group_name,
-        owners=options.owners,
-        tags=options.tags,
-        kinds={"spark", "deltalake", *([kind] if kind else [])} if options.kinds is None else set(options.kinds),
-        code_version=options.code_version,
-        automation_condition=options.automation_condition,
-        freshness_policy=options.freshness_policy,
-        partitions_def=declared.partitions,
-        metadata={
-            "dagster/uri": declared.ingestion.table,
-            "stream/source": str(declared.source),
-            "stream/group": declared.ingestion.group,
-            **({"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}),
-            **options.metadata,
-        },
-        # A run that finds nothing to read makes nothing.
-        skippable=True,
-    )
+    known = {dep.asset_key for dep in spec.deps}
+    missing = [upstream.key for upstream in streams.values() if upstream.key not in known]
+    replayed = {"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}
+    # A run that finds nothing to read makes nothing.
+    spec = spec.replace_attributes(deps=[*spec.deps, *missing], metadata={**replayed, **spec.metadata}, skippable=True)
+    if declared.partitions is not None:
+        spec = spec.replace_attributes(partitions_def=declared.partitions)
 
     @dg.multi_asset(
         specs=[spec],
@@ -219,20 +203,20 @@ def make_stream_asset(
         can_subset=True,
         name=declared.name,
         required_resource_keys={*function.resources, *([declared.spark] if isinstance(declared.spark, str) else [])},
-        retry_policy=options.retry_policy,
-        op_tags=options.op_tags,
-        pool=options.pool,
-        hooks=options.hooks,
-        backfill_policy=options.backfill_policy,
+        retry_policy=op.retry_policy,
+        op_tags=op.op_tags,
+        pool=op.pool,
+        hooks=op.hooks,
+        backfill_policy=op.backfill_policy,
     )
     def materialize(context: dg.AssetExecutionContext, config: StreamConfig) -> Iterator[Any]:
         yield from function.events(context, StreamRun(declared, config))
 
     attributes = _attributes(materialize)
     # A mapping of the config is evaluated before there is a run: a launchpad refuses what the types let pass.
-    op = materialize.op
-    attributes["node_def"] = op.configured(_checked, op.name, op.config_schema.config_type)
-    return StreamAsset(declared, function, run_tags=run_tags, **attributes)
+    made = materialize.op
+    attributes["node_def"] = made.configured(_checked, made.name, made.config_schema.config_type)
+    return StreamAsset(declared, function, streams=streams, run_tags=run_tags, **attributes)
 
 
 def _checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -245,35 +229,10 @@ def _checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
-def upstream_keys(stream: StreamSource) -> Mapping[str, dg.AssetKey]:
-    """Per stream of a source, the key of the asset that stands for it."""
-    return {name: stream_asset_key(stream.url.protocol, name) for name in stream.url.required_streams()}
-
-
-def stream_asset_key(protocol: str, stream: str) -> dg.AssetKey:
-    """The key of the asset that stands for a stream; each stream has its own.
-
-    Dagster makes the name of an input of it, which may have few characters: colons separate parts of the key, and a
-    stream with other characters, or a part that is empty, is encoded as a whole.
-
-    Example:
-        >>> stream_asset_key("redis", "user:events").to_user_string()
-        'redis/user/events'
-        >>> stream_asset_key("redis", "user%3A42").to_user_string()
-        'redis/percent-encoded/user_3A42'
-    """
-    parts = stream.split(":")
-    if parts[0] != _ENCODED and all(map(_PLAIN.fullmatch, parts)):
-        return dg.AssetKey([protocol, *parts])
-    # What it has of percent signs is encoding already.
-    text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
-    return dg.AssetKey([protocol, _ENCODED, text.replace("%", "_")])
-
-
 def stream_asset(
     *,
-    source: str,
-    table: str,
+    source: str | StreamLocation,
+    table: str | LakeTable | DeltaLake,
     group: str | None = None,
     decode: Decoder | None = None,
     mode: str = "resumable",
@@ -313,6 +272,7 @@ def stream_asset(
     checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
     policy: LagPolicy | None = None,
     spark: Any = None,
+    translator: StreamTranslator | None = None,
     observer: Observer = ignore_steps,
     partitions: dg.TimeWindowPartitionsDefinition | None = None,
     backfill_policy: dg.BackfillPolicy | None = None,
@@ -328,10 +288,14 @@ def stream_asset(
     yields what Dagster is told, as with ``@dg.multi_asset``, and runs the stream in it.
 
     Args:
-        source: the stream URL, like ``file://orders.ss/orders``.
+        source: the stream URL, like ``file://orders.ss/orders``, or streams of a resource, like
+            ``KafkaCluster(bootstrap_servers=dg.EnvVar("KAFKA")).stream("orders")``. It, the group, the table and the
+            storage options may be a ``dg.EnvVar``, too: its value is looked up when it is used, and Dagster is told
+            its name.
         group: the consumer group; its positions live in the Delta log of the table. By default the host's id and
             ``r`` (SeaStreamer's rule); give it a name where runs move between hosts. Mode ``real_time`` has none.
-        table: the Delta table, a path or URI; a relative path is taken from the working directory.
+        table: the Delta table, a path or URI; a relative path is taken from the working directory. Of a
+            :class:`stream_assets.DeltaLake` it is the table of the asset's key.
         decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
         mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka,
             Redis): several runs share the shards, or claim the entries. ``real_time`` (Kafka, Redis): from the end on,
@@ -357,7 +321,7 @@ def stream_asset(
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
         merge_schema: let new columns, and new fields of structs, into the table.
-        storage_options: for reading the Delta log in an object store.
+        storage_options: for reading the Delta log in an object store; shown nowhere.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
             whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
             until Dagster knows that the last one has ended: set ``run_monitoring``.
@@ -382,6 +346,7 @@ def stream_asset(
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
             that the definitions have; by default a local Spark that outlives the run.
+        translator: decides the key, the streams' keys, groups, tags, freshness and automation.
         observer: told of each step; for tests.
         partitions: of the asset, days or hours of the time of the messages. A run without a partition ingests, and
             materializes the partitions that it has touched; a run of partitions replays them.
@@ -401,7 +366,8 @@ def stream_asset(
     """
     chosen_mode = choice(ConsumerMode, mode, option="mode")
     chosen_status = choice(dg.DefaultSensorStatus, sensor_status, option="sensor_status")
-    stream = StreamSource(source, chosen_mode, client or {})
+    origin = Origin(source, chosen_mode, client or {})
+    origin.check()
     check_count("members", members)
     if single_writer and chosen_mode is ConsumerMode.LOAD_BALANCED and members > 1:
         raise InvalidOptionError(
@@ -413,7 +379,9 @@ def stream_asset(
             f"min_lag={min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for them",
             remedy="Leave one of them out.",
         )
-    ledger_group = stream.group(group)
+    shown_group = None if group is None else shown_text(group) if isinstance(group, str) else group
+    if origin.shown is not None:
+        shown_group = StreamSource(origin.shown, chosen_mode).group(shown_group)
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
     chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
     chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
@@ -431,35 +399,6 @@ def stream_asset(
     def declare(function: Callable[..., Any]) -> StreamAsset:
         own_name = name or getattr(function, "__name__", "stream")
         own_function = AssetFunction.of(function)
-        declared = StreamToTable(
-            key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
-            stream=stream,
-            ingestion=Ingestion(
-                group=ledger_group,
-                table=table,
-                decoder=Raw() if decode is None else decode,
-                transform=own_function.plain_transform,
-                sharing=chosen_mode,
-                claims=stream.is_claimed,
-                start=chosen_start,
-                on_data_loss=chosen_loss,
-                limits=limits,
-                retry_seconds=retry_seconds,
-                merge_schema=merge_schema,
-                storage_options=storage_options or {},
-                single_writer=single_writer,
-            ),
-            policy=chosen_policy,
-            sensor_seconds=sensor_seconds,
-            sensor_status=chosen_status,
-            spark=spark,
-            checks=checks,
-            observer=observer,
-            partitions=partitions,
-            replay_partitions=None if stream.is_claimed or partitions else replay_partitions,
-            linger_seconds=linger_seconds,
-            materialize_seconds=materialize_seconds,
-        )
         options = AssetOptions(
             deps=deps,
             description=description or function.__doc__ or None,
@@ -471,12 +410,67 @@ def stream_asset(
             code_version=code_version,
             automation_condition=automation_condition,
             freshness_policy=freshness_policy,
+        )
+        data = StreamTranslatorData(
+            key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
+            origin=origin,
+            group=group or shown_group or chosen_mode.value,
+            table=None if isinstance(table, DeltaLake) else str(_place(table, None, storage_options)),
+            options=options,
+        )
+        spec = (translator or StreamTranslator()).get_asset_spec(data)
+        streams = {one: (translator or StreamTranslator()).get_stream_spec(data, one) for one in data.streams}
+        place = _place(table, spec.key, storage_options)
+        declared = StreamToTable(
+            key=spec.key,
+            origin=origin,
+            group=group,
+            table=place,
+            template=Ingestion(
+                group=shown_group or chosen_mode.value,
+                table="deferred" if place.is_deferred else place.path,
+                decoder=Raw() if decode is None else decode,
+                transform=own_function.plain_transform,
+                sharing=chosen_mode,
+                start=chosen_start,
+                on_data_loss=chosen_loss,
+                limits=limits,
+                retry_seconds=retry_seconds,
+                merge_schema=merge_schema,
+                single_writer=single_writer,
+            ),
+            policy=chosen_policy,
+            sensor_seconds=sensor_seconds,
+            sensor_status=chosen_status,
+            spark=spark,
+            checks=checks,
+            observer=observer,
+            partitions=partitions,
+            replay_partitions=None if partitions else replay_partitions,
+            linger_seconds=linger_seconds,
+            materialize_seconds=materialize_seconds,
+        )
+        if declared.is_claimed:
+            declared = replace(declared, replay_partitions=None)
+        op = OpOptions(
             retry_policy=retry_policy,
             op_tags=op_tags or {},
             pool=pool,
             hooks=hooks,
             backfill_policy=(backfill_policy or dg.BackfillPolicy.single_run()) if partitions else None,
         )
-        return make_stream_asset(declared, own_function, options, run_tags=run_tags or {})
+        return make_stream_asset(declared, own_function, spec, streams=streams, op=op, run_tags=run_tags or {})
 
     return declare
+
+
+def _place(
+    table: str | LakeTable | DeltaLake, key: dg.AssetKey | None, storage_options: Mapping[str, str] | None
+) -> LakeTable:
+    """Where the table of an asset is."""
+    if isinstance(table, DeltaLake):
+        assert key is not None
+        table = table.table_of(key)
+    if isinstance(table, LakeTable):
+        return replace(table, storage_options={**table.storage_options, **(storage_options or {})})
+    return LakeTable(table, (), storage_options or {})

@@ -8,8 +8,9 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.lag_sensor import build_lag_sensor
+from sensors.lag_sensor import Watched, build_lag_sensor
 from stream_assets.asset import StreamAsset
+from stream_assets.deferred import shown_text
 from stream_assets.replay_job import build_replay_job
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
@@ -22,7 +23,7 @@ def build_ingest_job(stream: StreamAsset) -> dg.UnresolvedAssetJobDefinition:
         selection=dg.AssetSelection.assets(stream.key),
         executor_def=dg.in_process_executor,
         run_tags=dict(stream.run_tags),
-        description=f"Drain {stream.declared.source} into {stream.declared.ingestion.table}.",
+        description=f"Drain {stream.declared.origin} into {stream.declared.table}.",
     )
 
 
@@ -31,11 +32,10 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
     declared = stream.declared
     return build_lag_sensor(
         name=f"{declared.name}_lag",
-        source=declared.stream,
-        ingestion=declared.ingestion,
+        watched=lambda: Watched(declared.stream, declared.ingestion, stream.upstream),
+        description=f"Asks for a run of {stream.key.to_user_string()} when its group is behind on {declared.origin}.",
         job=job,
         asset_key=stream.key,
-        upstream=stream.upstream,
         policy=declared.policy,
         is_partitioned=declared.partitions is not None,
         minimum_interval_seconds=declared.sensor_seconds,
@@ -45,25 +45,30 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
 
 def _check_claims(one: StreamToTable, other: StreamToTable) -> None:
     """Each entry that members claim is given to one of them: two tables would each get a part of the stream."""
-    groups = [(stream.source.nodes, stream.ingestion.group) for stream in (one, other)]
-    shared = set(one.source.required_streams()) & set(other.source.required_streams())
-    tables = {stream.ingestion.table for stream in (one, other)}
-    if one.stream.is_claimed and other.stream.is_claimed and groups[0] == groups[1] and shared and len(tables) > 1:
+    urls = [stream.origin.shown for stream in (one, other)]
+    if urls[0] is None or urls[1] is None or not (one.is_claimed and other.is_claimed):
+        return
+    shared = set(urls[0].required_streams()) & set(urls[1].required_streams())
+    groups = [None if stream.group is None else shown_text(stream.group) for stream in (one, other)]
+    if shared and urls[0].nodes == urls[1].nodes and groups[0] == groups[1] and str(one.table) != str(other.table):
         raise InvalidOptionError(
-            f"the assets {one.key.to_user_string()} and {other.key.to_user_string()} share group {groups[0][1]!r} of "
+            f"the assets {one.key.to_user_string()} and {other.key.to_user_string()} share group {groups[0]!r} of "
             f"{', '.join(sorted(shared))}, so that each of their tables would get a part of the stream",
             remedy="Give each table a group of its own.",
         )
 
 
-def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+def stream_definitions(
+    streams: Sequence[StreamAsset | dg.AssetSpec], *, resources: Mapping[str, Any] | None = None
+) -> dg.Definitions:
     """Definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
 
     They merge with other definitions, also with those of another call: nothing is made for two assets at once, and a
     stream that both read is declared alike.
 
     Args:
-        streams: what ``@stream_asset`` made.
+        streams: what ``@stream_asset`` made; and ``AssetSpec`` of streams that you describe yourself, which take the
+            places of ours.
         resources: those that the assets ask for by their keys; no other is needed.
 
     Raises:
@@ -79,7 +84,9 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
         ['orders_lag']
     """
     names: dict[str, StreamAsset] = {}
-    for stream in streams:
+    own = {one.key: one for one in streams if isinstance(one, dg.AssetSpec)}
+    assets = [one for one in streams if isinstance(one, StreamAsset)]
+    for stream in assets:
         other = names.setdefault(stream.declared.name, stream)
         if other is not stream:
             raise InvalidOptionError(
@@ -87,13 +94,13 @@ def stream_definitions(streams: Sequence[StreamAsset], *, resources: Mapping[str
                 remedy="Rename one of them; '.', '-' and '_' count as the same.",
                 name=stream.declared.name,
             )
-    for one, another in combinations(streams, 2):
+    for one, another in combinations(assets, 2):
         _check_claims(one.declared, another.declared)
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
-    replayed = [(stream, stream.declared.replay_partitions) for stream in streams]
-    upstream = {spec.key: spec for stream in streams for spec in stream.upstream_specs()}
+    replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
+    upstream = {spec.key: spec for stream in assets for spec in stream.streams.values()}
     return dg.Definitions(
-        assets=[*streams, *upstream.values()],
+        assets=[*assets, *{**upstream, **own}.values()],
         jobs=[*jobs.values(), *(build_replay_job(stream, days) for stream, days in replayed if days)],
         sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],
         resources=resources,

@@ -7,7 +7,8 @@ import dagster as dg
 from sensors.dead_letter_sensor import Tell, make_dead_letter_sensor
 from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
-from stream_assets.stream_run import failures, run_session
+from stream_assets.resources import run_session
+from stream_assets.stream_run import failures
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import choice
 
@@ -49,7 +50,7 @@ def build_maintenance(
         ['maintain_orders']
     """
     status = choice(dg.DefaultScheduleStatus, schedule_status, option="schedule_status")
-    if stream.declared.ingestion.single_writer:
+    if stream.declared.template.single_writer:
         pool = pool or stream.op.pool
         if pool is None or pool != stream.op.pool:
             raise InvalidOptionError(

@@ -28,7 +28,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges.
     """
     declared = stream.declared
-    if declared.stream.is_claimed:
+    if declared.is_claimed:
         raise InvalidOptionError(
             f"{stream.key.to_user_string()} claims entries one by one, so that there are no ranges to replay",
             remedy="Use mode 'resumable', or build no replay job.",
@@ -37,7 +37,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
     @dg.op(
         # Two names: a code location does not load if an op is called like a job.
         name=f"{declared.replay_job_name}_partition",
-        description=f"Make the rows of one partition of {declared.source} again.",
+        description=f"Make the rows of one partition of {declared.origin} again.",
         required_resource_keys=set(stream.op.required_resource_keys),
         pool=declared.replay_job_name,
         out=dg.Out(dg.Nothing),
@@ -56,8 +56,8 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
     @dg.job(
         name=declared.replay_job_name,
         description=(
-            f"Read the messages of a partition, by their timestamps, from {declared.source} again, and replace their "
-            f"rows in {declared.ingestion.table}. No position moves.\n\nPartitions, *Launch backfill…*: name the "
+            f"Read the messages of a partition, by their timestamps, from {declared.origin} again, and replace their "
+            f"rows in {declared.table}. No position moves.\n\nPartitions, *Launch backfill…*: name the "
             "partitions; for those that were replayed before, tick *Completed*."
         ),
         partitions_def=partitions,

@@ -1,5 +1,9 @@
 """The Spark resource. Any other resource with a ``spark_session`` works in its place."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import dagster as dg
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
@@ -48,3 +52,21 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
         session, self._session = self._session, None
         if session is not None and self._is_own:
             session.stop()
+
+
+@contextmanager
+def run_session(context: Any, spark: Any) -> Iterator[SparkSession]:
+    """The session of a run.
+
+    Args:
+        context: of the run, or of a resource of it.
+        spark: a resource, or the key of one; ``None`` for a local Spark.
+    """
+    if isinstance(spark, str):
+        yield getattr(context.resources, spark).spark_session
+        return
+    resource = SparkSessionResource() if spark is None else spark
+    # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
+    # and no place in the run config, where a launchpad would keep its settings.
+    with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
+        yield resources.spark.spark_session

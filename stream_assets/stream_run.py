@@ -31,7 +31,7 @@ from stream_assets.materializations import (
     describe_ranges,
 )
 from stream_assets.partitions import is_of_partitions, partition_replay
-from stream_assets.resources import SparkSessionResource
+from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import StreamAssetsError, Terminal
 
@@ -78,7 +78,7 @@ class StreamRun:
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
-        declared = replace(self.declared, ingestion=replace(self.declared.ingestion, transform=transform))
+        declared = self.declared.with_transform(transform)
         with failures():
             if self.wanted is not None:
                 with run_session(context, declared.spark) as spark:
@@ -215,24 +215,6 @@ def _replayed(
         ranges = describe_ranges(job.goal()) or "nothing"
         context.log.info(f"replaying from {start} to {stop}: {ranges}")
         yield from drain_batches(job, max_batches=config.max_batches)
-
-
-@contextmanager
-def run_session(context: Context, spark: Any) -> Iterator[SparkSession]:
-    """The session of a run.
-
-    Args:
-        context: of the run.
-        spark: a resource, or the key of one; ``None`` for a local Spark.
-    """
-    if isinstance(spark, str):
-        yield getattr(context.resources, spark).spark_session
-        return
-    resource = SparkSessionResource() if spark is None else spark
-    # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
-    # and no place in the run config, where a launchpad would keep its settings.
-    with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
-        yield resources.spark.spark_session
 
 
 def replay_id(context: Context) -> str:

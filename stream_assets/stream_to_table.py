@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
-from spark_jobs.batches.ingestion import Ingestion, Observer, ignore_steps
+from spark_jobs.batches.ingestion import Ingestion, Observer, Transform, ignore_steps
+from stream_assets.connections import Origin
+from stream_assets.deferred import resolved_text
+from stream_assets.delta_lake import LakeTable
 from stream_assets.partitions import check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
@@ -61,8 +64,10 @@ class StreamToTable:
 
     Args:
         key: the asset key of the table.
-        stream: where the messages come from.
-        ingestion: what goes where.
+        origin: where the messages come from; it is looked up when it is used.
+        group: the consumer group, or an ``EnvVar``; ``None`` for the default of the mode.
+        table: where the table is; it is looked up when it is used.
+        template: the ingestion but for its group, its table and its storage options.
         policy: when the sensor asks for a run.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
@@ -75,8 +80,10 @@ class StreamToTable:
     """
 
     key: dg.AssetKey
-    stream: StreamSource
-    ingestion: Ingestion
+    origin: Origin
+    group: str | None
+    table: LakeTable
+    template: Ingestion
     policy: LagPolicy = field(default_factory=LagPolicy)
     sensor_seconds: int = 30
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
@@ -93,9 +100,9 @@ class StreamToTable:
         check_count("sensor_seconds", self.sensor_seconds)
         for option in ("partitions", "replay_partitions"):
             check_partitions(getattr(self, option), option=option)
-        if self.partitions is not None and self.stream.is_claimed:
+        if self.partitions is not None and self.is_claimed:
             raise InvalidOptionError(
-                f"the members of group {self.ingestion.group!r} claim entries one by one, so that there are no ranges "
+                f"the members of group {self.template.group!r} claim entries one by one, so that there are no ranges "
                 f"that a run of partitions={self.partitions!r} could replay",
                 remedy="Use mode 'resumable', or leave the partitions out.",
             )
@@ -104,9 +111,45 @@ class StreamToTable:
             check_range("materialize_seconds", self.materialize_seconds)
 
     @property
+    def stream(self) -> StreamSource:
+        """Where the messages come from, with what the variables hold now.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        return self.origin.stream()
+
+    @property
+    def ingestion(self) -> Ingestion:
+        """What goes where, with what the variables hold now.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        stream = self.stream
+        group = None if self.group is None else resolved_text("group", self.group)
+        return replace(
+            self.template,
+            group=stream.group(group),
+            table=self.table.path,
+            claims=stream.is_claimed,
+            storage_options=self.table.options(),
+        )
+
+    @property
     def source(self) -> StreamUrl:
-        """The stream URL."""
+        """The stream URL, with what the variables hold now."""
         return self.stream.url
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the members of the group claim entries one by one, as far as that is known before it is used."""
+        shown = self.origin.shown
+        return shown is not None and StreamSource(shown, self.origin.mode).is_claimed
+
+    def with_transform(self, transform: Transform | None) -> StreamToTable:
+        """The same with another transform."""
+        return replace(self, template=replace(self.template, transform=transform))
 
     @property
     def name(self) -> str:

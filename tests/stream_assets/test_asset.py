@@ -107,7 +107,7 @@ def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
     assert first.run_requests
     assert first.run_requests[0].run_key is None, "a failed run must not burn its own retry"
     assert [event.metadata["stream/lag/lakehouse/orders"].value for event in first.asset_events] == [100]
-    assert [event.asset_key for event in first.asset_events] == [dg.AssetKey(["file", "orders"])]
+    assert [event.asset_key for event in first.asset_events] == [dg.AssetKey(["file", "orders.ss", "orders"])]
     again = tick(stream, instance, first.cursor)
     assert again.run_requests
     assert not again.asset_events, "nothing changed since the last observation"
@@ -272,5 +272,5 @@ def test_definitions_load_as_a_code_location_does_it(folder: Path) -> None:
 def test_lineage_goes_from_the_stream_to_the_table(folder: Path) -> None:
     definitions = stream_definitions([declare(folder, key_prefix=["lake"])])
     graph = definitions.resolve_asset_graph()
-    assert graph.get(dg.AssetKey(["lake", "orders"])).parent_keys == {dg.AssetKey(["file", "orders"])}
+    assert graph.get(dg.AssetKey(["lake", "orders"])).parent_keys == {dg.AssetKey(["file", "orders.ss", "orders"])}
     assert graph.get(dg.AssetKey(["lake", "orders"])).kinds == {"file", "spark", "deltalake"}

@@ -40,8 +40,12 @@ def test_two_calls_merge_with_each_other_and_with_a_resource_of_the_users_own() 
     )
     dg.Definitions.validate_loadable(merged)
     graph = merged.resolve_asset_graph()
-    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == {"memory/orders", "orders", "bills"}
-    assert graph.get(dg.AssetKey(["memory", "orders"])).child_keys == {dg.AssetKey("orders"), dg.AssetKey("bills")}
+    stream = dg.AssetKey(["memory", "composed", "orders"])
+    assert graph.get_all_asset_keys() == {stream, dg.AssetKey("orders"), dg.AssetKey("bills")}
+    assert graph.get(stream).child_keys == {
+        dg.AssetKey("orders"),
+        dg.AssetKey("bills"),
+    }
 
 
 def test_it_is_an_asset_of_definitions_with_its_checks() -> None:

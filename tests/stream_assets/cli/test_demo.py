@@ -40,5 +40,5 @@ def test_the_demo_survives_its_kills_and_proves_it(folder: Path) -> None:
         assert statuses.count("FAILURE") >= 2
         reported = instance.fetch_materializations(dg.AssetKey("orders"), limit=50).records
         assert reported, "what a run wrote is reported as a materialization"
-        lags = instance.fetch_observations(dg.AssetKey(["file", "orders"]), limit=50).records
+        lags = instance.fetch_observations(dg.AssetKey(["file", "orders.ss", "orders"]), limit=50).records
         assert lags, "the lag is reported as observations of the stream"

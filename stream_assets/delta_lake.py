@@ -1,0 +1,90 @@
+"""Where Delta tables are, as a resource, and how downstream assets load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from pydantic import Field
+
+from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
+
+PUBLIC = "public"
+
+
+class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
+    """A folder or bucket of Delta tables: ``<root>/<schema>/<table>``, as the IO managers of dagster-deltalake have it.
+
+    As the ``table=`` of a stream asset the key of the asset says which one: its last part is the table, the part before
+    it the schema, ``public`` without one. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
+
+    Example:
+        >>> lake = DeltaLake(root=dg.EnvVar("LAKE"), storage_options={"AWS_SECRET_ACCESS_KEY": dg.EnvVar("SECRET")})
+        >>> str(lake.table("orders", schema="sales"))
+        '{LAKE}/sales/orders'
+        >>> str(lake.table_of(dg.AssetKey(["sales", "orders"])))
+        '{LAKE}/sales/orders'
+    """
+
+    root: str = Field(description="A folder or URI, like /lake or s3a://bucket/lake.")
+    schema_name: str | None = Field(default=None, description="Of all tables, whatever their keys are.")
+    storage_options: dict[str, str] = Field(
+        default_factory=dict, description="For reading the Delta log in an object store.", repr=False
+    )
+
+    def table(self, name: str, *, schema: str | None = None) -> LakeTable:
+        """A table by its name.
+
+        Args:
+            name: of the table.
+            schema: the folder that it is in; ``public`` by default.
+        """
+        return LakeTable(self.root, (schema or self.schema_name or PUBLIC, name), self.storage_options)
+
+    def table_of(self, key: dg.AssetKey) -> LakeTable:
+        """The table of an asset."""
+        return self.table(key.path[-1], schema=self.schema_name or ([PUBLIC, *key.path][-2]))
+
+
+@dataclass(frozen=True)
+class LakeTable:
+    """Where a table is; it is looked up when it is used.
+
+    Args:
+        root: a folder or URI, or the whole path of the table.
+        parts: what follows it.
+        storage_options: for reading the log; shown nowhere.
+    """
+
+    root: str
+    parts: Sequence[str]
+    storage_options: Mapping[str, str]
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether a variable has to be looked up."""
+        return is_deferred(self.root)
+
+    @property
+    def path(self) -> str:
+        """The path or URI.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        return self._below(resolved_text("table", self.root))
+
+    def options(self) -> dict[str, str]:
+        """The storage options.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        return resolved_options("storage_options", self.storage_options)
+
+    def __str__(self) -> str:
+        return self._below(shown_text(self.root))
+
+    def _below(self, root: str) -> str:
+        return "/".join([root.rstrip("/") if self.parts else root, *self.parts])

@@ -1,0 +1,172 @@
+"""How streams and tables become assets: keys, upstream assets, groups, tags, freshness and automation."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import dagster as dg
+
+from stream_assets.connections import Origin
+from stream_assets.deferred import shown_text, variable
+from stream_consumers.backend import find_backend
+from stream_consumers.urls import StreamUrl
+
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+_ENCODED = "percent-encoded"
+_DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
+
+
+@dataclass(frozen=True)
+class AssetOptions:
+    """What ``@stream_asset`` passes on to Dagster; each as in ``dagster.AssetSpec``."""
+
+    deps: Sequence[Any] = ()
+    description: str | None = None
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    kinds: AbstractSet[str] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    code_version: str | None = None
+    automation_condition: dg.AutomationCondition[Any] | None = None
+    freshness_policy: dg.FreshnessPolicy | None = None
+
+
+@dataclass(frozen=True)
+class StreamTranslatorData:
+    """What a translator knows of an asset.
+
+    Args:
+        key: the key that its name and its prefix make.
+        origin: where its messages come from; ``str(origin)`` is for people.
+        group: the consumer group, or an ``EnvVar``.
+        table: the table for people; ``None`` where the key says which one it is.
+        options: what was declared for Dagster.
+    """
+
+    key: dg.AssetKey
+    origin: Origin
+    group: str
+    table: str | None = None
+    options: AssetOptions = field(default_factory=AssetOptions)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the broker, if there is an icon for it and it is known."""
+        shown = self.origin.shown
+        return None if shown is None else find_backend(shown.protocol).kind
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """The stream keys; the name of the variable where one holds them."""
+        shown = self.origin.shown
+        return [variable(self.origin.source)] if shown is None else shown.required_streams()
+
+
+class StreamTranslator:
+    """Decides how streams and tables become assets. Inherit from it, and give ``stream_asset`` yours.
+
+    Example:
+        >>> class Sales(StreamTranslator):
+        ...     def get_asset_spec(self, data):
+        ...         spec = super().get_asset_spec(data)
+        ...         return spec.replace_attributes(key=spec.key.with_prefix("sales"), group_name="sales")
+        ...     def get_stream_spec(self, data, stream):
+        ...         return dg.AssetSpec(["events", stream], owners=["team:shop"])
+        >>> from stream_assets import stream_asset
+        >>> @stream_asset(source="kafka://kafka:9092/orders", group="g", table="lake/orders", translator=Sales())
+        ... def orders(batch):
+        ...     return batch
+        >>> orders.key.to_user_string(), [key.to_user_string() for key in orders.dependency_keys]
+        ('sales/orders', ['events/orders'])
+    """
+
+    def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
+        """The asset of the table; what depends on its streams is added if it is not there.
+
+        Args:
+            data: of the asset.
+        """
+        options = data.options
+        known = {"dagster/uri": data.table} if data.table else {}
+        return dg.AssetSpec(
+            data.key,
+            deps=[*(self.get_stream_spec(data, stream).key for stream in data.streams), *options.deps],
+            description=options.description,
+            group_name=options.group_name,
+            owners=options.owners,
+            tags=options.tags,
+            kinds={"spark", "deltalake", *([data.kind] if data.kind else [])}
+            if options.kinds is None
+            else set(options.kinds),
+            code_version=options.code_version,
+            automation_condition=options.automation_condition,
+            freshness_policy=options.freshness_policy,
+            metadata={
+                **known,
+                "stream/source": str(data.origin),
+                "stream/group": shown_text(data.group),
+                **options.metadata,
+            },
+        )
+
+    def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
+        """The external asset that stands for a stream. Its key says which cluster it is at.
+
+        Two tables that read one stream have to get the same here.
+
+        Args:
+            data: of an asset that reads it.
+            stream: the stream key.
+        """
+        shown = data.origin.shown
+        if shown is None:
+            return dg.AssetSpec(["stream", stream], description=f"What the variable {stream} names.")
+        place = shown.with_streams([])
+        return dg.AssetSpec(
+            stream_asset_key(shown.protocol, cluster_name(shown), stream),
+            description=f"Stream {stream} of {place}.",
+            kinds={data.kind} if data.kind else None,
+            metadata={"stream/url": str(shown.with_streams([stream])), "stream/key": stream},
+        )
+
+
+def cluster_name(url: StreamUrl) -> str:
+    """What tells the places of streams apart: the first server, or the name of the file.
+
+    Example:
+        >>> cluster_name(StreamUrl.parse("kafka://b:9093,a:9092/orders"))
+        'a'
+        >>> cluster_name(StreamUrl.parse("file:///data/orders.ss/orders"))
+        'orders.ss'
+    """
+    if url.protocol == "file":
+        return os.path.basename(url.path) or "file"
+    return min(url.nodes).removesuffix(_DEFAULT_PORTS.get(url.protocol, ""))
+
+
+def stream_asset_key(protocol: str, cluster: str, stream: str) -> dg.AssetKey:
+    """The key of the asset that stands for a stream; each stream has its own.
+
+    Dagster makes the name of an input of it, which may have few characters: colons separate parts of the key, and a
+    stream with other characters, or a part that is empty, is encoded as a whole.
+
+    Example:
+        >>> stream_asset_key("redis", "localhost:6380", "user:events").to_user_string()
+        'redis/localhost_6380/user/events'
+        >>> stream_asset_key("redis", "cache", "user%3A42").to_user_string()
+        'redis/cache/percent-encoded/user_3A42'
+    """
+    place = re.sub(r"[^A-Za-z0-9._-]+", "_", cluster).strip("_") or "local"
+    parts = stream.split(":")
+    if parts[0] != _ENCODED and all(map(_PLAIN.fullmatch, parts)):
+        return dg.AssetKey([protocol, place, *parts])
+    # What it has of percent signs is encoding already.
+    text = quote(stream.replace("_", "%5F").replace("~", "%7E"), safe="%")
+    return dg.AssetKey([protocol, place, _ENCODED, text.replace("%", "_")])

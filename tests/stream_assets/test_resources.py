@@ -1,0 +1,176 @@
+"""Streams and tables as resources, and text that stays in the environment until it is used. No Spark, no broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from stream_assets import (
+    DeltaLake,
+    KafkaCluster,
+    RedisServer,
+    StreamAsset,
+    StreamFile,
+    stream_asset,
+    stream_definitions,
+)
+from stream_consumers.create import create_producer
+from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from tests.support.dagster_runs import tick
+
+SECRETS = {
+    "T_KAFKA": "kafka-1.internal:9092",
+    "T_PASSWORD": "a-very-secret-password",
+    "T_GROUP": "group-of-the-environment",
+    "T_LAKE": "/lake-of-the-environment",
+    "T_KEY": "a-very-secret-key",
+    "T_URL": "memory://resources/orders",
+}
+
+
+def declare(**options: Any) -> StreamAsset:
+    settings = {"source": "memory://resources/orders", "group": "lakehouse", "table": "lake/orders", "name": "orders"}
+
+    @stream_asset(**{**settings, **options})
+    def transform(batch: Any) -> Any:
+        return batch
+
+    return transform
+
+
+def everything_in_variables() -> StreamAsset:
+    kafka = KafkaCluster(
+        bootstrap_servers=dg.EnvVar("T_KAFKA"),
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        sasl_username="lakehouse",
+        sasl_password=dg.EnvVar("T_PASSWORD"),
+        options={"client.id": "tests"},
+    )
+    return declare(
+        source=kafka.stream("orders", "payments"),
+        group=dg.EnvVar("T_GROUP"),
+        table=DeltaLake(root=dg.EnvVar("T_LAKE"), storage_options={"AWS_SECRET_ACCESS_KEY": dg.EnvVar("T_KEY")}),
+        key_prefix=["sales"],
+    )
+
+
+def test_variables_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = everything_in_variables()
+    with pytest.raises(InvalidOptionError, match=r"bootstrap_servers comes from .* T_KAFKA, which is not set.*Set it"):
+        _ = orders.stream
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    assert str(orders.source) == "kafka://kafka-1.internal:9092/orders,payments"
+    assert orders.ingestion.group == "group-of-the-environment"
+    assert orders.ingestion.table == "/lake-of-the-environment/sales/orders"
+    assert orders.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": "a-very-secret-key"}
+    client = orders.stream.client
+    assert client["client.id"] == "tests"
+    assert isinstance(client["sasl.password"], dg.EnvVar), "it stays there until the client is made"
+
+
+def test_no_value_of_a_variable_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    orders = everything_in_variables()
+    definitions = stream_definitions([orders])
+    dg.Definitions.validate_loadable(definitions)
+    job = definitions.resolve_job_def("ingest_orders" if orders.name == "orders" else orders.job_name)
+    shown = "".join(
+        [
+            *(repr(spec) for spec in definitions.resolve_all_asset_specs()),
+            *(str(one.description) for one in [*(definitions.sensors or []), job]),
+            str(dg.validate_run_config(job, {})),
+            repr(orders.declared),
+            repr(orders.ingestion.storage_options.keys()),
+        ]
+    )
+    for value in SECRETS.values():
+        assert value not in shown
+    spec = orders.get_asset_spec()
+    assert spec.metadata["stream/source"] == "kafka://{T_KAFKA}/orders,payments"
+    assert spec.metadata["stream/group"] == "{T_GROUP}"
+    assert {key.to_user_string() for key in orders.dependency_keys} == {
+        "kafka/T_KAFKA/orders",
+        "kafka/T_KAFKA/payments",
+    }
+
+
+def test_a_source_that_is_a_variable_is_one_node_whose_lag_is_told(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    orders = declare(source=dg.EnvVar("T_URL"), table=dg.EnvVar("T_TABLE"))
+    assert [key.to_user_string() for key in orders.dependency_keys] == ["stream/T_URL"]
+    monkeypatch.setenv("T_URL", SECRETS["T_URL"])
+    monkeypatch.setenv("T_TABLE", str(tmp_path / "table"))
+    with create_producer(SECRETS["T_URL"]) as producer:
+        producer.send(b"{}")
+    result = tick(orders, instance)
+    assert result.run_requests
+    (observed,) = result.asset_events
+    assert observed.asset_key == dg.AssetKey(["stream", "T_URL"])
+    assert observed.metadata["stream/lag/lakehouse/orders"].value == 1
+
+
+@pytest.mark.parametrize(
+    ("connection", "url", "client"),
+    [
+        (KafkaCluster(bootstrap_servers="a:1,b:2"), "kafka://a:1,b:2/orders", {}),
+        (
+            RedisServer(address="h:6379", tls=True, username="u", options={"db": 3}),
+            "rediss://h:6379/orders",
+            {"username": "u", "db": 3},
+        ),
+        (StreamFile(path="/data/orders.ss"), "file:///data/orders.ss/orders", {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_connection_has_its_url_and_its_client(connection: Any, url: str, client: dict[str, Any]) -> None:
+    orders = declare(source=connection.stream("orders"))
+    assert str(orders.source) == url
+    assert orders.stream.client == client
+
+
+def test_a_connection_is_a_resource_of_dagster(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("T_KAFKA", SECRETS["T_KAFKA"])
+
+    @dg.asset
+    def report(kafka: KafkaCluster) -> str:
+        return str(kafka.stream("orders").url)
+
+    resources = {"kafka": KafkaCluster(bootstrap_servers=dg.EnvVar("T_KAFKA"))}
+    result = dg.materialize([report], instance=instance, resources=resources)
+    assert result.output_for_node("report") == "kafka://kafka-1.internal:9092/orders"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"source": KafkaCluster(bootstrap_servers="a:99999").stream("orders")}, InvalidUrlError),
+        ({"source": KafkaCluster(bootstrap_servers="a:9092").stream()}, InvalidUrlError),
+        ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
+    ],
+    ids=repr,
+)
+def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        declare(**options)
+
+
+@pytest.mark.parametrize(
+    ("lake", "prefix", "expected"),
+    [
+        (DeltaLake(root="/lake"), [], "/lake/public/orders"),
+        (DeltaLake(root="/lake/"), ["sales"], "/lake/sales/orders"),
+        (DeltaLake(root="s3a://bucket/lake"), ["eu", "sales"], "s3a://bucket/lake/sales/orders"),
+        (DeltaLake(root="/lake", schema_name="all"), ["sales"], "/lake/all/orders"),
+        (DeltaLake(root="/lake").table("o", schema="s"), ["sales"], "/lake/s/o"),
+    ],
+    ids=repr,
+)
+def test_a_lake_is_laid_out_as_dagster_deltalake_does_it(lake: Any, prefix: list[str], expected: str) -> None:
+    assert declare(table=lake, key_prefix=prefix).ingestion.table == expected

@@ -1,0 +1,77 @@
+"""How streams and tables become assets, by default and as somebody wants it. No Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from stream_assets import StreamAsset, StreamTranslator, StreamTranslatorData, stream_asset, stream_definitions
+
+
+def declare(name: str, source: str, **options: Any) -> StreamAsset:
+    return stream_asset(source=source, group="g", table=f"lake/{name}", name=name, **options)(lambda batch: batch)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("kafka://eu:9092/orders", "kafka://us:9092/orders"),
+        ("kafka://localhost:9092/orders", "kafka://localhost:9093/orders"),
+        ("redis://a/orders", "redis://b/orders"),
+        ("file://a.ss/orders", "file://b.ss/orders"),
+    ],
+)
+def test_the_streams_of_two_clusters_are_two_nodes(one: str, other: str) -> None:
+    merged = dg.Definitions.merge(stream_definitions([declare("a", one)]), stream_definitions([declare("b", other)]))
+    dg.Definitions.validate_loadable(merged)
+    graph = merged.resolve_asset_graph()
+    parents = [graph.get(dg.AssetKey(name)).parent_keys for name in ("a", "b")]
+    assert not parents[0] & parents[1]
+
+
+def test_the_order_of_the_servers_makes_no_other_node() -> None:
+    assert (
+        declare("a", "kafka://a:9092,b:9092/orders").upstream == declare("b", "kafka://b:9092,a:9092/orders").upstream
+    )
+
+
+class Sales(StreamTranslator):
+    """As somebody wants it."""
+
+    def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        return spec.replace_attributes(
+            key=spec.key.with_prefix("sales"),
+            group_name="sales",
+            automation_condition=dg.AutomationCondition.eager(),
+        ).merge_attributes(tags={"domain": "sales"})
+
+    def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
+        return dg.AssetSpec(["events", stream], group_name="events", owners=["team:shop"])
+
+
+def test_a_translator_decides() -> None:
+    orders = declare("orders", "kafka://a:9092/orders", translator=Sales(), tags={"kept": "yes"})
+    assert orders.key == dg.AssetKey(["sales", "orders"])
+    assert orders.job_name == "ingest_sales__orders"
+    spec = orders.get_asset_spec()
+    assert spec.group_name == "sales"
+    assert {"domain": "sales", "kept": "yes"}.items() <= spec.tags.items()
+    assert spec.automation_condition == dg.AutomationCondition.eager()
+    definitions = stream_definitions([orders])
+    dg.Definitions.validate_loadable(definitions)
+    node = definitions.resolve_asset_graph().get(dg.AssetKey(["events", "orders"]))
+    assert node.child_keys == {orders.key}
+    assert node.owners == ["team:shop"]
+
+
+def test_a_stream_that_somebody_describes_himself_takes_the_place_of_ours() -> None:
+    orders = declare("orders", "kafka://a:9092/orders")
+    mine = dg.AssetSpec(["kafka", "a", "orders"], description="What the shop sells.")
+    definitions = stream_definitions([orders, mine])
+    dg.Definitions.validate_loadable(definitions)
+    assert definitions.resolve_asset_graph().get(mine.key).description == "What the shop sells."
+    # Without the convenience nothing is declared for the stream, and everything is left to its owner.
+    dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, mine]))
