@@ -12,6 +12,7 @@ from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.replay import Replay
 from spark_jobs.reading.decode import Decoder, Raw
+from spark_jobs.table_location import check_location
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import ReplayConfig, StreamConfig
@@ -20,6 +21,7 @@ from stream_assets.deferred import shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
+from stream_assets.table_loader import build_table_loader
 from stream_assets.translator import AssetOptions, StreamTranslator, StreamTranslatorData
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
@@ -189,15 +191,20 @@ def make_stream_asset(
         run_tags: of the runs that the sensor asks for.
     """
     known = {dep.asset_key for dep in spec.deps}
+    uri = {"dagster/uri": str(declared.table)}
     missing = [upstream.key for upstream in streams.values() if upstream.key not in known]
     replayed = {"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}
     # A run that finds nothing to read makes nothing.
-    spec = spec.replace_attributes(deps=[*spec.deps, *missing], metadata={**replayed, **spec.metadata}, skippable=True)
+    spec = spec.replace_attributes(
+        deps=[*spec.deps, *missing], metadata={**uri, **replayed, **spec.metadata}, skippable=True
+    )
     if declared.partitions is not None:
         spec = spec.replace_attributes(partitions_def=declared.partitions)
+    loader = f"{declared.name}__table"
 
     @dg.multi_asset(
-        specs=[spec],
+        specs=[spec.with_io_manager_key(loader)],
+        resource_defs={loader: build_table_loader(declared)},
         check_specs=[check.spec(declared.key) for check in declared.checks],
         # The checks can be run without the asset.
         can_subset=True,
@@ -415,7 +422,7 @@ def stream_asset(
             key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
             origin=origin,
             group=group or shown_group or chosen_mode.value,
-            table=None if isinstance(table, DeltaLake) else str(_place(table, None, storage_options)),
+            table=_shown(table),
             options=options,
         )
         spec = (translator or StreamTranslator()).get_asset_spec(data)
@@ -462,6 +469,14 @@ def stream_asset(
         return make_stream_asset(declared, own_function, spec, streams=streams, op=op, run_tags=run_tags or {})
 
     return declare
+
+
+def _shown(table: str | LakeTable | DeltaLake) -> str | None:
+    """Where the table is, for people, as far as that is known without the key of the asset."""
+    if isinstance(table, DeltaLake):
+        return None
+    place = _place(table, None, None)
+    return str(place) if place.is_deferred else check_location(place.path)
 
 
 def _place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -164,7 +164,7 @@ class Origin:
 
     source: str | StreamUrl | StreamLocation
     mode: ConsumerMode
-    client: ClientConfig
+    client: ClientConfig = field(repr=False)
 
     @property
     def is_deferred(self) -> bool:

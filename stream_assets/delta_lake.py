@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import dagster as dg
 from pydantic import Field
@@ -59,7 +59,7 @@ class LakeTable:
 
     root: str
     parts: Sequence[str]
-    storage_options: Mapping[str, str]
+    storage_options: Mapping[str, str] = field(repr=False)
 
     @property
     def is_deferred(self) -> bool:
@@ -87,4 +87,4 @@ class LakeTable:
         return self._below(shown_text(self.root))
 
     def _below(self, root: str) -> str:
-        return "/".join([root.rstrip("/") if self.parts else root, *self.parts])
+        return "/".join([root.rstrip("/"), *self.parts]) if self.parts else root

@@ -159,3 +159,16 @@ def test_everything_that_dagster_has_is_passed_on() -> None:
     assert "memory" in str(orders.op.tags)
     job = stream_definitions([orders]).resolve_job_def("ingest_orders")
     assert job.run_tags["dagster/priority"] == "3"
+
+
+def test_what_others_change_of_the_definitions_is_changed() -> None:
+    definitions = stream_definitions([declare(owners=["team:a"])]).map_asset_specs(
+        func=lambda spec: spec.merge_attributes(deps=["calendar"]) if spec.key == dg.AssetKey("orders") else spec
+    )
+    dg.Definitions.validate_loadable(definitions)
+    parents = definitions.resolve_asset_graph().get(dg.AssetKey("orders")).parent_keys
+    assert parents == {dg.AssetKey("calendar"), dg.AssetKey(["memory", "composed", "orders"])}
+    with pytest.raises(dg.DagsterConfigMappingFunctionError):
+        dg.validate_run_config(
+            definitions.resolve_job_def("ingest_orders"), {"ops": {"orders": {"config": {"max_records": -5}}}}
+        )

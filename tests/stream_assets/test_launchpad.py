@@ -61,8 +61,9 @@ def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
     assert made.materialization.metadata["start"].value == "orders/0=7"
 
 
-def test_the_launchpad_shows_start_and_stop_and_no_resource() -> None:
+def test_the_launchpad_shows_start_and_stop_and_freezes_no_settings_of_resources() -> None:
     told = dg.validate_run_config(JOB, {})
     config = told["ops"]["orders"]["config"]
     assert config["start"] == config["stop"] == {"rewind": "", "seek": ""}
-    assert set(told["resources"]) <= {"io_manager"}
+    assert "spark" not in told["resources"]
+    assert not any((one or {}).get("config") for one in told["resources"].values())

@@ -1,0 +1,111 @@
+"""What downstream assets get of the table: as they ask for it, of the version that their run was asked for with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitions
+
+ORDERS = dg.AssetKey(["sales", "orders"])
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> DeltaLake:
+    return DeltaLake(root=str(tmp_path))
+
+
+def declare(lake: DeltaLake) -> StreamAsset:
+    @stream_asset(source="memory://loader/orders", group="g", table=lake, key_prefix=["sales"])
+    def orders(batch: Any) -> Any:
+        return batch
+
+    return orders
+
+
+def write(lake: DeltaLake, instance: dg.DagsterInstance, *ids: int) -> int:
+    """Rows into the table, and a materialization that tells of them; the version."""
+    path = lake.table_of(ORDERS).path
+    write_deltalake(path, pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
+    version = DeltaTable(path).version()
+    instance.report_runless_asset_event(dg.AssetMaterialization(ORDERS, metadata={"delta/version": version}))
+    return version
+
+
+def ids_of(got: Any) -> list[int]:
+    if isinstance(got, DeltaTable):
+        got = got.to_pyarrow_table()
+    if isinstance(got, ds.Dataset):
+        got = got.to_table()
+    if isinstance(got, pl.LazyFrame):
+        got = got.collect()
+    found = got["id"]
+    return list(found.to_pylist() if isinstance(got, pa.Table) else found.to_list())
+
+
+def load(lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any, *, before: Any = None) -> Any:
+    """What an asset gets that has the annotation; a function is called when its run has begun."""
+    got = []
+
+    @dg.asset
+    def first() -> None:
+        if before is not None:
+            before()
+
+    @dg.asset(ins={"orders": dg.AssetIn(ORDERS)}, deps=[first])
+    def totals(orders: wanted) -> None:
+        got.append(orders)
+
+    definitions = dg.Definitions.merge(
+        stream_definitions([declare(lake)]),
+        dg.Definitions([first, totals], jobs=[dg.define_asset_job("only", selection=[first.key, totals.key])]),
+    )
+    result = definitions.resolve_job_def("only").execute_in_process(instance=instance)
+    assert result.success
+    return got[0]
+
+
+@pytest.mark.parametrize("wanted", [pa.Table, ds.Dataset, pl.DataFrame, pl.LazyFrame, pd.DataFrame, DeltaTable])
+def test_the_table_is_what_the_annotation_says(lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any) -> None:
+    write(lake, instance, 1, 2)
+    got = load(lake, instance, wanted)
+    assert isinstance(got, wanted)
+    rows = ids_of(got)
+    assert sorted(rows) == [1, 2]
+
+
+def test_a_run_sees_the_version_of_the_materialization_before_it(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
+    version = write(lake, instance, 1)
+    got = load(lake, instance, DeltaTable, before=lambda: write(lake, instance, 2))
+    assert got.version() == version
+    assert load(lake, instance, DeltaTable).version() == version + 1
+
+
+def test_a_table_that_nobody_told_of_is_loaded_as_it_is(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
+    write_deltalake(lake.table_of(ORDERS).path, pa.table({"id": pa.array([7], pa.int64())}))
+    assert load(lake, instance, pa.Table).column("id").to_pylist() == [7]
+
+
+def test_another_annotation_is_refused_with_those_that_there_are(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
+    write(lake, instance, 1)
+    with pytest.raises(Exception, match=r"cannot be loaded as builtins\.dict.*pyarrow\.Table"):
+        load(lake, instance, dict)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("wanted", [DataFrame, Any], ids=["annotated", "bare"])
+def test_a_spark_frame_is_pinned_too(
+    spark: SparkSession, lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any
+) -> None:
+    write(lake, instance, 1)
+    got = load(lake, instance, wanted, before=lambda: write(lake, instance, 2))
+    assert [row["id"] for row in got.collect()] == [1]
