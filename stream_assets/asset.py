@@ -204,7 +204,6 @@ def make_stream_asset(
 
     @dg.multi_asset(
         specs=[spec.with_io_manager_key(loader)],
-        resource_defs={loader: build_table_loader(declared)},
         check_specs=[check.spec(declared.key) for check in declared.checks],
         # The checks can be run without the asset.
         can_subset=True,
@@ -220,6 +219,7 @@ def make_stream_asset(
         yield from function.events(context, StreamRun(declared, config))
 
     attributes = _attributes(materialize)
+    attributes["resource_defs"] = {loader: build_table_loader(declared)}
     # A mapping of the config is evaluated before there is a run: a launchpad refuses what the types let pass.
     made = materialize.op
     attributes["node_def"] = made.configured(_checked, made.name, made.config_schema.config_type)

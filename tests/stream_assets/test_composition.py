@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets import StreamAsset, StreamRun, stream_asset, stream_definitions
+from stream_assets import StreamAsset, StreamRun, build_ingest_job, stream_asset, stream_definitions
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -161,14 +161,13 @@ def test_everything_that_dagster_has_is_passed_on() -> None:
     assert job.run_tags["dagster/priority"] == "3"
 
 
-def test_what_others_change_of_the_definitions_is_changed() -> None:
-    definitions = stream_definitions([declare(owners=["team:a"])]).map_asset_specs(
-        func=lambda spec: spec.merge_attributes(deps=["calendar"]) if spec.key == dg.AssetKey("orders") else spec
-    )
+def test_what_others_change_of_the_asset_is_changed() -> None:
+    orders = declare(owners=["team:a"])
+    mapped = dg.map_asset_specs(lambda spec: spec.merge_attributes(deps=["calendar"]), [orders])
+    definitions = dg.Definitions(assets=mapped, jobs=[build_ingest_job(orders)])
     dg.Definitions.validate_loadable(definitions)
     parents = definitions.resolve_asset_graph().get(dg.AssetKey("orders")).parent_keys
     assert parents == {dg.AssetKey("calendar"), dg.AssetKey(["memory", "composed", "orders"])}
+    job = definitions.resolve_job_def("ingest_orders")
     with pytest.raises(dg.DagsterConfigMappingFunctionError):
-        dg.validate_run_config(
-            definitions.resolve_job_def("ingest_orders"), {"ops": {"orders": {"config": {"max_records": -5}}}}
-        )
+        dg.validate_run_config(job, {"ops": {"orders": {"config": {"max_records": -5}}}})

@@ -1,7 +1,5 @@
 """What downstream assets get of the table: as they ask for it, of the version that their run was asked for with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
