@@ -108,7 +108,17 @@ def test_no_value_of_ours_shows_a_secret(
         splits = list(plan.splits)
         assert all(isinstance(split, KafkaSplit) and split.client["sasl.password"] == SECRET for split in splits)
         partition = SplitPartition(splits[0], Raw(), decoded_schema(Raw()))
-        values = [stream, stream.stream, stream.ingestion, stream.streams, stream.declared, opened, plan, *splits, partition]
+        values = [
+            stream,
+            stream.stream,
+            stream.ingestion,
+            stream.streams,
+            stream.declared,
+            opened,
+            plan,
+            *splits,
+            partition,
+        ]
         assert [value for value in values if tells(f"{value!r} {value!s}")] == []
 
 
