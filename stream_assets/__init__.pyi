@@ -9,6 +9,11 @@ from stream_assets.checks import (
     DEFAULT_CHECKS as DEFAULT_CHECKS,
     NO_DEAD_LETTERS as NO_DEAD_LETTERS,
     NO_GAPS as NO_GAPS,
+    build_continuity_check as build_continuity_check,
+    build_dead_letter_ratio_check as build_dead_letter_ratio_check,
+    build_freshness_check as build_freshness_check,
+    build_lag_check as build_lag_check,
+    build_schema_change_check as build_schema_change_check,
 )
 from stream_assets.config import (
     PlaceConfig as PlaceConfig,
@@ -33,6 +38,10 @@ from stream_assets.operations import (
 from stream_assets.replay_job import build_replay_job as build_replay_job
 from stream_assets.resources import SparkSessionResource as SparkSessionResource
 from stream_assets.stream_run import StreamRun as StreamRun
-from stream_assets.stream_to_table import StreamCheck as StreamCheck, StreamToTable as StreamToTable
+from stream_assets.stream_to_table import (
+    StreamCheck as StreamCheck,
+    StreamCheckContext as StreamCheckContext,
+    StreamToTable as StreamToTable,
+)
 from stream_assets.testing import Kill as Kill, KillSwitch as KillSwitch
 from stream_assets.translator import StreamTranslator as StreamTranslator, StreamTranslatorData as StreamTranslatorData

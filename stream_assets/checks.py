@@ -1,19 +1,276 @@
-"""Asset checks that read only the Delta log. They are evaluated after each run, or by themselves.
+"""The checks of stream assets, evaluated after each run, also after one with nothing to read, or by themselves.
 
 What is not there is not right: a check of a table that nobody has written does not pass.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
 import dagster as dg
 
+from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import LedgerState
-from stream_assets.stream_to_table import StreamCheck, StreamToTable
+from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError
+from stream_consumers.options import check_count, check_range
+
+COLUMN_SCHEMA = "dagster/column_schema"
+_PAGE = 100
+_MOST_PAGES = 10
 
 
-def _check_dead_letters(stream: StreamToTable) -> dg.AssetCheckResult:
-    ingestion = stream.ingestion
+def build_lag_check(
+    *,
+    max_messages: int,
+    name: str = "lag",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+    budget_seconds: float = 20.0,
+    answer_seconds: float = 5.0,
+) -> StreamCheck:
+    """A check that the group is not far behind, and that nothing is gone that it has not read. It asks the broker.
+
+    Args:
+        max_messages: it may be behind by so many.
+        name: of the check.
+        severity: of a failure.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        budget_seconds: how long to look for the ends of the stream.
+        answer_seconds: how long to wait for an answer of the broker; without one the check fails.
+
+    Raises:
+        InvalidOptionError: a number makes no sense.
+
+    Example:
+        >>> build_lag_check(max_messages=100_000).description
+        'The group is at most 100000 messages behind, and nothing is gone that it has not read.'
+    """
+    check_count("max_messages", max_messages, at_least=0)
+
+    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
+        found = _measured(context, budget_seconds, answer_seconds)
+        if isinstance(found, str):
+            return dg.AssetCheckResult(passed=False, severity=severity, description=found)
+        lost = [f"{shard} {part.start} to {part.end}" for shard, part in sorted(found.lost.items())]
+        return dg.AssetCheckResult(
+            passed=found.total <= max_messages and not lost,
+            severity=severity,
+            description=found.describe(),
+            metadata={
+                "stream/lag": found.total,
+                "stream/max_lag": max_messages,
+                "stream/lost": dg.MetadataValue.json(lost),
+            },
+        )
+
+    description = f"The group is at most {max_messages} messages behind, and nothing is gone that it has not read."
+    return StreamCheck(name, description, evaluate, blocking)
+
+
+def build_freshness_check(
+    *,
+    max_seconds: float,
+    name: str = "freshness",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+    budget_seconds: float = 20.0,
+    answer_seconds: float = 5.0,
+) -> StreamCheck:
+    """A check that no message waits while nothing is written. It asks the broker.
+
+    A quiet stream is fresh: it passes if there is nothing to read, however old the last batch is. A run writes what
+    there is before its checks are evaluated; so give them a schedule of their own, too.
+
+    Args:
+        max_seconds: while messages wait, the last batch may be so old.
+        name: of the check.
+        severity: of a failure.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+        budget_seconds: how long to look for the ends of the stream.
+        answer_seconds: how long to wait for an answer of the broker; without one the check fails.
+
+    Raises:
+        InvalidOptionError: a number makes no sense.
+
+    Example:
+        >>> build_freshness_check(max_seconds=900).description
+        'No message waits while nothing was written for 900 seconds.'
+    """
+    check_range("max_seconds", max_seconds)
+
+    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
+        found = _measured(context, budget_seconds, answer_seconds)
+        if isinstance(found, str):
+            return dg.AssetCheckResult(passed=False, severity=severity, description=found)
+        newest = next(context.stream.ingestion.ledger().newest_first(), None)
+        written_ms = newest.timestamp_ms if newest else None
+        age = None if written_ms is None else time.time() - written_ms / 1000
+        written = "the log does not tell when the last batch was written"
+        if age is not None:
+            written = f"the last batch was written {age:.0f} s ago"
+        return dg.AssetCheckResult(
+            passed=not found.total or (age is not None and age <= max_seconds),
+            severity=severity,
+            description=f"{written}; {found.describe()}",
+            metadata={
+                "stream/lag": found.total,
+                "stream/max_seconds": float(max_seconds),
+                **({} if age is None else {"stream/seconds_since_batch": round(age, 1)}),
+            },
+        )
+
+    return StreamCheck(
+        name, f"No message waits while nothing was written for {max_seconds:g} seconds.", evaluate, blocking
+    )
+
+
+def build_dead_letter_ratio_check(
+    *,
+    max_ratio: float = 0.01,
+    batches: int = 20,
+    name: str = "dead_letter_ratio",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+) -> StreamCheck:
+    """A check that few of the messages of the newest batches could not be decoded. It reads only the Delta log.
+
+    Args:
+        max_ratio: of messages that are dead letters, from 0 to 1.
+        batches: the newest so many batches count.
+        name: of the check.
+        severity: of a failure.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+
+    Raises:
+        InvalidOptionError: a number makes no sense.
+
+    Example:
+        >>> build_dead_letter_ratio_check(max_ratio=0.05).description
+        'At most 5 % of the messages of the newest 20 batches are dead letters.'
+    """
+    check_range("max_ratio", max_ratio)
+    check_count("batches", batches)
+    if max_ratio > 1:
+        raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than all", remedy="Use a number from 0 to 1.")
+
+    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
+        ingestion = context.stream.ingestion
+        ledger = ingestion.ledger()
+        state = ledger.read()
+        found = (commit.entry for commit in ledger.surviving(state.version))
+        entries = list(islice((one for one in found if one is not None and one.kind in ("batch", "replay")), batches))
+        dead = sum(entry.dead for entry in entries)
+        messages = dead + sum(entry.rows for entry in entries)
+        ratio = dead / messages if messages else 0.0
+        nothing = _nothing_written(ingestion, state)
+        return dg.AssetCheckResult(
+            passed=ratio <= max_ratio and not nothing,
+            severity=severity,
+            description=nothing or f"{dead} of {messages} messages of the newest {len(entries)} batches",
+            metadata={
+                "stream/dead_letter_ratio": ratio,
+                "stream/max_dead_letter_ratio": float(max_ratio),
+                "stream/dead_letters": dead,
+                "stream/messages": messages,
+                "stream/dead_letter_table": ingestion.dead_letters().path,
+            },
+        )
+
+    description = f"At most {100 * max_ratio:g} % of the messages of the newest {batches} batches are dead letters."
+    return StreamCheck(name, description, evaluate, blocking)
+
+
+def build_continuity_check(
+    *,
+    name: str = "no_gaps",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+    blocking: bool = False,
+) -> StreamCheck:
+    """A check that each shard is covered without a hole. It reads only the Delta log.
+
+    Args:
+        name: of the check.
+        severity: of a failure.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+
+    Example:
+        >>> build_continuity_check(blocking=True).name
+        'no_gaps'
+    """
+
+    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
+        ingestion = context.stream.ingestion
+        state = ingestion.ledger().read()
+        shards = state.shards
+        broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
+        nothing = _nothing_written(ingestion, state)
+        return dg.AssetCheckResult(
+            passed=not broken and not nothing,
+            severity=severity,
+            description=nothing,
+            metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)},
+        )
+
+    return StreamCheck(name, "Each shard is covered without a hole.", evaluate, blocking)
+
+
+def build_schema_change_check(
+    *,
+    name: str = "schema_change",
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
+    blocking: bool = False,
+) -> StreamCheck:
+    """A check that the columns of the table are those of the run before. It reads only what Dagster was told.
+
+    It compares the columns in the newest materialization with those in the one of another run before it, so that a
+    change is told once, by the run that has made or found it.
+
+    Args:
+        name: of the check.
+        severity: of a failure.
+        blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
+
+    Example:
+        >>> build_schema_change_check(blocking=True).name
+        'schema_change'
+    """
+
+    def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
+        ingestion = context.stream.ingestion
+        nothing = _nothing_written(ingestion, ingestion.ledger().read())
+        if nothing:
+            return dg.AssetCheckResult(passed=False, severity=severity, description=nothing)
+        columns = _columns_of_runs(context)
+        newest, before = next(columns, None), next(columns, None)
+        if newest is None or before is None:
+            return dg.AssetCheckResult(
+                passed=True, severity=severity, description="There is no materialization before it to compare with."
+            )
+        return dg.AssetCheckResult(
+            passed=newest == before,
+            severity=severity,
+            metadata={
+                "stream/added_columns": dg.MetadataValue.json(sorted(newest.keys() - before.keys())),
+                "stream/removed_columns": dg.MetadataValue.json(sorted(before.keys() - newest.keys())),
+                "stream/changed_columns": dg.MetadataValue.json(
+                    {
+                        column: f"{before[column]} to {newest[column]}"
+                        for column in sorted(newest.keys() & before.keys())
+                        if newest[column] != before[column]
+                    }
+                ),
+            },
+        )
+
+    return StreamCheck(name, "The columns are those of the run before.", evaluate, blocking)
+
+
+def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
+    ingestion = context.stream.ingestion
     ledger = ingestion.ledger()
     state = ledger.read()
     totals = ledger.totals(state)
@@ -35,17 +292,32 @@ def _check_dead_letters(stream: StreamToTable) -> dg.AssetCheckResult:
     )
 
 
-def _check_gaps(stream: StreamToTable) -> dg.AssetCheckResult:
-    ingestion = stream.ingestion
-    state = ingestion.ledger().read()
-    shards = state.shards
-    broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
-    nothing = _nothing_written(ingestion, state)
-    return dg.AssetCheckResult(
-        passed=not broken and not nothing,
-        description=nothing,
-        metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)},
-    )
+def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:
+    """What there is to read, or why the check fails without that."""
+    declared = context.stream
+    ingestion = declared.ingestion
+    try:
+        found = measure(declared.stream, ingestion, budget_seconds=budget_seconds, answer_seconds=answer_seconds)
+    except StreamAssetsError as error:
+        # A check that cannot be made fails. The run that it comes after has done its work.
+        return str(error)
+    return _nothing_written(ingestion, found.state) or found
+
+
+def _columns_of_runs(context: StreamCheckContext) -> Iterator[Mapping[str, str]]:
+    """The columns with their types, as the materializations of each run tell them, the newest run first."""
+    cursor, last_run = None, None
+    for _ in range(_MOST_PAGES):
+        page = context.instance.fetch_materializations(context.key, limit=_PAGE, cursor=cursor)
+        for record in page.records:
+            made = record.asset_materialization
+            told = made.metadata.get(COLUMN_SCHEMA) if made else None
+            if isinstance(told, dg.TableSchemaMetadataValue) and record.run_id != last_run:
+                last_run = record.run_id
+                yield {column.name: column.type for column in told.schema.columns}
+        if not page.has_more:
+            return
+        cursor = page.cursor
 
 
 def _nothing_written(ingestion: Ingestion, state: LedgerState) -> str | None:
@@ -58,5 +330,6 @@ def _nothing_written(ingestion: Ingestion, state: LedgerState) -> str | None:
 
 
 NO_DEAD_LETTERS = StreamCheck("no_dead_letters", "No message was unusable or gone.", _check_dead_letters)
-NO_GAPS = StreamCheck("no_gaps", "Each shard is covered without a hole.", _check_gaps)
-DEFAULT_CHECKS = (NO_DEAD_LETTERS, NO_GAPS)
+NO_GAPS = build_continuity_check()
+DEFAULT_CHECKS = (NO_DEAD_LETTERS, NO_GAPS, build_dead_letter_ratio_check(), build_schema_change_check())
+"""Those that ask no broker."""

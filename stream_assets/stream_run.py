@@ -32,7 +32,7 @@ from stream_assets.materializations import (
 )
 from stream_assets.partitions import is_of_partitions, partition_replay
 from stream_assets.resources import run_session
-from stream_assets.stream_to_table import StreamToTable
+from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
 from stream_consumers.errors import StreamAssetsError, Terminal
 
 MATERIALIZE_SECONDS = 30.0
@@ -87,7 +87,8 @@ class StreamRun:
                     made = told.tell(_replayed(context, declared, spark, self.wanted, self.config))
                 if made is not None:
                     yield made
-                yield from (check.evaluation(declared.key, declared) for check in declared.checks)
+                checked = StreamCheckContext(declared.key, declared, context.instance)
+                yield from (check.evaluation(checked) for check in declared.checks)
                 return
             assert isinstance(context, dg.AssetExecutionContext)
             assert isinstance(self.config, StreamConfig)
@@ -97,7 +98,9 @@ class StreamRun:
                     made = _made(context, key, declared, spark, self.config)
                 if made is not None:
                     yield as_result(made)
-            yield from (check.result(asked[check.name], declared) for check in declared.checks if check.name in asked)
+            for check in declared.checks:
+                if check.name in asked:
+                    yield check.result(StreamCheckContext(asked[check.name], declared, context.instance))
 
 
 def _made(

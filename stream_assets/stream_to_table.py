@@ -22,6 +22,21 @@ from stream_consumers.urls import StreamUrl
 
 
 @dataclass(frozen=True, slots=True)
+class StreamCheckContext:
+    """What a check of a stream asset may look at.
+
+    Args:
+        key: of the asset in Dagster.
+        stream: what it was declared with.
+        instance: where its materializations are.
+    """
+
+    key: dg.AssetKey
+    stream: StreamToTable
+    instance: dg.DagsterInstance
+
+
+@dataclass(frozen=True, slots=True)
 class StreamCheck:
     """A check of a stream asset.
 
@@ -34,22 +49,22 @@ class StreamCheck:
 
     name: str
     description: str
-    evaluate: Callable[[StreamToTable], dg.AssetCheckResult]
+    evaluate: Callable[[StreamCheckContext], dg.AssetCheckResult]
     blocking: bool = False
 
     def spec(self, key: dg.AssetKey) -> dg.AssetCheckSpec:
         """Dagster's description of the check of an asset."""
         return dg.AssetCheckSpec(self.name, asset=key, description=self.description, blocking=self.blocking)
 
-    def result(self, key: dg.AssetKey, stream: StreamToTable) -> dg.AssetCheckResult:
+    def result(self, context: StreamCheckContext) -> dg.AssetCheckResult:
         """What Dagster is told."""
-        return self.evaluate(stream)._replace(asset_key=key, check_name=self.name)
+        return self.evaluate(context)._replace(asset_key=context.key, check_name=self.name)
 
-    def evaluation(self, key: dg.AssetKey, stream: StreamToTable) -> dg.AssetCheckEvaluation:
+    def evaluation(self, context: StreamCheckContext) -> dg.AssetCheckEvaluation:
         """What Dagster is told by an op that makes the asset without being its own."""
-        found = self.evaluate(stream)
+        found = self.evaluate(context)
         return dg.AssetCheckEvaluation(
-            asset_key=key,
+            asset_key=context.key,
             check_name=self.name,
             passed=found.passed,
             metadata=found.metadata,

@@ -73,6 +73,8 @@ def test_each_micro_batch_is_an_observation_and_the_run_a_materialization(
     again = execute(declare(folder), instance)
     assert again.success
     assert materializations(again) == []
+    evaluated = {c.check_name: c.passed for c in again.get_asset_check_evaluations()}
+    assert evaluated == {name: found.passed for name, found in checks.items()}, "also with nothing to read"
 
 
 def test_limits_in_the_run_config_and_a_wrong_key(

@@ -54,7 +54,7 @@ def test_it_is_an_asset_of_definitions_with_its_checks() -> None:
     definitions = dg.Definitions(assets=[orders])
     dg.Definitions.validate_loadable(definitions)
     keys = definitions.resolve_asset_graph().asset_check_keys
-    assert {key.name for key in keys} == {"no_dead_letters", "no_gaps"}
+    assert {key.name for key in keys} == {"no_dead_letters", "no_gaps", "dead_letter_ratio", "schema_change"}
 
 
 def test_a_folder_of_definitions_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

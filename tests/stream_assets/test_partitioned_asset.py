@@ -53,6 +53,8 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
     assert {one.check_name: one.passed for one in ingested.get_asset_check_evaluations()} == {
         "no_gaps": True,
         "no_dead_letters": True,
+        "dead_letter_ratio": True,
+        "schema_change": True,
     }
 
     stream = declare(folder, "new", partitions=DAYS)

@@ -1,0 +1,180 @@
+"""The checks that somebody adds with a threshold, and those that are there by default. No Spark."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from stream_assets import (
+    DEFAULT_CHECKS,
+    StreamCheck,
+    StreamCheckContext,
+    build_continuity_check,
+    build_dead_letter_ratio_check,
+    build_freshness_check,
+    build_lag_check,
+    build_schema_change_check,
+    stream_asset,
+)
+from stream_consumers.batches import Range
+from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.memory import forget_memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+from tests.support.written_log import WrittenLog
+
+pytestmark = pytest.mark.dagster
+URL = StreamUrl.parse("memory://checked/orders")
+SHARD = Shard("orders")
+ALL = (
+    build_lag_check(max_messages=100),
+    build_freshness_check(max_seconds=60),
+    build_dead_letter_ratio_check(),
+    build_continuity_check(),
+    build_schema_change_check(),
+)
+
+
+@pytest.fixture(autouse=True)
+def ten_messages() -> Iterator[None]:
+    with create_producer(str(URL)) as producer:
+        for number in range(10):
+            producer.send(b"%d" % number)
+    yield
+    forget_memory_broker(URL)
+
+
+def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None = None) -> None:
+    """Batches of group ``g``, each with its messages, rows that were decoded and dead letters."""
+    log, position = WrittenLog(table), 0
+    with open_batch_source(str(URL)) as source:
+        identities = source.identities()
+    for number, (messages, rows, dead) in enumerate(batches, start=1):
+        state = {SHARD: ShardState(Intervals.of((MIN_SEQUENCE, position)), origin=0)}
+        entry = LedgerEntry(
+            "batch",
+            "g",
+            "g/main",
+            number,
+            "main",
+            f"b{number}",
+            number - 2,
+            state=state,
+            ranges={SHARD: Range(position, position + messages)},
+            rows=rows,
+            dead=dead,
+            identities=identities,
+            sharing="resumable",
+        )
+        log.ours(entry, timestamp_ms=timestamp_ms)
+        position += messages
+
+
+def evaluate(
+    check: StreamCheck, folder: Path, instance: dg.DagsterInstance, *, source: str = str(URL)
+) -> dg.AssetCheckResult:
+    @stream_asset(source=source, group="g", table=str(folder / "t"))
+    def orders(batch: Any) -> Any:
+        return batch
+
+    return check.result(StreamCheckContext(orders.key, orders.declared, instance))
+
+
+@pytest.mark.parametrize("check", [*ALL, *DEFAULT_CHECKS], ids=lambda check: check.name)
+def test_no_check_passes_on_a_table_that_is_not_there(
+    folder: Path, instance: dg.DagsterInstance, check: StreamCheck
+) -> None:
+    found = evaluate(check, folder, instance)
+    assert not found.passed
+    assert f"there is no table {folder}/t" in (found.description or "")
+
+
+def test_a_group_may_be_so_far_behind(folder: Path, instance: dg.DagsterInstance) -> None:
+    write(folder / "t", (4, 4, 0))
+    assert evaluate(build_lag_check(max_messages=6), folder, instance).passed
+    found = evaluate(build_lag_check(max_messages=5), folder, instance)
+    assert not found.passed
+    assert found.metadata["stream/lag"].value == 6
+    assert found.description == "lag 6 (orders/0: 6)"
+
+
+def test_a_broker_that_does_not_answer_fails_the_check_and_not_the_run(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        source = f"redis://127.0.0.1:{taken.getsockname()[1]}/orders"
+        found = evaluate(build_lag_check(max_messages=5), folder, instance, source=source)
+    assert not found.passed
+    assert "refused" in (found.description or "")
+
+
+@pytest.mark.parametrize(
+    ("written", "age_seconds", "is_fresh"), [(4, 3600, False), (4, 0, True), (10, 3600, True)], ids=repr
+)
+def test_messages_that_wait_while_nothing_is_written_are_not_fresh(
+    folder: Path, instance: dg.DagsterInstance, written: int, age_seconds: int, is_fresh: bool
+) -> None:
+    write(folder / "t", (written, written, 0), timestamp_ms=int((time.time() - age_seconds) * 1000))
+    found = evaluate(build_freshness_check(max_seconds=900), folder, instance)
+    assert found.passed is is_fresh
+    assert f"the last batch was written {age_seconds} s ago" in (found.description or "") or age_seconds
+
+
+def test_few_dead_letters_may_be_among_the_newest_messages(folder: Path, instance: dg.DagsterInstance) -> None:
+    write(folder / "t", (2, 0, 50), (2, 98, 2), (2, 100, 0))
+    found = evaluate(build_dead_letter_ratio_check(batches=2), folder, instance)
+    assert found.passed, "2 of 200 are one in a hundred"
+    assert found.description == "2 of 200 messages of the newest 2 batches"
+    assert not evaluate(build_dead_letter_ratio_check(batches=2, max_ratio=0.009), folder, instance).passed
+    assert not evaluate(build_dead_letter_ratio_check(), folder, instance).passed, "older batches count, too"
+
+
+def test_other_columns_than_those_of_the_run_before_are_told(folder: Path, instance: dg.DagsterInstance) -> None:
+    write(folder / "t", (4, 4, 0))
+
+    def materialize(**columns: str) -> dg.AssetCheckResult:
+        schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+
+        @dg.asset
+        def orders() -> dg.MaterializeResult[Any]:
+            return dg.MaterializeResult(metadata={"dagster/column_schema": schema})
+
+        dg.materialize([orders], instance=instance)
+        return evaluate(build_schema_change_check(), folder, instance)
+
+    assert materialize(id="bigint", user="string").passed, "there is nothing before it"
+    assert materialize(id="bigint", user="string").passed
+    changed = materialize(id="string", amount="double")
+    assert not changed.passed
+    assert changed.severity is dg.AssetCheckSeverity.WARN
+    assert {name: value.value for name, value in changed.metadata.items()} == {
+        "stream/added_columns": ["amount"],
+        "stream/removed_columns": ["user"],
+        "stream/changed_columns": {"id": "bigint to string"},
+    }
+    assert materialize(id="string", amount="double").passed, "a change is told once"
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (build_lag_check, {"max_messages": -1}),
+        (build_freshness_check, {"max_seconds": "900"}),
+        (build_dead_letter_ratio_check, {"max_ratio": 1.5}),
+        (build_dead_letter_ratio_check, {"batches": 0}),
+    ],
+)
+def test_a_threshold_that_makes_no_sense_is_refused(build: Any, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidOptionError, match=f"{name}="):
+        build(**options)
