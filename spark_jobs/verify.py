@@ -25,19 +25,19 @@ from spark_jobs.batches.ingestion import Ingestion, check_source, lag
 from spark_jobs.claims.status import ClaimState
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
-from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
     PLACE,
     Sequences,
     by_shard,
     count_rows,
-    count_where,
     extents_of,
     in_ranges,
     names_in_files,
     scan,
     sequences_of,
+    within,
     written_sequences,
 )
 from spark_jobs.writing.dead_letters import DeadLetterTable
@@ -229,10 +229,7 @@ def _settled(found: Sequences, unsettled: Sequences | None) -> Sequences:
 
 
 def _within(found: Sequences, covered: Intervals | None) -> Sequences:
-    if covered is None:
-        return found
-    masks = [(found >= part.start) & (found < part.end) for part in covered]
-    return found[np.logical_or.reduce(masks)] if masks else _NONE
+    return found if covered is None else within(found, covered)
 
 
 class _DeadLetters:
@@ -264,17 +261,21 @@ class _DeadLetters:
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
         """How many of a batch may be gone from ranges that were replaced, where they do not count."""
-        pieces = [(shard, part) for shard, parts in replaced.items() for part in parts]
-        if not pieces or not self._is_there:
-            return sum(part.end - part.start for _, part in pieces)
+        if not replaced or not self._is_there:
+            return sum(part.end - part.start for parts in replaced.values() for part in parts)
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):
             commit = self._log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
         names, most = names_in_files(self._log), 0
-        for shard, part in pieces:
-            written = written_sequences(self._log, commit, {shard: part}, names=names) if commit else None
-            most += part.end - part.start if written is None else len(written.get(shard, _NONE))
-            most -= count_where(self._log, f"_batch = '{bid}' AND {in_ranges({shard: part})}")
+        for shard, parts in replaced.items():
+            hull = {shard: Range(parts.ranges[0].start, parts.ranges[-1].end)}
+            written = written_sequences(self._log, commit, hull, names=names) if commit else None
+            if written is None:
+                most += sum(part.end - part.start for part in parts)
+            else:
+                most += len(within(written.get(shard, _NONE), parts))
+            left = sequences_of(scan(self._log, PLACE, where=f"_batch = '{bid}' AND {in_ranges(hull)}"))
+            most -= len(within(left.get(shard, _NONE), parts))
         return most
 
 
@@ -286,9 +287,8 @@ class _Found:
     rows: Sequences
     dead: Sequences
 
-    def within(self, part: Range) -> _Found:
-        inside = Intervals.of(part)
-        return _Found(_within(self.messages, inside), _within(self.rows, inside), _within(self.dead, inside))
+    def within(self, parts: Intervals) -> _Found:
+        return _Found(within(self.messages, parts), within(self.rows, parts), within(self.dead, parts))
 
 
 class _Batches:
@@ -315,13 +315,13 @@ class _Batches:
                 version = _NO_BATCH if entry.claims else commit.version
                 self._with_dead.append((entry, version, _within_places(entry, replaced)))
             self._whole[commit.version] = True
-            for shard, part in entry.ranges.items():
-                own = Intervals.of(part) - judged.get(shard, Intervals())
-                self._whole[commit.version] &= own == Intervals.of(part)
+            for shard, parts in entry.written.items():
+                own = parts - judged.get(shard, Intervals())
+                self._whole[commit.version] &= own == parts
                 judged[shard] = judged.get(shard, Intervals()) | own
                 self._ranges.setdefault(shard, []).extend((piece, commit) for piece in own)
                 if entry.mode == "replace":
-                    replaced[shard] = replaced.get(shard, Intervals()) | Intervals.of(part)
+                    replaced[shard] = replaced.get(shard, Intervals()) | parts
         for pieces in self._ranges.values():
             pieces.sort(key=lambda piece: piece[0].start)
 
@@ -330,35 +330,33 @@ class _Batches:
         written = Intervals.of(*(piece for piece, _ in self._ranges.get(shard, [])))
         return known.covered & (Intervals.of((known.origin or 0, 2**63 - 1)) | written)
 
-    def of(self, shard: Shard, part: Range) -> Iterator[tuple[Range, Commit | None]]:
+    def of(self, shard: Shard, part: Range) -> Iterator[tuple[Intervals, Commit | None]]:
         """The parts of a range, each with the batch that tells what should be there; ``None`` if none does."""
-        at = part.start
+        told: dict[int, tuple[Commit, list[Range]]] = {}
         pieces = self._ranges.get(shard, [])
         first = bisect_right(pieces, part.start, key=lambda piece: piece[0].end)
         for piece, commit in islice(pieces, first, None):
             if piece.start >= part.end:
                 break
-            if at < piece.start:
-                yield Range(at, piece.start), None
-            own = piece.clamp(part)
-            yield Range(*own), commit
-            at = own[1]
-        if at < part.end:
-            yield Range(at, part.end), None
+            told.setdefault(commit.version, (commit, []))[1].append(piece.clamp(part))
+        rest = Intervals.of(part) - Intervals.of(*(piece for _, own in told.values() for piece in own))
+        yield from ((Intervals.of(*own), commit) for commit, own in told.values())
+        yield from ((Intervals.of(piece), None) for piece in rest)
 
     def expected(
-        self, shard: Shard, part: Range, commit: Commit | None, found: _Found, *, start: int
+        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, *, start: int
     ) -> tuple[Sequences, str]:
         """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
-        claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), part)]
+        hull = Range(parts.ranges[0].start, parts.ranges[-1].end)
+        claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         commits = [commit] if commit is not None else claimed
         if not (all(map(_has_transform, commits)) if commits else self._has_transform):
             # Of what the stream has dropped nobody knows more than that each message was one row.
             messages = np.union1d(found.messages, found.rows[found.rows < start])
             return np.setdiff1d(messages, found.dead), "missing"
-        written = [written_sequences(self._log, each, {shard: part}, names=self._names) for each in commits]
+        written = [written_sequences(self._log, each, {shard: hull}, names=self._names) for each in commits]
         if commits and all(each is not None for each in written):
-            known = [each.get(shard, _NONE) for each in written if each is not None]
+            known = [within(each.get(shard, _NONE), parts) for each in written if each is not None]
             return np.concatenate([_NONE, *known]), "filtered"
         if commit is not None and commit.output_rows is not None and self._whole[commit.version]:
             self._counted.setdefault(commit.version, (commit, Counter()))[1][shard] += len(found.rows)
@@ -381,7 +379,7 @@ class _Batches:
             if missing > 0 and replaced:
                 missing -= dead_letters.most_deleted(entry.bid, replaced)
             if missing > 0:
-                places = entry.ranges.keys() | entry.claims.keys() | entry.lost.keys()
+                places = entry.written.keys() | entry.claims.keys() | entry.lost.keys()
                 # What is missing is told of a shard that is asked for, if there is one.
                 shards = sorted(places, key=lambda shard: (shard not in tallies, shard))
                 for shard in shards:
@@ -407,8 +405,9 @@ def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int
 
 def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapping[Shard, Intervals]:
     """These parts of the ranges that a batch wrote, or claimed entries of."""
-    places = {**{shard: Range(*claim[:2]) for shard, claim in entry.claims.items()}, **entry.ranges}
-    found = {shard: parts[shard] & Intervals.of(own) for shard, own in places.items() if shard in parts}
+    claimed = {shard: Intervals.of(claim[:2]) for shard, claim in entry.claims.items()}
+    places = {**claimed, **entry.written}
+    found = {shard: parts[shard] & own for shard, own in places.items() if shard in parts}
     return {shard: own for shard, own in found.items() if own}
 
 
@@ -455,18 +454,19 @@ class _Tally:
         self.rows += len(found.rows)
         self.dead += len(found.dead)
         for piece, commit in batches.of(shard, part):
-            own = piece if commit is not None or origin is None else Range(max(piece.start, origin), piece.end)
-            if own.start < own.end:
+            is_told = commit is not None or origin is None
+            own = piece if is_told else piece - Intervals.of((MIN_SEQUENCE, origin or 0))
+            if own:
                 self._compare(shard, own, commit, found.within(own), batches, start=start)
 
     def _compare(
-        self, shard: Shard, part: Range, commit: Commit | None, found: _Found, batches: _Batches, *, start: int
+        self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, batches: _Batches, *, start: int
     ) -> None:
         if commit is not None and commit.entry is not None and shard in commit.entry.skipped:
             is_there = np.isin(found.messages, np.concatenate([found.rows, found.dead]))
             self.skipped += int((~is_there).sum())
             found = replace(found, messages=found.messages[is_there])
-        expected, absent_are = batches.expected(shard, part, commit, found, start=start)
+        expected, absent_are = batches.expected(shard, parts, commit, found, start=start)
         places = np.unique(np.concatenate([found.rows, found.dead, expected]))
         rows, dead, wanted = (_count(places, own) for own in (found.rows, found.dead, expected))
         is_message = np.isin(places, found.messages)

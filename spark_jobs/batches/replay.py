@@ -153,8 +153,20 @@ def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
     if state.sharing in (CLAIMS, LEAVING_CLAIMS):
         raise UnsupportedError(
             f"group {ingestion.group!r} claims entries one by one, so no range of its stream is its own to replace",
-            remedy="Change it with: stream-assets switch --to resumable; replay; and change it back.",
+            remedy="Change it with: stream-assets switch --to resumable; run this again; and change it back.",
         )
+
+
+def wait_turn(table: str, on_wait: Callable[[str], object]) -> None:
+    """Wait a moment after a replace that met another commit.
+
+    Args:
+        table: that both wrote to.
+        on_wait: told why, and how long.
+    """
+    pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
+    on_wait(f"another run wrote to {table} while this one replaced rows in it; it is tried again in {pause:.1f} s")
+    time.sleep(pause)
 
 
 class ReplayJob(SourceJob):
@@ -278,12 +290,7 @@ class ReplayJob(SourceJob):
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
-        pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
-        self._on_wait(
-            f"another run wrote to {self._ingestion.table} while this one replaced rows in it; "
-            f"it is tried again in {pause:.1f} s"
-        )
-        time.sleep(pause)
+        wait_turn(self._ingestion.table, self._on_wait)
         state = self._ledger.read()
         gaps = left_of(self._progress(state), state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):

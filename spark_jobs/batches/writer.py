@@ -26,7 +26,7 @@ from spark_jobs.batches.ingestion import (
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import in_ranges
+from spark_jobs.ledger.table_rows import in_places, in_ranges
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
@@ -292,7 +292,7 @@ class BatchWriter:
         """
         place = ["_stream", "_shard", "_sequence"]
         table = read_table(self._spark, self.ledger.log)
-        last = table.where(in_ranges(entry.ranges)).join(frame.select(*place), place, "left_anti")
+        last = table.where(in_places(entry.written)).join(frame.select(*place), place, "left_anti")
         found = last.agg(
             f.count("*").alias("rows"), f.min("_sequence").alias("first"), f.max("_sequence").alias("last")
         )

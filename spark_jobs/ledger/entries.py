@@ -96,6 +96,7 @@ class LedgerEntry:
         bid: the id of the attempt, never reused.
         base: the table version it was planned from; -1 before the table exists.
         ranges: what it covers.
+        places: for a redrive, instead: the sequences that it replaces, between which lie rows that stay.
         mode: append or replace.
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
@@ -156,6 +157,18 @@ class LedgerEntry:
     judged: int = 0
     totals: Totals | None = None
     begins: bool = False
+    places: Mapping[Shard, Intervals] = field(default_factory=dict)
+
+    @property
+    def written(self) -> Mapping[Shard, Intervals]:
+        """The sequences that it covers or replaces.
+
+        Example:
+            >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, ranges={Shard("orders"): Range(0, 5)})
+            >>> str(entry.written[Shard("orders")])
+            '[0,5)'
+        """
+        return {**{shard: Intervals.of(part) for shard, part in self.ranges.items()}, **self.places}
 
     @property
     def is_full(self) -> bool:
@@ -242,6 +255,7 @@ _PER_SHARD: Mapping[str, _Codec] = {
     "origin": _NUMBER,
     "state": _Codec(ShardState.to_json, ShardState.from_json),
     "lost": _Codec(Intervals.to_json, Intervals.from_json),
+    "places": _Codec(Intervals.to_json, Intervals.from_json),
     "claims": _Codec(list, lambda triple: ClaimedRange(*triple)),
     "goal": _RANGE,
     "skipped": _RANGE,
@@ -257,4 +271,4 @@ _DEFAULTS: Mapping[str, object] = {
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 # Early tables of the first format do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals", "begins")
+_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals", "begins", "places")

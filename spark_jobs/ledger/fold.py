@@ -8,7 +8,8 @@ It (protocol §4) goes over the commits in log order:
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-R is the range of the commit, and it is late if a RESTORE lies between the version it was planned from and itself.
+R is the range of the commit, or the places of a redrive; it is late if a RESTORE lies between the version it was
+planned from and itself.
 """
 
 from __future__ import annotations
@@ -41,14 +42,13 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
             after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
     if entry.kind == "replay" and entry.mode == "append":
         return after
-    for shard, part in entry.ranges.items():
+    for shard, written in entry.written.items():
         known = after.get(shard, ShardState())
-        written = Intervals.of(part)
         is_double = entry.mode == "append" or late
         redo = known.redo | (written & known.covered) if is_double else known.redo - written
         covered = known.covered | written
         if shard in entry.until:
-            redo |= Intervals.of((part.end, entry.until[shard])) & covered
+            redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
         after[shard] = replace(known, covered=covered, redo=redo if known.ended is None else Intervals())
     return after
 

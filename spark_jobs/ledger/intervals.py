@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -48,17 +49,26 @@ class Intervals:
         return Intervals.of(*self.ranges, *other.ranges)
 
     def __and__(self, other: Intervals) -> Intervals:
-        return Intervals.of(*(mine.clamp(theirs) for mine in self.ranges for theirs in other.ranges))
+        found: list[Range] = []
+        for mine in self.ranges:
+            for theirs in other.ranges[bisect_right(other.ranges, mine.start, key=_end) :]:
+                if theirs.start >= mine.end:
+                    break
+                found.append(mine.clamp(theirs))
+        return Intervals(tuple(found))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        left = list(self.ranges)
-        for hole in other.ranges:
-            left = [
-                part
-                for start, end in left
-                for part in (Range(start, min(end, hole.start)), Range(max(start, hole.end), end))
-                if part.start < part.end
-            ]
+        left: list[Range] = []
+        for mine in self.ranges:
+            at = mine.start
+            for hole in other.ranges[bisect_right(other.ranges, at, key=_end) :]:
+                if hole.start >= mine.end:
+                    break
+                if at < hole.start:
+                    left.append(Range(at, hole.start))
+                at = hole.end
+            if at < mine.end:
+                left.append(Range(at, mine.end))
         return Intervals(tuple(left))
 
     def __contains__(self, sequence: object) -> bool:
@@ -85,3 +95,7 @@ class Intervals:
         start = self.ranges[0].end
         stop = min(end, self.ranges[1].start) if len(self.ranges) > 1 else end
         return Range(start, stop) if start < stop else None
+
+
+def _end(part: Range) -> int:
+    return part.end

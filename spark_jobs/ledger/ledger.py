@@ -330,7 +330,7 @@ class Ledger:
             entry = commit.entry if commit else None
             if entry is None or entry.group == self.group:
                 continue
-            if streams & {shard.stream for shard in (*(entry.state or ()), *entry.ranges, *entry.origin)}:
+            if streams & {shard.stream for shard in (*(entry.state or ()), *entry.written, *entry.origin)}:
                 return entry.group
         if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
             raise LedgerTruncatedError(

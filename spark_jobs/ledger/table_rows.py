@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
@@ -156,6 +157,37 @@ def in_ranges(ranges: Mapping[Shard, Range]) -> str:
         f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND _sequence >= {start} AND _sequence < {end})"
         for shard, (start, end) in sorted(ranges.items())
     )
+
+
+def in_places(places: Mapping[Shard, Intervals]) -> str:
+    """The rows of these sequences, as a SQL condition on the stream columns.
+
+    Example:
+        >>> in_places({Shard("orders", 3): Intervals.of((5, 9), (12, 13), (15, 16))})
+        "(_stream = 'orders' AND _shard = 3 AND (_sequence IN (12, 15) OR (_sequence >= 5 AND _sequence < 9)))"
+    """
+    found = []
+    for shard, parts in sorted(places.items()):
+        single = [str(start) for start, end in parts if end - start == 1]
+        within = [f"(_sequence >= {start} AND _sequence < {end})" for start, end in parts if end - start > 1]
+        listed = [f"_sequence IN ({', '.join(single)})"] if single else []
+        sequences = " OR ".join([*listed, *within])
+        found.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND ({sequences}))")
+    return " OR ".join(found)
+
+
+def within(found: Sequences, parts: Intervals) -> Sequences:
+    """Those of these sequences that the intervals hold, in the same order.
+
+    Example:
+        >>> within(np.array([9, 3, 4, 5]), Intervals.of((3, 5), (9, 12))).tolist()
+        [9, 3, 4]
+    """
+    if not parts:
+        return found[:0]
+    starts, ends = (np.array(bounds, np.int64) for bounds in zip(*parts.ranges))
+    at = np.searchsorted(starts, found, side="right") - 1
+    return found[(at >= 0) & (found < ends[at])]
 
 
 def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:

@@ -24,10 +24,12 @@ from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
-DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset")
+DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message")
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
 STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
-DEAD_LETTER_DDL = f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT"
+DEAD_LETTER_DDL = (
+    f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
+)
 FORMAT = "stream_assets"
 # Spark shows the values of options in plans and logs, but not of those that are called secret.
 PLAN_OPTION = "secret_plan"
@@ -197,13 +199,14 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         columns = [column.take(places) for column in decoded.columns]
         errors = pc.coalesce(unreadable, decoded.errors.take(places))
     columns += [messages.column(name) for name in ("key", "headers") if getattr(decoder, name)]
-    kept = [messages.column("key"), payloads, messages.column("headers")]
+    kept = [messages.column("key"), payloads, messages.column("headers"), pc.is_null(unreadable)]
     if errors.null_count == len(errors):
         kept = [pa.nulls(len(messages), column.type) for column in kept]
     else:
         failed = pc.is_valid(errors)
         columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
         kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
+    *kept, is_message = kept
     arrays = [
         *columns,
         messages.column("stream"),
@@ -213,6 +216,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         *kept,
         errors,
         messages.column("offset"),
+        is_message,
     ]
     return pa.RecordBatch.from_arrays(
         [array if array.type == field.type else array.cast(field.type) for array, field in zip(arrays, schema)],

@@ -77,8 +77,9 @@ class DeadLetterTable:
     """The dead letters of one table.
 
     Columns: ``_stream, _shard, _sequence, _timestamp`` (null where the framing was lost), ``key``, ``payload`` and
-    ``headers`` (the original bytes), ``error``, ``offset`` (bytes from the start of a file), ``_batch``, ``_group``,
-    ``_member``, ``_number``, ``_recorded_at``. A range that was gone before it was read is one, too, without bytes.
+    ``headers`` (the original bytes), ``error``, ``offset`` (bytes from the start of a file), ``is_message`` (whether
+    the stream held a whole message, which only the decoder refused), ``_batch``, ``_group``, ``_member``, ``_number``,
+    ``_recorded_at``. A range that was gone before it was read is one, too, without bytes.
     """
 
     path: str
@@ -116,6 +117,7 @@ class DeadLetterTable:
             f.col("_headers").alias("headers"),
             f.col("_error").alias("error"),
             f.col("_offset").alias("offset"),
+            f.col("_is_message").alias("is_message"),
             f.lit(bid).alias("_batch"),
             f.lit(ledger.group).alias("_group"),
             f.lit(ledger.member).alias("_member"),
@@ -301,7 +303,7 @@ def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:
     """A dead letter for each range that was gone from the stream before it was read; it has no sequence."""
     schema = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}")
     rows = [
-        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None)
+        (shard.stream, shard.id, None, None, None, None, None, _lost(part, entry.claims.get(shard)), None, False)
         for shard, parts in sorted(entry.lost.items())
         for part in parts
     ]
@@ -333,20 +335,24 @@ class Replacements:
     newer: Mapping[str, int]
 
     def of(self, shard: Shard, bid: str, sequences: Sequences) -> list[Range]:
-        """The ranges in which dead letters of a batch with these sequences do not count any more.
+        """The ranges in which dead letters of a batch, which has these sequences, do not count any more.
+
+        As few as there can be, since entries say them: what lies between two of its dead letters is not asked for.
 
         Example:
             >>> orders = Shard("orders")
             >>> replacements = Replacements({orders: [(Range(0, 10), 0)]}, {"second": 0, "first": 1})
-            >>> replacements.of(orders, "first", np.array([9])), replacements.of(orders, "second", np.array([9]))
-            ([Range(start=0, end=10)], [])
+            >>> letters = np.array([2, 9, 15])
+            >>> replacements.of(orders, "first", letters), replacements.of(orders, "second", letters)
+            ([Range(start=2, end=10)], [])
         """
         age = self.newer.get(bid, len(self.newer))
         parts = [part for part, newer in self.ranges.get(shard, ()) if newer < age]
         sequences = np.sort(sequences)
         first = np.searchsorted(sequences, [part.start for part in parts])
         behind = np.searchsorted(sequences, [part.end for part in parts])
-        return [part for part, is_in in zip(parts, first < behind, strict=True) if is_in]
+        pairs = zip(first.tolist(), behind.tolist(), strict=True)
+        return [Range(int(sequences[start]), int(sequences[end - 1]) + 1) for start, end in Intervals.of(*pairs)]
 
 
 def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
@@ -358,8 +364,8 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
         if commit.entry is None:
             continue
         if commit.entry.mode == "replace":
-            for shard, part in commit.entry.ranges.items():
-                ranges.setdefault(shard, []).append((part, len(newer)))
+            for shard, parts in commit.entry.written.items():
+                ranges.setdefault(shard, []).extend((part, len(newer)) for part in parts)
             left -= 1
         newer[commit.entry.bid] = len(newer)
         if not left:

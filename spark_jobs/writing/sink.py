@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import in_ranges
+from spark_jobs.ledger.table_rows import in_places
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import explain, text_of
@@ -62,7 +62,7 @@ class DeltaSink:
         if self.merge_schema:
             writer = writer.option("mergeSchema", "true")
         if entry.mode == "replace":
-            writer = writer.mode("overwrite").option("replaceWhere", in_ranges(entry.ranges))
+            writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.written))
         else:
             writer = writer.mode("append")
         writer.save(spark_location(self.path))

@@ -9,6 +9,7 @@ import click
 from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
 from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options
 from stream_assets.cli.output import print_rows
+from stream_assets.cli.redrive import redrive
 from stream_assets.cli.relay import relay
 from stream_assets.cli.replay import adopt, replay, rewind, seek
 from stream_assets.cli.spark_servers import spark
@@ -61,7 +62,7 @@ def doctor(table: str | None, spark: SparkChoice) -> None:
         sys.exit(1)
 
 
-for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, switch, adopt, accept, spark):
+for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, redrive, switch, adopt, accept, spark):
     main.add_command(command)
 
 if __name__ == "__main__":

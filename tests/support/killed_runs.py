@@ -15,7 +15,13 @@ RECORDS = 150
 SECONDS = 600.0
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["pytest", "pyspark.sql.connect.session", "tests.support.one_run", "tests.support.one_replay"]
+    [
+        "pytest",
+        "pyspark.sql.connect.session",
+        "tests.support.one_run",
+        "tests.support.one_replay",
+        "tests.support.one_redrive",
+    ]
 )
 
 

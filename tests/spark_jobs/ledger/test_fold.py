@@ -84,15 +84,17 @@ class Reference:
                 now[shard].covered |= frozenset(range(BELOW, origin))
         if entry.kind == "replay" and entry.mode == "append":
             return
-        for shard, (start, end) in entry.ranges.items():
-            seen, part = now[shard], frozenset(range(start, end))
+        parts = {shard: frozenset(range(*part)) for shard, part in entry.ranges.items()}
+        parts |= {shard: frozenset(n for own in places for n in range(*own)) for shard, places in entry.places.items()}
+        for shard, part in parts.items():
+            seen = now[shard]
             if entry.mode == "append" or late:
                 seen.redo |= part & seen.covered
             else:
                 seen.redo -= part
             seen.covered |= part
             if shard in entry.until:
-                seen.redo |= frozenset(range(end, entry.until[shard])) & seen.covered
+                seen.redo |= frozenset(range(entry.ranges[shard].end, entry.until[shard])) & seen.covered
 
 
 def as_intervals(numbers):
@@ -136,10 +138,14 @@ def entries(draw, version, base, numbers, reference, is_old):
     kind = pick("init", "batch", "batch", "batch", "replay", "fence", "keep")
     member = pick(*MEMBERS)
     numbers[member] += 1
-    ranges, until, origin = {}, {}, {}
+    ranges, places, until, origin = {}, {}, {}, {}
+    is_redrive = kind == "replay" and pick(True, False)
     mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
+    mode = "replace" if is_redrive else mode
     for shard in draw(st.sets(st.sampled_from(SHARDS), min_size=1)):
-        if kind in ("batch", "replay"):
+        if is_redrive:
+            places[shard] = as_intervals(draw(st.sets(st.integers(0, TOP - 1), min_size=1)))
+        elif kind in ("batch", "replay"):
             start = draw(st.integers(0, TOP - 1))
             ranges[shard] = Range(start, draw(st.integers(start + 1, TOP)))
             if mode == "replace" and kind == "batch" and pick(True, False):
@@ -156,14 +162,15 @@ def entries(draw, version, base, numbers, reference, is_old):
         f"bid{version}",
         base,
         ranges=ranges,
+        places=places,
         mode=mode,
         until=until,
         origin=origin,
         rows=TOP,
         dead=draw(st.integers(0, 3)),
         lost={shard: Intervals.of(part) for shard, part in ranges.items()} if pick(True, False, False) else {},
-        replay=pick("", "one", "two") if kind == "replay" else "",
-        goal=dict.fromkeys(SHARDS, Range(2, 5)) if kind == "replay" else {},
+        replay=pick("", "one", "two") if kind == "replay" and not is_redrive else "",
+        goal=dict.fromkeys(SHARDS, Range(2, 5)) if kind == "replay" and not is_redrive else {},
         state=as_state(reference.fold(base)) if is_full else None,
         totals=reference.totals(base) if is_full and not is_old else None,
     )

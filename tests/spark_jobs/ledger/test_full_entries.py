@@ -170,6 +170,7 @@ def test_a_packed_entry_is_read_back() -> None:
         hint={"offset": 2**70, "positions": {str(shard): shard.id for shard in SHARDS}, "orders": [1, None, True]},
         uncounted={f"bid{number}": {SHARDS[0]: Intervals.of((1, 2))} for number in range(30)},
         lost={SHARDS[0]: Intervals.of((1, 2), (5, 6))},
+        places={SHARDS[1]: Intervals.of((3, 4), (8, 11))},
     )
     text = entry.to_json()
     assert "packed" in json.loads(text)

@@ -263,3 +263,48 @@ def test_an_entry_without_the_field_is_read(tables: Tables) -> None:
     assert "uncounted" not in file.read_text()
     assert tables.ledger().read().uncounted == {}
     assert tables.counted() == [9]
+
+
+def redrive(tables: Tables, *places: int) -> None:
+    """Replace these places by rows."""
+    ledger = Ledger(tables.main.log(), group=tables.group, member="replay")
+    known = {"settled": tables.settlement.version, "uncounted": tables.settlement.uncounted}
+    known |= {"judged": tables.settlement.judged} if tables.has_totals else {}
+    parts = {SHARD: Intervals.of(*((place, place + 1) for place in places))}
+    tables.main.ours(ledger.entry("replay", ledger.read(), places=parts, mode="replace", **known))
+
+
+def test_what_a_redrive_has_written_counts_no_more_and_its_neighbours_do(tables: Tables) -> None:
+    for index in range(3):
+        tables.batch(index, dead=3)
+    assert tables.counted() == [7, 8, 9, 17, 18, 19, 27, 28, 29]
+    tables.settle()
+    redrive(tables, 7, 9, 17, 18, 19)
+    assert tables.counted() == [8, 27, 28, 29]
+    before = tables.main.next - 1
+    tables.settle()
+    of_batches = {bid: str(parts[SHARD]) for bid, parts in tables.settlement.uncounted.items()}
+    assert of_batches == {"b1": "[7,8) [9,10)", "b2": "[17,20)"}, "as short as it can be said"
+    tables.batch(3, dead=1)
+    redrive(tables, 8)
+    assert tables.counted() == [27, 28, 29, 39]
+    tables.main.restore(version=before, back_to=before)
+    assert tables.counted() == [8, 27, 28, 29]
+    tables.main.restore(version=2, back_to=2)
+    assert tables.counted() == [7, 8, 9, 17, 18, 19, 27, 28, 29]
+
+
+def test_what_was_redriven_does_not_count_again_when_the_commit_that_tells_it_is_cleaned(tables: Tables) -> None:
+    for index in range(3):
+        tables.batch(index, dead=2)
+    tables.settle()
+    redrive(tables, 8, 19)
+    for index in range(3, 8):
+        tables.settle()
+        tables.batch(index, dead=index == 7)
+    tables.clean_before(7)
+    wanted = [9, 18, 28, 29, 79]
+    assert tables.counted() == wanted
+    tables.settle()
+    assert tables.there() == wanted, "nothing brings them back: they are deleted"
+    assert tables.counted() == wanted

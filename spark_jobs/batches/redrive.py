@@ -1,0 +1,347 @@
+"""A redrive: dead letters are decoded again, with the decoder of today, and those that can be become rows.
+
+It follows the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
+
+ 1. It reads the dead-letter table, so that it does not matter whether the stream still holds the messages.
+ 2. A batch replaces exactly the places of those that decode now. That is what makes them count no longer as dead
+    letters, in the commit of their rows; the others are left as they are, each once.
+ 3. There is nothing to remember: what is left to do is what still counts as a dead letter. One that was killed is done
+    again, and finds what it has not written.
+
+It takes the transaction numbers of the replays, so that of two that found the same dead letters one has to look again.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
+from spark_jobs.batches.job import BatchJob
+from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay, wait_turn
+from spark_jobs.batches.writer import Written
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import by_shard, within
+from spark_jobs.reading.source import arrow_schema, decode_batch, decoded_schema, source_schema
+from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
+from stream_consumers.batches import BatchPlan
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, check_count
+from stream_consumers.urls import StreamUrl
+
+MOST_LETTERS = 10_000
+"""The most dead letters of a batch: each may be a term of the condition that says what is replaced."""
+MOST_BYTES = 16 * 1024 * 1024
+"""The most payload bytes of a batch: they go to Spark with the plan."""
+MOST_REASONS = 50
+OTHER_REASONS = "other reasons"
+UNPLACED = "it has no sequence: its place in the stream is not known"
+_PLACE = ["stream", "shard", "sequence"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """Which dead letters to read again.
+
+    Args:
+        start: the first ones, by sequence or by the time of the message; without it all.
+        stop: the ones to stop before.
+        limit: how many to try at most, in the order of their shards and sequences.
+
+    Raises:
+        InvalidOptionError: the limit is no count.
+
+    Example:
+        >>> Redrive(start=Bound.parse("2026-11-01T00:00:00Z"), limit=1000).span().start_ms
+        1793491200000
+    """
+
+    start: Bound | None = None
+    stop: Bound | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            check_count("limit", self.limit)
+
+    def span(self) -> Span:
+        """The same for those that read dead letters.
+
+        Raises:
+            InvalidOptionError: it begins where the stream ends.
+        """
+        start, stop = self.start or Bound(), self.stop or Bound()
+        if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
+            raise InvalidOptionError(
+                "a redrive from latest, or until earliest, reads no dead letter", remedy="Leave that bound out."
+            )
+        return Span(
+            start_ms=start.timestamp_ms,
+            stop_ms=stop.timestamp_ms,
+            start=start.sequences or None,
+            stop=stop.sequences,
+            start_sequence=start.sequence,
+            stop_sequence=stop.sequence,
+        )
+
+
+@dataclass(slots=True)
+class Refusal:
+    """Dead letters that stay what they are, for one reason.
+
+    Args:
+        count: how many.
+        first: the place of one of them, as ``orders/0=17``; empty if it has none.
+    """
+
+    count: int = 0
+    first: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the dead letters that were tried.
+
+    Args:
+        decoded: those that today's decoder can read.
+        refused: the others, by the reason of today.
+    """
+
+    decoded: int = 0
+    refused: dict[str, Refusal] = field(default_factory=dict)
+
+    @property
+    def dead(self) -> int:
+        """How many stay dead letters."""
+        return sum(refusal.count for refusal in self.refused.values())
+
+    def refuse(self, reason: str, *, count: int = 1, first: str = "") -> None:
+        """Count dead letters that stay what they are; of many reasons the later ones are counted together."""
+        known = reason if reason in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        self.refused.setdefault(known, Refusal(first=first)).count += count
+
+    def add(self, other: Outcome) -> None:
+        """Count what became of others, too."""
+        self.decoded += other.decoded
+        for reason, refusal in other.refused.items():
+            self.refuse(reason, count=refusal.count, first=refusal.first)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSplit:
+    """Messages that came from the dead-letter table; a :class:`stream_consumers.batches.Split`.
+
+    Args:
+        content: them, as an Arrow stream.
+    """
+
+    content: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, messages: pa.Table) -> LetterSplit:
+        """The messages of a table."""
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, messages.schema) as writer:
+            writer.write_table(messages)
+        return cls(sink.getvalue())
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See :meth:`stream_consumers.batches.Split.read`."""
+        with pa.ipc.open_stream(self.content) as reader:
+            yield from reader
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """Dead letters that were decoded.
+
+    Args:
+        count: how many there were.
+        messages: those that can be, as the stream gave them.
+        places: of these.
+        outcome: what became of all of them.
+    """
+
+    count: int
+    messages: pa.Table
+    places: Mapping[Shard, Intervals]
+    outcome: Outcome
+
+
+class LetterDecoder:
+    """Decodes the dead letters that there were when it was asked first, in the order of their shards and sequences.
+
+    Args:
+        spark: parses the schema of the decoder.
+        ingestion: the group, the table, the decoder, and the most to hold.
+        wanted: which of them.
+        url: the stream that they are of.
+
+    Raises:
+        InvalidOptionError: no dead letter can be meant.
+    """
+
+    def __init__(self, spark: SparkSession, ingestion: Ingestion, wanted: Redrive, *, url: StreamUrl) -> None:
+        self._spark = spark
+        self._ingestion = ingestion
+        self._limit = wanted.limit
+        self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
+        self._left: Places | None = None
+        self.outcome = Outcome()
+
+    def left(self) -> Places:
+        """Those that are still to be tried."""
+        if self._left is None:
+            found, unplaced = self._reader.places()
+            self._left = found if self._limit is None else first_places(found, self._limit)
+            if unplaced:
+                self.outcome.refuse(UNPLACED, count=unplaced)
+        return self._left
+
+    def next(self) -> _Try | None:
+        """The next ones, as far as they still count; the same until :meth:`finish`. ``None``: there are no more."""
+        most = min(MOST_LETTERS, self._ingestion.limits.max_records)
+        max_bytes = min(MOST_BYTES, self._ingestion.limits.max_bytes)
+        while places := first_places(self.left(), most):
+            messages = self._reader.messages(places, max_bytes=max_bytes)
+            count = sum(map(len, places.values()))
+            if messages is not None:
+                return self._decode(messages, count)
+            most = count // 2
+        return None
+
+    def finish(self, tried: _Try) -> None:
+        """These are done with."""
+        self._left = without_first(self.left(), tried.count)
+        self.outcome.add(tried.outcome)
+
+    def still_count(self, places: Mapping[Shard, Intervals]) -> bool:
+        """Whether there still is a dead letter that counts at each of these places."""
+        found, _ = self._reader.places()
+        counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
+        return counts == {shard: sum(end - start for start, end in parts) for shard, parts in places.items()}
+
+    def _decode(self, messages: pa.Table, count: int) -> _Try:
+        decoder = self._ingestion.decoder
+        wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(source_schema(decoder))
+        outcome = Outcome()
+        good: list[pa.RecordBatch] = []
+        for batch in messages.to_batches():
+            errors = decode_batch(batch, decoder, wanted, schema).column("_error")
+            good.append(batch.filter(errors.is_null()))
+            bad = batch.filter(errors.is_valid())
+            places = zip(*(bad.column(name).to_pylist() for name in _PLACE), strict=True)
+            for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
+                outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
+        read = pa.Table.from_batches(good, messages.schema)
+        outcome.decoded = read.num_rows
+        found = {
+            shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
+            for shard, own in by_shard(read.select(_PLACE).to_pandas(), *_PLACE)
+        }
+        return _Try(count, read, found, outcome)
+
+
+class RedriveJob(BatchJob):
+    """Redrives into a table, batch by batch.
+
+    Args:
+        spark: a session that can write Delta tables.
+        ingestion: what goes where; its decoder and its transform make the rows.
+        wanted: which dead letters.
+        url: the stream that they are of; it is not opened.
+        observer: told of each step, for progress bars and for tests that kill the process there.
+        on_wait: told why the job waits, for another commit that was in the way as well, and how long.
+
+    Raises:
+        SparkSessionError: the session cannot write Delta tables.
+        InvalidOptionError: no dead letter can be meant.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        wanted: Redrive,
+        *,
+        url: StreamUrl,
+        observer: Observer = ignore_steps,
+        on_wait: Callable[[str], object] = _log.warning,
+    ) -> None:
+        own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
+        super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
+        self._letters = LetterDecoder(spark, own, wanted, url=url)
+        self._open: _Try | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of the dead letters so far."""
+        return self._letters.outcome
+
+    def preview(self) -> Outcome:
+        """What would become of the dead letters that are left to try; nothing is written.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+        """
+        check_replay(self._ledger.read(), self._ingestion)
+        while (found := self._letters.next()) is not None:
+            self._letters.finish(found)
+        return self.outcome
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch; ``None`` if every dead letter was tried.
+
+        Raises:
+            StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+            SchemaMismatchError, TransformError: the rows cannot go into the table.
+        """
+        state = self._ledger.read()
+        check_replay(state, self._ingestion)
+        self._writer.check_columns(state)
+        self._writer.delete_orphaned(state)
+        while (found := self._letters.next()) is not None:
+            if found.places:
+                self._open = found
+                return self._plan(state, found)
+            self._letters.finish(found)
+        self._writer.delete_orphaned(state, again=True)
+        return None
+
+    def _plan(self, state: LedgerState, found: _Try) -> Batch:
+        plan = BatchPlan({}, [LetterSplit.of(found.messages)], found.messages.num_rows)
+        return self._planned(
+            "replay",
+            state,
+            plan,
+            identities={},
+            places=found.places,
+            mode="replace",
+            hint=state.newest.hint if state.newest else None,
+        )
+
+    def _write(self, batch: Batch) -> Written | None:
+        return self._writer.write(batch, renew=self._renew)
+
+    def _finish(self, batch: Batch) -> Mapping[Shard, int]:
+        if self._open is not None:
+            self._letters.finish(self._open)
+            self._open = None
+        return {shard: len(own) for shard, own in self._letters.left().items()}
+
+    def _renew(self, batch: Batch) -> Batch | None:
+        """The same batch for the table as it is now, if all of it still counts as dead letters."""
+        wait_turn(self._ingestion.table, self._on_wait)
+        state = self._ledger.read()
+        if not self._letters.still_count(batch.entry.places):
+            return None
+        return replace(batch, entry=self._ledger.renewed(batch.entry, state))

@@ -1,0 +1,88 @@
+"""The command ``redrive``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stream_assets.cli.options import Place, SparkChoice, json_option, place_options, retry_option, spark_options
+from stream_assets.cli.output import follow_batches, print_rows, progress_bar, tell_waiting
+from stream_assets.cli.transform_options import RowMaker, limit_options, row_options
+from stream_consumers.options import Limits
+
+if TYPE_CHECKING:
+    from spark_jobs.batches.redrive import Outcome
+
+
+@click.command()
+@place_options()
+@click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all.")
+@click.option("--until", "stop", help="Likewise; the first that is left alone.")
+@click.option("--limit", type=click.IntRange(min=1), help="Try so many dead letters at most.")
+@click.option("--dry-run", is_flag=True, help="Say how many would decode, and why the others do not; change nothing.")
+@row_options
+@limit_options
+@retry_option
+@spark_options
+@json_option
+def redrive(
+    place: Place,
+    start: str | None,
+    stop: str | None,
+    limit: int | None,
+    dry_run: bool,
+    maker: RowMaker,
+    limits: Limits,
+    retry_seconds: float,
+    spark: SparkChoice,
+    as_json: bool,
+) -> None:
+    """Decode dead letters again; those that can be decoded now become rows, and no position moves.
+
+    They are read from the dead-letter table, so that the stream may have dropped them. The others stay dead letters. A
+    redrive that was killed is simply done again.
+
+    \b
+    Examples:
+      stream-assets redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --transform my_definitions:orders --dry-run
+      stream-assets redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --from 2026-11-17T00:00:00Z --until 2026-11-18T00:00:00Z --decode json --schema 'id BIGINT, user STRING'
+    """
+    from spark_jobs.batches.bounds import Bound
+    from spark_jobs.batches.job import drain_batches
+    from spark_jobs.batches.redrive import Redrive, RedriveJob
+
+    ingestion = place.ingestion(
+        decoder=maker.decoder,
+        transform=maker.transform,
+        limits=limits,
+        retry_seconds=retry_seconds,
+        single_writer=spark.single_writer,
+    )
+    wanted = Redrive(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None, limit)
+    wanted.span()
+    maker.check(ingestion.ledger().read())
+    with progress_bar() as progress:
+        task = progress.add_task("starting Spark", total=None)
+        job = RedriveJob(spark.session(), ingestion, wanted, url=place.url, on_wait=tell_waiting)
+        if dry_run:
+            progress.update(task, description="decoding")
+            job.preview()
+        else:
+            for _ in follow_batches(drain_batches(job), progress, task):
+                pass
+    title = f"dead letters of {place.table}{', if they were redriven' if dry_run else ''}"
+    print_rows(_rows(job.outcome), as_json=as_json, title=title, empty="there are no dead letters to redrive")
+
+
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    """What became of them, then why the others stay what they are, the most frequent reason first."""
+    refused = sorted(outcome.refused.items(), key=lambda item: (-item[1].count, item[0]))
+    rows = [
+        {"result": "stays a dead letter", "dead letters": one.count, "reason": reason, "example": one.first or None}
+        for reason, one in refused
+    ]
+    decoded = {"result": "becomes a row", "dead letters": outcome.decoded, "reason": None, "example": None}
+    return [decoded, *rows] if outcome.decoded else rows

@@ -1,0 +1,282 @@
+"""A redrive: dead letters that today's decoder can read become rows, next to ingestion, a replay and RESTOREs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.model.search import Model, Result, State, Variant, put, search
+
+ROW, FIXED, HOPELESS = range(3)
+"""What a message is: a row for each decoder, a dead letter for the old one, a dead letter for both."""
+
+
+def model(
+    *,
+    way: str = "replace",
+    uncounts: str = "places",
+    late: str = "redo",
+    app: str = "shared",
+    redrives: int = 2,
+    replay: str = "",
+    restores: int = 1,
+    crashes: int = 1,
+    messages: State = (FIXED, ROW, FIXED),
+) -> Result:
+    """Explore it.
+
+    Args:
+        way: of a redrive to write. ``replace``: the places of the dead letters that it can read now are replaced, in
+            one commit with their rows; ``hull``: all from the first one to the last one is; ``append``: the rows are
+            appended, and the commit says which dead letters count no more; ``delete_first``: the dead letters are
+            deleted, then the rows appended; ``delete_after``: the other way round.
+        uncounts: which dead letters count no more: those at the ``places`` that were replaced; or ``all`` of the
+            batches that they are of.
+        late: a redrive that lands behind a RESTORE leaves what it has written to be replaced again (``redo``), or it is
+            ``trusted``.
+        app: whose transaction sequence a redrive takes: that of the replays (``shared``), or its ``own``.
+        redrives: how many processes do one.
+        replay: the decoder of a replay of everything, ``old`` or ``new``; none if empty.
+        restores: how many there may be.
+        crashes: how many there may be.
+        messages: what the stream holds; ingestion has the old decoder.
+    """
+    # The log: (app, number, kind, places, rows, batch id, base); kinds: a append, r replace, p replay, d redrive, R
+    # RESTORE (number: the version). Dead letters: (batch id, message, whether they were deleted). Runs: ("i",) idle;
+    # ("l", …) about to write dead letters; ("w", …) about to write the commit; ("x",) over. The first one ingests, the
+    # second one replays, the others redrive. A late replace is assumed to have removed nothing: that is the worst.
+    size = len(messages)
+    everything = frozenset(range(size))
+    runs = (("i",), ("i",) if replay else ("x",), *[("i",)] * redrives)
+    init = ((), frozenset(), runs, restores, crashes, 0)
+
+    def last(log: State, name: str) -> int:
+        return max((c[1] for c in log if c[0] == name), default=0)
+
+    def is_late(log: State, at: int) -> bool:
+        return any(c[2] == "R" for c in log[log[at][6] : at])
+
+    def surviving(log: State) -> list[int]:
+        """The places of the commits whose rows the newest version has, the newest first."""
+        found, at = [], len(log) - 1
+        while at >= 0:
+            if log[at][2] == "R":
+                at = log[at][1] - 1
+                continue
+            found.append(at)
+            at -= 1
+        return found
+
+    def rows(log: State) -> State:
+        """The rows of each message."""
+        at = [(0,) * size]
+        for number, c in enumerate(log):
+            if c[2] == "R":
+                at.append(at[c[1]])
+                continue
+            removes = c[2] in "rpd" and not (c[2] == "d" and way != "replace" and way != "hull")
+            removes = removes and not is_late(log, number)
+            at.append(tuple((0 if removes and x in c[3] else at[-1][x]) + (x in c[4]) for x in range(size)))
+        return at[-1]
+
+    def fold(log: State) -> tuple[frozenset[int], frozenset[int]]:
+        """What is covered, and what has to be replaced."""
+        at = [(frozenset[int](), frozenset[int]())]
+        for number, c in enumerate(log):
+            covered, redo = at[-1]
+            if c[2] == "R":
+                at.append(at[c[1]])
+                continue
+            is_double = c[2] == "a" or (is_late(log, number) and not (c[2] == "d" and late == "trusted"))
+            redo = redo | c[3] & covered if is_double else redo - c[3]
+            at.append((covered | c[3], redo))
+        return at[-1]
+
+    def counted(log: State, letters: frozenset[State]) -> list[State]:
+        """The dead letters that count: of a surviving batch, and no newer one has replaced their places."""
+        held = surviving(log)
+        age = {log[at][5]: number for number, at in enumerate(held)}
+        replaced: list[tuple[int, frozenset[int], frozenset[State]]] = []
+        for number, at in enumerate(held):
+            if log[at][2] in "rpd":
+                batches = frozenset(bid for bid, x, _ in letters if x in log[at][3])
+                replaced.append((number, log[at][3], batches if log[at][2] == "d" else frozenset()))
+        return [
+            (bid, x)
+            for bid, x, is_deleted in letters
+            if not is_deleted
+            and bid in age
+            and not any(
+                number < age[bid] and (x in places or (uncounts == "all" and bid in batches))
+                for number, places, batches in replaced
+            )
+        ]
+
+    def read(places: frozenset[int], decoder: str) -> tuple[frozenset[int], frozenset[int]]:
+        """Rows and dead letters."""
+        good = frozenset(x for x in places if messages[x] == ROW or (messages[x] == FIXED and decoder == "new"))
+        return good, places - good
+
+    def step(st: State) -> Iterator[tuple[str, State]]:
+        log, letters, ps, rs, cr, bids = st
+        covered, redo = fold(log)
+
+        def to(i: int, run: State, log: State = log, letters: frozenset[State] = letters, bids: int = bids) -> State:
+            return log, letters, put(ps, i, run), rs, cr, bids
+
+        for i, p in enumerate(ps):
+            who = ("ingestion", "replay")[i] if i < 2 else f"redrive{i - 2}"
+            if p[0] == "i" and i == 0:
+                missing = redo or everything - covered
+                start = min(missing, default=0)
+                for end in range(start + 1, size + 1):
+                    part = frozenset(range(start, end))
+                    if part <= missing:
+                        kind = "r" if redo else "a"
+                        plan = ("A", last(log, "A") + 1, kind, part, *read(part, "old"), bids, len(log))
+                        yield f"{who} plans {kind} [{start},{end})", to(i, ("l", *plan), bids=bids + 1)
+            elif p[0] == "i" and i == 1:
+                if covered:
+                    plan = ("P", last(log, "P") + 1, "p", covered, *read(covered, replay), bids, len(log))
+                    yield f"{who} plans {sorted(covered)}", to(i, ("l", *plan), bids=bids + 1)
+                yield f"{who} is not wanted", to(i, ("x",))
+            elif p[0] == "i":
+                found = frozenset(x for _, x in counted(log, letters)) & covered
+                good, _ = read(found, "new")
+                if good:
+                    places = frozenset(range(min(good), max(good) + 1)) if way == "hull" else good
+                    name = "P" if app == "shared" else "D"
+                    plan = (name, last(log, name) + 1, "d", places, good, frozenset(), bids, len(log))
+                    yield f"{who} plans {sorted(places)}", to(i, ("l", *plan), bids=bids + 1)
+            elif p[0] == "l":
+                dead, bid = p[6], p[7]
+                more = frozenset((bid, x, False) for x in dead)
+                if p[3] == "d" and way == "delete_first":
+                    known = frozenset((b, x, is_deleted or x in p[4]) for b, x, is_deleted in letters)
+                    yield f"{who} deletes the dead letters {sorted(p[4])}", to(i, ("w", *p[1:]), letters=known)
+                else:
+                    yield f"{who} writes the dead letters {sorted(dead)}", to(i, ("w", *p[1:]), letters=letters | more)
+            elif p[0] == "w":
+                _, name, n, kind, places, good, _, bid, base = p
+                ok = last(log, name) < n
+                after = ("x",) if i == 1 and ok else ("i",)
+                if ok and kind == "d" and way == "delete_after":
+                    after = ("e", places)
+                commit = (name, n, kind, places, good, bid, base)
+                yield (
+                    f"{who} writes {name}:{n} {sorted(places)}{'' if ok else ': skipped'}",
+                    to(i, after, (*log, commit) if ok else log),
+                )
+                if any(c[2] == "R" for c in log[base:]):
+                    yield f"{who}'s write of {name}:{n} conflicts with the RESTORE: drops it", to(i, ("i",))
+            elif p[0] == "e":
+                known = frozenset((b, x, is_deleted or x in p[1]) for b, x, is_deleted in letters)
+                yield f"{who} deletes the dead letters {sorted(p[1])}", to(i, ("i",), letters=known)
+            if cr and p[0] not in "ix":
+                yield f"!{who} crashes", (log, letters, put(ps, i, ("i",)), rs, cr - 1, bids)
+        if rs:
+            for version in range(len(log)):
+                restore = ("", version, "R", frozenset(), frozenset(), -1, 0)
+                yield f"!RESTORE to {version}", ((*log, restore), letters, ps, rs - 1, cr, bids)
+
+    def bad(st: State) -> str | None:
+        log, letters = st[:2]
+        covered, redo = fold(log)
+        there, dead = rows(log), [x for _, x in counted(log, letters)]
+        for x in range(size):
+            found = there[x] + dead.count(x)
+            if found > 1 and x not in redo:
+                return f"message {x} is there {found} times, and the ledger does not know"
+            if (found > 0) != (x in covered):
+                return f"message {x} is {'lost' if x in covered else 'there, and will be read again'}"
+        return None
+
+    def done(st: State) -> bool:
+        log, letters, ps = st[:3]
+        covered, redo = fold(log)
+        left = {messages[x] for _, x in counted(log, letters)}
+        is_over = ps[1] == ("x",) and all(p == ("i",) for i, p in enumerate(ps) if i != 1)
+        return is_over and covered == everything and not redo and FIXED not in left
+
+    return search(Model(init, step, bad, done))
+
+
+VARIANTS = (
+    Variant(
+        "d1",
+        "the exact places are replaced, in one commit with their rows; a RESTORE",
+        "PASS",
+        lambda: model(redrives=1, crashes=0, messages=(FIXED, HOPELESS)),
+        is_small=True,
+    ),
+    Variant("d1'", "same, two redrives", "PASS", lambda: model(messages=(FIXED,)), is_small=True),
+    Variant(
+        "d1-small",
+        "same, one redrive, no crash, a row between",
+        "PASS",
+        lambda: model(redrives=1, crashes=0, restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d2",
+        "same, next to a replay with the old decoder",
+        "PASS",
+        lambda: model(redrives=1, replay="old", messages=(FIXED, HOPELESS), restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d3",
+        "same, next to a replay with the new decoder, and a RESTORE",
+        "PASS",
+        lambda: model(redrives=1, replay="new", messages=(FIXED,), crashes=0),
+        is_small=True,
+    ),
+    Variant(
+        "d4",
+        "a redrive has a transaction sequence of its own, next to a replay",
+        "PASS",
+        lambda: model(app="own", redrives=1, replay="new", messages=(FIXED, ROW), crashes=0, restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d5",
+        "all from the first place to the last one is replaced: the rows between are gone",
+        "BAD",
+        lambda: model(way="hull", redrives=1),
+        is_small=True,
+    ),
+    Variant(
+        "d6",
+        "the rows are appended, next to a replay",
+        "BAD",
+        lambda: model(way="append", app="own", redrives=1, replay="new", messages=(FIXED, ROW), restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d7",
+        "the dead letters are deleted, then the rows appended",
+        "BAD",
+        lambda: model(way="delete_first", redrives=1, messages=(FIXED,), restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d8",
+        "the rows are appended, then the dead letters deleted; two redrives, each in the sequence of its own",
+        "BAD",
+        lambda: model(way="delete_after", messages=(FIXED,), restores=1, uncounts="places", crashes=0),
+        is_small=True,
+    ),
+    Variant(
+        "d9",
+        "no dead letter of the batch counts any more, also those that still cannot be read",
+        "BAD",
+        lambda: model(uncounts="all", redrives=1, messages=(FIXED, HOPELESS), restores=0),
+        is_small=True,
+    ),
+    Variant(
+        "d10",
+        "a redrive that lands behind a RESTORE is trusted",
+        "BAD",
+        lambda: model(late="trusted", messages=(FIXED,), restores=2, crashes=0),
+        is_small=True,
+    ),
+)

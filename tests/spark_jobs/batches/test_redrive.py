@@ -1,0 +1,248 @@
+"""Redrives: which dead letters become rows, what is left alone, and what they are next to other runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.batches import replay as replaying
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.reading.decode import Json
+from spark_jobs.run_ingestion import drain
+from spark_jobs.verify import verify
+from stream_consumers.create import StreamSource, create_producer, open_batch_source
+from stream_consumers.errors import StreamNotFoundError
+from stream_consumers.options import Limits
+from stream_consumers.urls import StreamUrl
+from tests.support.killed_runs import kill_in_turn, logs, running
+from tests.support.streams import Identity, sequences_in_table
+
+pytestmark = pytest.mark.spark
+STRICT, TODAY = Json("id BIGINT, user STRING NOT NULL"), Json("id BIGINT, user STRING")
+# What only the decoder of today can read, and what no decoder can.
+FIXED, HOPELESS = range(3, 60, 7), (5, 33)
+# One dead letter a batch: their numbers begin at 1, and each run writes one or two before it is killed.
+FAULTS = ["planned@2", "read@3", "dead letters written@4", "mid-write@5", "rows written@6", "verified@7", "writing@8"]
+
+
+def even(rows: DataFrame) -> DataFrame:
+    """Drops every other message."""
+    return rows.where("id % 2 = 0")
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A file, and the table that all of it is in, read with the strict decoder."""
+
+    spark: SparkSession
+    url: str
+    strict: Ingestion
+
+    @classmethod
+    def of(cls, spark: SparkSession, folder: Path, *, records: int = 25, **more: object) -> Lake:
+        what = Ingestion("lakehouse", str(folder / "t"), STRICT, limits=Limits(max_records=records), retry_seconds=0.0)
+        lake = cls(spark, f"file://{folder}/orders.ss/orders", replace(what, **more))  # type: ignore[arg-type]
+        lake.send(range(60))
+        lake.ingest(lake.strict)
+        return lake
+
+    @property
+    def today(self) -> Ingestion:
+        return replace(self.strict, decoder=TODAY)
+
+    def send(self, numbers: Iterable[int]) -> None:
+        with create_producer(self.url) as producer:
+            for number in numbers:
+                whole = b'{"id": %d, "user": "u"}' % number
+                payload = b'{"id": ' if number in HOPELESS else b'{"id": %d}' % number if number in FIXED else whole
+                producer.send(payload, shard=number % 2, timestamp_ms=1_700_000_000_000 + 1000 * number)
+
+    def ingest(self, what: Ingestion, observer: Observer = ignore_steps) -> list[BatchReport]:
+        return list(drain(self.spark, StreamSource(StreamUrl.parse(self.url)), what, observer=observer))
+
+    def job(self, wanted: Redrive | None = None, observer: Observer = ignore_steps, **more: object) -> RedriveJob:
+        url, what = StreamUrl.parse(self.url), replace(self.today, **more)  # type: ignore[arg-type]
+        return RedriveJob(self.spark, what, wanted or Redrive(), url=url, observer=observer)
+
+    def redrive(self, wanted: Redrive | None = None, observer: Observer = ignore_steps, **more: object) -> Outcome:
+        job = self.job(wanted, observer, **more)
+        for _ in drain_batches(job):
+            pass
+        return job.outcome
+
+    def replay(self, what: Ingestion) -> None:
+        with open_batch_source(self.url) as source:
+            for _ in drain_batches(ReplayJob(self.spark, source, what, Replay())):
+                pass
+
+    def dead(self) -> Counter[Identity]:
+        letters = self.strict.dead_letters().counted_places(self.strict.ledger())
+        rows = [row for batch in letters for row in batch.to_pylist()]
+        return Counter((row["_stream"], row["_shard"], row["_sequence"]) for row in rows)
+
+    def restore(self, version: int) -> None:
+        self.spark.sql(f"RESTORE TABLE delta.`{self.strict.table}` TO VERSION AS OF {version}")
+
+    def assert_none_is_lost_or_doubled(self) -> None:
+        """Whatever became of a redrive, each message is a row or a dead letter."""
+        assert sequences_in_table(self.strict.table) + self.dead() == Counter(map(place, range(60)))
+
+    def assert_each_once(self, *, dead: Iterable[int], count: int = 60, what: Ingestion | None = None) -> None:
+        """Each message is a row or a dead letter, and ``verify`` says so."""
+        assert self.dead() == Counter(map(place, dead))
+        everything = Counter(map(place, range(count)))
+        assert sequences_in_table(self.strict.table) == everything - Counter(map(place, dead))
+        self.assert_right()
+
+    def assert_right(self) -> None:
+        with open_batch_source(self.url) as source:
+            found = verify(source, self.strict)
+        assert [verdict for verdict in found if not verdict.is_right or verdict.untold] == []
+
+
+def place(number: int) -> Identity:
+    return ("orders", number % 2, number // 2 + 1)
+
+
+def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, folder: Path) -> None:
+    lake = Lake.of(spark, folder)
+    lake.assert_each_once(dead=[*FIXED, *HOPELESS])
+    before, files = lake.strict.ledger().read(), set(DeltaTable(lake.strict.table).file_uris())
+    Path(lake.url.removeprefix("file://").removesuffix("/orders")).rename(folder / "away.ss")
+    found = lake.job().preview()
+    assert (found.decoded, found.dead) == (len(FIXED), 2)
+    assert {reason: refusal.count for reason, refusal in found.refused.items()} == {"not a JSON object": 2}
+    assert found.refused["not a JSON object"].first in ("orders/1=3", "orders/1=17")
+    assert lake.strict.ledger().read().version == before.version
+    assert lake.redrive() == found
+    (folder / "away.ss").rename(folder / "orders.ss")
+    lake.assert_each_once(dead=HOPELESS)
+    assert files < set(DeltaTable(lake.strict.table).file_uris()), "no file was written again"
+    state = lake.strict.ledger().read()
+    assert (state.positions, state.version) == (before.positions, before.version + 1)
+    rows = {row["id"]: row for row in DeltaTable(lake.strict.table).to_pyarrow_table().to_pylist()}
+    assert rows[10]["user"] is None
+    assert rows[10]["_timestamp"].timestamp() == 1_700_000_010
+    again = lake.redrive()
+    assert (again.decoded, again.dead) == (0, 2)
+    assert lake.strict.ledger().read().version == state.version, "there is nothing to write"
+    lake.send(range(60, 80))
+    lake.ingest(lake.today)
+    lake.assert_each_once(dead=HOPELESS, count=80)
+
+
+def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSession, folder: Path) -> None:
+    lake = Lake.of(spark, folder, transform=even)
+    # In shard 0 are 10, 24, 38 and 52, in shard 1 3, 5, 17, 31, 33, 45 and 59.
+    found = lake.redrive(Redrive(Bound.parse("orders/0=7"), Bound.parse("2023-11-14T22:14:10Z")))
+    assert (found.decoded, found.dead) == (2, 0), "24 and 38"
+    found = lake.redrive(Redrive(limit=3))
+    assert (found.decoded, found.dead) == (3, 0), "10, 52 and 3"
+    found = lake.redrive(Redrive(Bound.parse("2023-11-14T22:13:37Z")), limits=Limits(max_records=2))
+    assert (found.decoded, found.dead) == (4, 1), "17, 31, 33, 45 and 59, in three batches"
+    assert lake.dead() == Counter(map(place, HOPELESS))
+    everything = Counter(place(number) for number in range(0, 60, 2))
+    assert sequences_in_table(lake.strict.table) == everything
+    lake.assert_right()
+    entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
+    assert [entry.rows for entry in entries] == [1, 1, 2, 3, 2]
+
+
+def test_a_replay_that_was_faster_leaves_nothing_to_do(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.0)
+    lake = Lake.of(spark, folder)
+    done = []
+
+    def replay_first(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING and not done:
+            done.append(step)
+            lake.replay(lake.today)
+
+    found = lake.redrive(observer=replay_first)
+    assert done
+    assert (found.decoded, found.dead) == (0, 0), "they count no more; those of the replay are others"
+    lake.assert_each_once(dead=HOPELESS)
+    lake.replay(lake.strict)
+    lake.assert_each_once(dead=[*FIXED, *HOPELESS])
+    assert lake.redrive().decoded == len(FIXED)
+    lake.assert_each_once(dead=HOPELESS)
+
+
+def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.0)
+    lake = Lake.of(spark, folder)
+    lake.send(range(60, 80))
+    steps = []
+
+    def others_first(step: Step, batch: Batch | None) -> None:
+        steps.append(step)
+        if steps.count(Step.WRITING) == 1 and step is Step.WRITING:
+            lake.ingest(lake.today)
+            lake.redrive(Redrive(limit=3))
+
+    found = lake.redrive(observer=others_first)
+    assert found.decoded == len(FIXED) - 3, "those that the other one has left"
+    lake.assert_each_once(dead=HOPELESS, count=80)
+
+
+def test_a_restore_takes_a_redrive_back_and_one_in_its_middle_is_repaired(spark: SparkSession, folder: Path) -> None:
+    lake = Lake.of(spark, folder)
+    before = lake.strict.ledger().read().version
+    lake.redrive()
+    lake.assert_each_once(dead=HOPELESS)
+    lake.restore(before)
+    lake.assert_each_once(dead=[*FIXED, *HOPELESS])
+    lake.redrive()
+    lake.assert_each_once(dead=HOPELESS)
+    lake.restore(before)
+
+    def restore(step: Step, batch: Batch | None) -> None:
+        if step is Step.WRITING and lake.strict.ledger().read().version < before + 4:
+            lake.restore(before - 1)
+
+    lake.redrive(observer=restore)
+    state = lake.strict.ledger().read()
+    assert any(shard.redo or len(shard.covered.ranges) > 1 for shard in state.shards.values()), "it landed late"
+    lake.ingest(lake.today)
+    lake.assert_each_once(dead=HOPELESS)
+
+
+def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSession, folder: Path) -> None:
+    lake = Lake(spark, f"file://{folder}/orders.ss/orders", Ingestion("lakehouse", str(folder / "t"), STRICT))
+    with pytest.raises(StreamNotFoundError, match="Ingest first"):
+        lake.redrive()
+    lake.send([1])
+    lake.ingest(lake.strict)
+    assert lake.redrive() == lake.job().preview() == Outcome()
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_a_redrive_that_is_killed_at_each_step_in_turn_is_gone_on_with(
+    spark: SparkSession, server: str, folder: Path
+) -> None:
+    lake = Lake.of(spark, folder)
+    table, words = Path(lake.strict.table), ("lakehouse", server)
+    for fault in FAULTS:
+        kill_in_turn(lake.url, table, [fault], *words, records=1, module="one_redrive")
+        lake.assert_none_is_lost_or_doubled()
+    assert len(HOPELESS) < len(list(lake.dead())) < len(FIXED) + len(HOPELESS), "each was killed on the way"
+    with running(lake.url, table, "", *words, records=1, module="one_redrive") as process:
+        assert process.wait() == 0, logs(table)
+    lake.assert_each_once(dead=HOPELESS)
+    entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
+    assert [entry.rows for entry in entries] == [1] * len(FIXED), "none was redriven twice"

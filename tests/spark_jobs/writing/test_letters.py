@@ -1,0 +1,153 @@
+"""Dead letters read again as messages: which ones, as what, and how much at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.redrive import Redrive
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.dead_letters import DeadLetterTable
+from spark_jobs.writing.letters import LetterReader, Span, first_places, without_first
+from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA, Range
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
+from tests.support.written_log import WrittenLog
+
+ORDERS, SECOND, CLICKS = Shard("orders", 0), Shard("orders#2", 1), Shard("clicks", 0)
+NOON = datetime(2026, 11, 17, 12, tzinfo=timezone.utc)
+
+
+class Tables:
+    """A table with one batch, and dead letters of it, a minute each; those behind an hour are of another group."""
+
+    def __init__(self, folder: Path) -> None:
+        self.main, self.table = WrittenLog(folder / "t"), DeadLetterTable(str(folder / "t_dead_letters"))
+        state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 0)), origin=0) for shard in (ORDERS, SECOND, CLICKS)}
+        everything = dict.fromkeys(state, Range(0, 100))
+        self.main.ours(LedgerEntry("batch", "g", "g/main", 1, "main", "b1", -1, ranges=everything, state=state, dead=9))
+
+    def add(self, shard: Shard, *sequences: int | None, group: str = "g", is_message: bool | None = True) -> None:
+        count = len(sequences)
+        rows = {
+            "_stream": [shard.stream] * count,
+            "_shard": pa.array([shard.id] * count, pa.int64()),
+            "_sequence": pa.array(sequences, pa.int64()),
+            "_timestamp": pa.array([NOON + timedelta(minutes=s or 0) for s in sequences], pa.timestamp("us", "UTC")),
+            "key": pa.array([b"k"] * count, pa.binary()),
+            "payload": pa.array([b"%d" % (s or 0) for s in sequences], pa.binary()),
+            "headers": pa.array([[{"name": "trace", "value": b"\xff"}]] * count, HEADERS_TYPE),
+            "error": ["no number"] * count,
+            "offset": pa.array([None if is_message in (True, None) else 7] * count, pa.int64()),
+            "is_message": pa.array([is_message] * count, pa.bool_()),
+            "_batch": ["b1"] * count,
+            "_group": [group] * count,
+        }
+        write_deltalake(self.table.path, pa.table(rows), mode="append")
+
+    def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> LetterReader:
+        ledger = Ledger(self.main.log(), group="g", member="replay")
+        return LetterReader(self.table, ledger, streams, span or Span())
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    made = Tables(tmp_path)
+    made.add(ORDERS, 9, 2, 40, None)
+    made.add(SECOND, 7)
+    made.add(CLICKS, 5)
+    made.add(ORDERS, 60, group="other")
+    return made
+
+
+def found(reader: LetterReader) -> dict[str, list[int]]:
+    return {str(shard): own.tolist() for shard, own in reader.places()[0].items()}
+
+
+def test_the_places_are_those_of_the_group_and_the_streams_in_all_their_epochs(tables: Tables) -> None:
+    tables.add(ORDERS, 2)
+    assert found(tables.reader()) == {"orders/0": [2, 9, 40], "orders#2/1": [7]}, "each once, in order"
+    assert tables.reader().places()[1] == 1, "one has no sequence"
+    assert found(tables.reader(streams=("clicks",))) == {"clicks/0": [5]}
+
+
+def test_no_table_has_no_dead_letters(tmp_path: Path) -> None:
+    reader = Tables(tmp_path).reader()
+    assert reader.places() == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Redrive(Bound.parse("7"), Bound.parse("40")), {"orders/0": [9], "orders#2/1": [7]}),
+        (Redrive(Bound.parse("orders/0=9")), {"orders/0": [9, 40]}),
+        (Redrive(stop=Bound.parse("orders/0=9")), {"orders/0": [2], "orders#2/1": [7]}),
+        (Redrive(Bound.parse("2026-11-17T12:07:00Z"), Bound.parse("2026-11-17T12:09:00Z")), {"orders#2/1": [7]}),
+        (Redrive(Bound.parse("2026-11-17T12:09:00Z")), {"orders/0": [9, 40]}),
+        (Redrive(Bound.parse("earliest"), Bound.parse("latest")), {"orders/0": [2, 9, 40], "orders#2/1": [7]}),
+        (Redrive(Bound.parse("90")), {}),
+    ],
+)
+def test_bounds_are_sequences_or_times_of_messages(
+    tables: Tables, wanted: Redrive, expected: dict[str, list[int]]
+) -> None:
+    reader = tables.reader(wanted.span())
+    assert found(reader) == expected
+    assert reader.places()[1] == (1 if wanted.span().is_all else 0)
+
+
+def test_bounds_that_leave_nothing_and_a_limit_that_is_none_are_refused() -> None:
+    for wanted in (Redrive(Bound.parse("latest")), Redrive(stop=Bound.parse("earliest"))):
+        with pytest.raises(InvalidOptionError, match="reads no dead letter"):
+            wanted.span()
+    with pytest.raises(InvalidOptionError, match="limit"):
+        Redrive(limit=0)
+
+
+def test_a_dead_letter_is_the_message_that_the_stream_held(tables: Tables) -> None:
+    tables.add(ORDERS, 2)
+    reader = tables.reader()
+    messages = reader.messages(first_places(reader.places()[0], 2), max_bytes=1 << 20)
+    assert messages is not None
+    assert messages.schema == MESSAGE_SCHEMA
+    rows = sorted(messages.to_pylist(), key=lambda row: row["sequence"])
+    assert [row["sequence"] for row in rows] == [2, 9], "each once, and no others"
+    assert rows[1] == {
+        "stream": "orders",
+        "shard": 0,
+        "sequence": 9,
+        "timestamp_ms": 1_794_917_340_000,
+        "key": b"k",
+        "payload": b"9",
+        "headers": [{"name": "trace", "value": b"\xff"}],
+        "error": None,
+        "offset": None,
+    }
+
+
+def test_what_was_no_whole_message_keeps_its_error(tables: Tables) -> None:
+    tables.add(CLICKS, 10, is_message=False)
+    tables.add(CLICKS, 11, is_message=None)
+    reader = tables.reader(streams=("clicks",))
+    messages = reader.messages(reader.places()[0], max_bytes=1 << 20)
+    assert messages is not None
+    errors = {row["sequence"]: row["error"] for row in messages.to_pylist()}
+    assert errors == {5: None, 10: "no number", 11: None}, "a table of an older version does not tell"
+
+
+def test_no_more_is_held_than_was_asked_for_but_one_message_always_is(tables: Tables) -> None:
+    reader = tables.reader()
+    places, _ = reader.places()
+    assert reader.messages(places, max_bytes=1) is None
+    one = reader.messages(first_places(places, 1), max_bytes=1)
+    assert one is not None
+    assert one.num_rows == 1
+    left = without_first(places, 1)
+    assert {str(shard): own.tolist() for shard, own in left.items()} == {"orders/0": [9, 40], "orders#2/1": [7]}
