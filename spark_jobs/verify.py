@@ -186,7 +186,7 @@ def _parts(
     progress: Callable[[int], None],
 ) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Sequences]]]:
     """Ranges that are disjoint and leave no row of these streams out, and the messages of the stream in them."""
-    gaps = {s: Range(part.ranges[0].start, part.ranges[-1].end) for s, part in covered.items() if part}
+    gaps = {s: part.hull for s, part in covered.items() if part}
     outside: dict[Shard, Intervals] = {}
     rows = extents_of(scan(ledger.log, PLACE, version=state.version))
     for found in (rows, dead_letters.extents()):
@@ -238,8 +238,9 @@ class _DeadLetters:
     def __init__(self, table: DeadLetterTable, ledger: Ledger) -> None:
         self._table = table
         self._log = table.log()
+        self._group = ledger.group
         self._is_there = self._log.snapshot() is not None
-        self._condition = table.counted_condition(ledger) if self._is_there else ""
+        self._uncounted = table.uncounted(ledger) if self._is_there else {}
         # Without a sequence: their framing was lost, or they stand for what was gone.
         self.unplaced: Counter[Shard] = Counter()
         for batch in self._scan("_sequence IS NULL"):
@@ -247,7 +248,7 @@ class _DeadLetters:
                 self.unplaced[Shard(str(stream), int(number))] += 1
 
     def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
-        yield from scan(self._log, PLACE, where=f"{self._condition} AND ({where})") if self._is_there else ()
+        yield from self._table.scan(self._group, self._uncounted, PLACE, where=where)
 
     def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
         return sequences_of(self._scan(in_ranges(ranges)))
@@ -268,7 +269,7 @@ class _DeadLetters:
             commit = self._log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
         names, most = names_in_files(self._log), 0
         for shard, parts in replaced.items():
-            hull = {shard: Range(parts.ranges[0].start, parts.ranges[-1].end)}
+            hull = {shard: parts.hull}
             written = written_sequences(self._log, commit, hull, names=names) if commit else None
             if written is None:
                 most += sum(part.end - part.start for part in parts)
@@ -347,7 +348,7 @@ class _Batches:
         self, shard: Shard, parts: Intervals, commit: Commit | None, found: _Found, *, start: int
     ) -> tuple[Sequences, str]:
         """The sequence of each row that should be there, and what a message without rows and dead letters counts as."""
-        hull = Range(parts.ranges[0].start, parts.ranges[-1].end)
+        hull = parts.hull
         claimed = [c for c in self._claimed if c.entry and _overlaps(c.entry.claims.get(shard), hull)]
         commits = [commit] if commit is not None else claimed
         if not (all(map(_has_transform, commits)) if commits else self._has_transform):

@@ -17,6 +17,7 @@ from stream_assets.checks import (
 )
 from stream_assets.config import (
     PlaceConfig as PlaceConfig,
+    RedriveConfig as RedriveConfig,
     ReplayConfig as ReplayConfig,
     StreamConfig as StreamConfig,
 )
@@ -35,6 +36,7 @@ from stream_assets.operations import (
     build_dead_letter_sensor as build_dead_letter_sensor,
     build_maintenance as build_maintenance,
 )
+from stream_assets.redrive_job import build_redrive_job as build_redrive_job
 from stream_assets.replay_job import build_replay_job as build_replay_job
 from stream_assets.resources import SparkSessionResource as SparkSessionResource
 from stream_assets.stream_run import StreamRun as StreamRun

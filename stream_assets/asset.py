@@ -15,7 +15,7 @@ from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import check_location
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
-from stream_assets.config import ReplayConfig, StreamConfig
+from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.connections import Origin, StreamLocation
 from stream_assets.deferred import shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
@@ -159,6 +159,14 @@ class StreamAsset(dg.AssetsDefinition):
             dagster.Failure: see :meth:`stream_assets.StreamRun.run`.
         """
         yield from self._function.events(context, StreamRun(self._declared, config, wanted))
+
+    def redrive(self, context: dg.OpExecutionContext, config: RedriveConfig) -> Iterator[Any]:
+        """Decode dead letters again, in an op; one materialization, and the checks.
+
+        Raises:
+            dagster.Failure: see :meth:`stream_assets.StreamRun.run`.
+        """
+        yield from self._function.events(context, StreamRun(self._declared, config, config.redrive()))
 
 
 def plain(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:

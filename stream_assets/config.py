@@ -1,4 +1,4 @@
-"""The run config of every stream asset, and of its replay job."""
+"""The run config of every stream asset, and of its jobs that replay and redrive."""
 
 import enum
 from dataclasses import replace
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
 
@@ -88,12 +89,9 @@ class LimitsConfig(dg.Config):
         return replace(default, limits=limits, retry_seconds=retry_seconds)
 
 
-class ReplayConfig(LimitsConfig):
-    """The run config of a replay job; its partition says what is replayed."""
+class WriterConfig(LimitsConfig):
+    """How much one run does, how long it tries, and whether it writes alone."""
 
-    on_replay: ReplayMode = Field(
-        default=ReplayMode.replace, description="replace the rows of the range, or append to them."
-    )
     single_writer: bool = Field(
         default=False,
         description="No other driver writes the table at the same time; needed where its storage could lose commits.",
@@ -102,6 +100,39 @@ class ReplayConfig(LimitsConfig):
     def configured(self, default: Ingestion) -> Ingestion:
         """The ingestion with what is set here."""
         return replace(super().configured(default), single_writer=default.single_writer or self.single_writer)
+
+
+class ReplayConfig(WriterConfig):
+    """The run config of a replay job; its partition says what is replayed."""
+
+    on_replay: ReplayMode = Field(
+        default=ReplayMode.replace, description="replace the rows of the range, or append to them."
+    )
+
+
+class RedriveConfig(WriterConfig):
+    """The run config of a redrive job: which dead letters are decoded again; all of them, if it says nothing.
+
+    Example:
+        >>> RedriveConfig(start=PlaceConfig(seek="2026-11-01"), limit=1000).redrive().limit
+        1000
+    """
+
+    start: PlaceConfig | None = Field(default=None, description="The first dead letters; without it all.")
+    stop: PlaceConfig | None = Field(default=None, description="The ones to stop before.")
+    limit: int | None = Field(default=None, gt=0, description="Try so many dead letters at most.")
+    dry_run: bool = Field(
+        default=False, description="Log how many would become rows, and why the others do not; change nothing."
+    )
+
+    def redrive(self) -> Redrive:
+        """Which dead letters to read again.
+
+        Raises:
+            InvalidOptionError: a bound is no place.
+        """
+        start, stop = (bound.bound() if bound else None for bound in (self.start, self.stop))
+        return Redrive(start, stop, self.limit)
 
 
 class StreamConfig(ReplayConfig):

@@ -11,6 +11,7 @@ import dagster as dg
 from sensors.lag_sensor import Watched, build_lag_sensor
 from stream_assets.asset import StreamAsset
 from stream_assets.deferred import shown_text
+from stream_assets.redrive_job import build_redrive_job
 from stream_assets.replay_job import build_replay_job
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
@@ -59,7 +60,10 @@ def _check_claims(one: StreamToTable, other: StreamToTable) -> None:
 
 
 def stream_definitions(
-    streams: Sequence[StreamAsset | dg.AssetSpec], *, resources: Mapping[str, Any] | None = None
+    streams: Sequence[StreamAsset | dg.AssetSpec],
+    *,
+    resources: Mapping[str, Any] | None = None,
+    redrive_jobs: bool = False,
 ) -> dg.Definitions:
     """Definitions of stream assets: the assets with their checks, the streams, jobs and sensors.
 
@@ -70,6 +74,8 @@ def stream_definitions(
         streams: what ``@stream_asset`` made; and ``AssetSpec`` of streams that you describe yourself, which take the
             places of ours.
         resources: those that the assets ask for by their keys; no other is needed.
+        redrive_jobs: also a job for each asset that decodes its dead letters again, see :func:`build_redrive_job`; not
+            for those that claim entries.
 
     Raises:
         InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
@@ -98,10 +104,15 @@ def stream_definitions(
         _check_claims(one.declared, another.declared)
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
     replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
+    redriven = [stream for stream in assets if redrive_jobs and not stream.declared.stream.is_claimed]
     upstream = {spec.key: spec for stream in assets for spec in stream.streams.values()}
     return dg.Definitions(
         assets=[*assets, *{**upstream, **own}.values()],
-        jobs=[*jobs.values(), *(build_replay_job(stream, days) for stream, days in replayed if days)],
+        jobs=[
+            *jobs.values(),
+            *(build_replay_job(stream, days) for stream, days in replayed if days),
+            *map(build_redrive_job, redriven),
+        ],
         sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],
         resources=resources,
     )

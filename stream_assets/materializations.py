@@ -68,12 +68,15 @@ class Told(ABC):
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table."""
-        if self._sum is None:
-            self._sum = BatchSum(report)
-        self._sum.add(report)
+        self._add(report)
         entry = report.batch.entry
         ranges = describe_ranges({**entry.ranges, **entry.claims})
         self._context.log.info(f"{entry.kind} {entry.number} is in version {report.version} of {self._table}: {ranges}")
+
+    def _add(self, report: BatchReport) -> None:
+        if self._sum is None:
+            self._sum = BatchSum(report)
+        self._sum.add(report)
 
     @abstractmethod
     def tell_rest(self) -> None:

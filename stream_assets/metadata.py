@@ -9,6 +9,7 @@ import dagster as dg
 from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.batches.redrive import Outcome
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -111,6 +112,32 @@ def replay_metadata(told: BatchSum | None, what: Mapping[str, str]) -> dict[str,
         "replay/batches": dg.MetadataValue.int(told.batches if told else 0),
     }
     return metadata if told is None else {**metadata, **_sums(told, "replay")}
+
+
+def redrive_metadata(told: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataValue]:
+    """What became of dead letters; nothing of it has a name that ingestion uses, as with replays.
+
+    Args:
+        told: the batches of this run.
+        outcome: those that are rows now, and why the others are not.
+    """
+    reasons = [
+        dg.TableRecord({"reason": reason, "dead letters": refusal.count, "example": refusal.first})
+        for reason, refusal in outcome.refused.items()
+    ]
+    columns = [
+        dg.TableColumn("reason", "string"),
+        dg.TableColumn("dead letters", "int"),
+        dg.TableColumn("example", "string"),
+    ]
+    return {
+        KIND: dg.MetadataValue.text("redrive"),
+        "redrive/batches": dg.MetadataValue.int(told.batches),
+        "redrive/messages": dg.MetadataValue.int(sum(told.messages.values())),
+        "redrive/rows": dg.MetadataValue.int(told.rows),
+        "redrive/still_dead": dg.MetadataValue.int(outcome.dead),
+        "redrive/reasons": dg.MetadataValue.table(reasons, schema=dg.TableSchema(columns=columns)),
+    }
 
 
 def table_metadata(

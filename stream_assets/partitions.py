@@ -124,7 +124,8 @@ def touched_since(
     for commit in ledger.surviving():
         if version is not None and commit.version <= version:
             break
-        if commit.entry is not None and commit.entry.kind == "batch":
+        # A redrive makes rows that nobody was told of, as ingestion does.
+        if commit.entry is not None and (commit.entry.kind == "batch" or commit.entry.places):
             commits.append(commit)
             if version is None:
                 break

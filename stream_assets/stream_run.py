@@ -16,10 +16,11 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Transform
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.ledger_recovery import has_begun
+from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.run_ingestion import drain
-from stream_assets.config import ReplayConfig, StreamConfig
+from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.materializations import (
     Context,
     IngestMaterializations,
@@ -31,6 +32,7 @@ from stream_assets.materializations import (
     describe_ranges,
 )
 from stream_assets.partitions import is_of_partitions, partition_replay
+from stream_assets.redriven import redriven
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
 from stream_consumers.errors import StreamAssetsError, Terminal
@@ -45,7 +47,7 @@ class StreamRun:
     Args:
         declared: what the asset was declared with.
         config: the run config.
-        wanted: what a replay job replays; ``None`` in a run of the asset.
+        wanted: what a job replays or redrives; ``None`` in a run of the asset.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -56,8 +58,8 @@ class StreamRun:
     """
 
     declared: StreamToTable
-    config: ReplayConfig
-    wanted: Replay | None = None
+    config: ReplayConfig | RedriveConfig
+    wanted: Replay | Redrive | None = None
 
     def run(self, context: Context, *, transform: Transform | None = None) -> Iterator[Any]:
         """Write what there is, and tell Dagster of it and of the checks.
@@ -73,7 +75,7 @@ class StreamRun:
             transform: from the decoded rows of a batch to the rows to write; they must keep the stream columns.
 
         Yields:
-            ``MaterializeResult`` and ``AssetCheckResult``; in the op of a replay job what is said there instead.
+            ``MaterializeResult`` and ``AssetCheckResult``; in the op of another job what is said there instead.
 
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
@@ -82,9 +84,7 @@ class StreamRun:
         with failures():
             if self.wanted is not None:
                 with run_session(context, declared.spark) as spark:
-                    partitions = describe_partitions(context)
-                    told = _replay_told(context, declared.key, declared, spark, self.wanted, partitions=partitions)
-                    made = told.tell(_replayed(context, declared, spark, self.wanted, self.config))
+                    made = self._made_by_job(context, declared, spark, self.wanted)
                 if made is not None:
                     yield made
                 checked = StreamCheckContext(declared.key, declared, context.instance)
@@ -101,6 +101,17 @@ class StreamRun:
             for check in declared.checks:
                 if check.name in asked:
                     yield check.result(StreamCheckContext(asked[check.name], declared, context.instance))
+
+    def _made_by_job(
+        self, context: Context, declared: StreamToTable, spark: SparkSession, wanted: Replay | Redrive
+    ) -> dg.AssetMaterialization | None:
+        if isinstance(wanted, Redrive):
+            assert isinstance(self.config, RedriveConfig)
+            return redriven(context, declared, spark, wanted, self.config)
+        assert isinstance(self.config, ReplayConfig)
+        partitions = describe_partitions(context)
+        told = _replay_told(context, declared.key, declared, spark, wanted, partitions=partitions)
+        return told.tell(_replayed(context, declared, spark, wanted, self.config))
 
 
 def _made(

@@ -180,3 +180,8 @@ class StreamToTable:
     def replay_job_name(self) -> str:
         """The name of the job that replays partitions."""
         return f"replay_{self.name}"
+
+    @property
+    def redrive_job_name(self) -> str:
+        """The name of the job that decodes dead letters again."""
+        return f"redrive_{self.name}"

@@ -84,6 +84,15 @@ class Intervals:
         return " ".join(f"[{'…' if start == MIN_SEQUENCE else start},{end})" for start, end in self.ranges)
 
     @property
+    def hull(self) -> Range:
+        """From the first number to behind the last one; the empty set has none.
+
+        Raises:
+            IndexError: it is empty.
+        """
+        return Range(self.ranges[0].start, self.ranges[-1].end)
+
+    @property
     def position(self) -> int | None:
         """The end of the first interval: the next sequence to read; ``None`` for the empty set."""
         return self.ranges[0].end if self.ranges else None

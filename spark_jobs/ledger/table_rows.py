@@ -183,11 +183,17 @@ def within(found: Sequences, parts: Intervals) -> Sequences:
         >>> within(np.array([9, 3, 4, 5]), Intervals.of((3, 5), (9, 12))).tolist()
         [9, 3, 4]
     """
+    return found[is_within(found, parts)]
+
+
+def is_within(found: Sequences, parts: Intervals) -> npt.NDArray[np.bool_]:
+    """For each of these sequences, whether the intervals hold it."""
     if not parts:
-        return found[:0]
+        return np.zeros(len(found), np.bool_)
     starts, ends = (np.array(bounds, np.int64) for bounds in zip(*parts.ranges))
     at = np.searchsorted(starts, found, side="right") - 1
-    return found[(at >= 0) & (found < ends[at])]
+    inside: npt.NDArray[np.bool_] = (at >= 0) & (found < ends[at])
+    return inside
 
 
 def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> Iterator[tuple[Shard, Sequences]]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from itertools import islice
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -21,14 +23,22 @@ from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, scan
+from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, is_within, scan
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
 from spark_jobs.writing.sink import is_conflict, write_verified
 from spark_jobs.writing.storage import read_table
-from stream_consumers.batches import Range
+from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
+
+MOST_DELETED = 100
+"""Of how many batches dead letters are deleted at a time: each of them is a term of the condition."""
+_PLAIN: Mapping[str, pa.DataType] = {
+    **dict.fromkeys(("_stream", "error", "_batch", "_group", "_member"), pa.string()),
+    **dict.fromkeys(("key", "payload"), pa.binary()),
+    "headers": HEADERS_TYPE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +159,53 @@ class DeadLetterTable:
         if self.log().snapshot() is None:
             return None
         own = read_table(spark, self.log()).where(f.col("_group") == ledger.group)
-        # Spark has other rules for quotes in SQL than delta-rs.
-        return reduce(DataFrame.where, self._counted(ledger), own)
+        uncounted = self.uncounted(ledger)
+        if not uncounted:
+            return own
+        whole = [(bid, None, None, None, None) for bid, ranges in uncounted.items() if not ranges]
+        parts = [
+            (bid, shard.stream, shard.id, part.start, part.end)
+            for bid, ranges in uncounted.items()
+            for shard, intervals in ranges.items()
+            for part in intervals
+        ]
+        left_out = spark.createDataFrame(
+            [*whole, *parts], "bid STRING, stream STRING, shard BIGINT, first BIGINT, behind BIGINT"
+        )
+        is_left_out = f.expr(
+            "_batch = bid AND (stream IS NULL OR "
+            "(_stream = stream AND _shard = shard AND _sequence >= first AND _sequence < behind))"
+        )
+        return own.join(left_out, is_left_out, "left_anti")
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
-        if self.log().snapshot() is not None:
-            yield from scan(self.log(), PLACE, where=self.counted_condition(ledger))
+        return self.scan(ledger.group, self.uncounted(ledger), PLACE)
+
+    def scan(
+        self, group: str, uncounted: Uncounted, columns: Sequence[str] | None = None, *, where: str = ""
+    ) -> Iterator[pa.RecordBatch]:
+        """The dead letters of a group, some at a time, without Spark.
+
+        There may be thousands of batches with some that do not count, more than one SQL condition can name.
+
+        Args:
+            group: whose they are.
+            uncounted: those that are left out, see :meth:`uncounted`.
+            columns: all by default.
+            where: a SQL condition.
+
+        Raises:
+            TableUnreadableError: delta-rs cannot read their table.
+        """
+        if self.log().snapshot() is None:
+            return
+        needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, "_batch"]))
+        condition = f"{_is_of(group)} AND ({where})" if where else _is_of(group)
+        for found in scan(self.log(), needed, where=condition):
+            letters = _plain(found)
+            counting = letters.filter(_counting(letters, uncounted)) if uncounted else letters
+            yield counting if columns is None else counting.select(list(columns))
 
     def by_batch(self) -> Counter[str]:
         """How many dead letters of each batch are there, whether they count or not, of whatever group."""
@@ -164,13 +214,6 @@ class DeadLetterTable:
             for letters in scan(self.log(), ["_batch"]):
                 found.update(map(str, letters.column("_batch").to_pylist()))
         return found
-
-    def counted_condition(self, ledger: Ledger) -> str:
-        """Those of the group that count, as a SQL condition on the table, for delta-rs."""
-        return " AND ".join([_is_of(ledger.group), *self._counted(ledger)])
-
-    def _counted(self, ledger: Ledger) -> list[str]:
-        return [f"NOT ({_condition(bid, ranges)})" for bid, ranges in self.uncounted(ledger).items()]
 
     def uncounted(self, ledger: Ledger) -> Uncounted:
         """The dead letters that are there and do not count: orphaned, or in a range that was replaced since."""
@@ -197,8 +240,11 @@ class DeadLetterTable:
         removed = _whole(batch for batch in orphaned if batch.is_removed)
         # Dead letters of a batch that lands after a replace are newer than it.
         replaced = {bid: parts for bid, parts in self._replaced(ledger, state).items() if bid not in in_flight}
-        uncounted = _united(state.uncounted, replaced, removed)
-        never = _united(self._stale(ledger, state, removed), _whole(batch for batch in orphaned if batch.is_passed))
+        passed = _whole(batch for batch in orphaned if batch.is_passed)
+        uncounted = _united(state.uncounted, replaced, removed, passed)
+        never = _united(self._stale(ledger, state, removed), passed)
+        # Those that are left count for nothing meanwhile.
+        never = dict(islice(never.items(), MOST_DELETED))
         if never and not self._delete(spark, never):
             return Settlement(state.settled, uncounted, judged)
         left = {bid: ranges for bid, ranges in uncounted.items() if bid not in never}
@@ -381,6 +427,34 @@ def _is_of(group: str) -> str:
 
 def _whole(batches: Iterable[OrphanedBatch]) -> Uncounted:
     return {batch.bid: {} for batch in batches}
+
+
+def _plain(letters: pa.RecordBatch) -> pa.RecordBatch:
+    """With strings and bytes of the usual types, which Arrow can filter; delta-rs gives views of them."""
+    schema = pa.schema([(name, _PLAIN.get(name, letters.column(name).type)) for name in letters.schema.names])
+    return letters.cast(schema)
+
+
+def _counting(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
+    """For each dead letter, whether it is none of those that do not count."""
+    counts = np.ones(len(letters), np.bool_)
+    batches = np.array(letters.column("_batch").to_pylist(), object)
+    # Without a sequence it is in no range. In pandas the others would become imprecise next to it.
+    is_placed = letters.column("_sequence").is_valid()
+    sequences = letters.column("_sequence").fill_null(0).to_numpy(zero_copy_only=False)
+    shards = pd.Series(list(zip(letters.column("_stream").to_pylist(), letters.column("_shard").to_pylist())))
+    is_placed = is_placed.to_numpy(zero_copy_only=False)
+    for bid, rows in pd.Series(batches).groupby(batches).groups.items():
+        ranges = uncounted.get(str(bid))
+        if ranges is None:
+            continue
+        if not ranges:
+            counts[rows] = False
+            continue
+        for (stream, number), own in shards[rows].groupby(shards[rows]).groups.items():
+            parts = ranges.get(Shard(str(stream), int(number)), Intervals())
+            counts[own] &= ~(is_within(sequences[own], parts) & is_placed[own])
+    return pa.array(counts)
 
 
 def _united(*parts: Uncounted) -> Uncounted:

@@ -10,20 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, in_ranges, scan
+from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, in_ranges
 from spark_jobs.writing.dead_letters import DeadLetterTable
-from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA, Range
+from stream_consumers.batches import MESSAGE_SCHEMA, Range
 from stream_consumers.epochs import split_epoch
 from stream_consumers.messages import Shard
 
 Places = Mapping[Shard, Sequences]
 """The places of dead letters: growing sequences, each once."""
 _TIME = pa.timestamp("ms", "UTC")
-_PLAIN: Mapping[str, pa.DataType] = {
-    **dict.fromkeys(("_stream", "error", "_batch", "_group", "_member"), pa.string()),
-    **dict.fromkeys(("key", "payload"), pa.binary()),
-    "headers": HEADERS_TYPE,
-}
 _UNREAD = "the stream held no whole message"
 
 
@@ -100,8 +95,10 @@ class LetterReader:
         for letters in self._scan([*PLACE, "_timestamp"]):
             names = map(str, letters.column("_stream").to_pylist())
             own = letters.filter(pa.array([split_epoch(name)[0] in self.streams for name in names], pa.bool_()))
-            unplaced += own.column("_sequence").null_count
-            for shard, sequences in by_shard(self.span.times(own).to_pandas(), *PLACE):
+            is_placed = own.column("_sequence").is_valid()
+            unplaced += len(own) - is_placed.true_count
+            # Next to one that is missing, pandas would make the sequences imprecise.
+            for shard, sequences in by_shard(self.span.times(own.filter(is_placed)).to_pandas(), *PLACE):
                 start, end = self.span.of(shard)
                 found.setdefault(shard, []).append(sequences[(sequences >= start) & (sequences < end)])
         joined = {shard: np.unique(np.concatenate(found[shard])) for shard in sorted(found)}
@@ -139,10 +136,7 @@ class LetterReader:
         return pa.Table.from_batches(parts, MESSAGE_SCHEMA)
 
     def _scan(self, columns: list[str] | None = None, where: str = "") -> Iterator[pa.RecordBatch]:
-        if self.table.log().snapshot() is not None:
-            counted = self.table.counted_condition(self.ledger)
-            for letters in scan(self.table.log(), columns, where=f"{counted} AND ({where})" if where else counted):
-                yield _plain(letters)
+        yield from self.table.scan(self.ledger.group, self.table.uncounted(self.ledger), columns, where=where)
 
 
 def first_places(places: Places, most: int) -> Places:
@@ -182,12 +176,6 @@ def without_first(places: Places, count: int) -> Places:
 def _holds(own: Sequences, sequence: int) -> bool:
     at = int(np.searchsorted(own, sequence))
     return at < len(own) and int(own[at]) == sequence
-
-
-def _plain(letters: pa.RecordBatch) -> pa.RecordBatch:
-    """With strings and bytes of the usual types, which Arrow can filter; delta-rs gives views of them."""
-    schema = pa.schema([(name, _PLAIN.get(name, letters.column(name).type)) for name in letters.schema.names])
-    return letters.cast(schema)
 
 
 def _messages(letters: pa.RecordBatch) -> pa.RecordBatch:

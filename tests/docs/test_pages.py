@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from sensors.lag import measure
-from stream_assets import StreamAsset, StreamConfig
+from stream_assets import RedriveConfig, StreamAsset, StreamConfig
 from stream_assets.cli.main import main
 from stream_consumers import StreamUrl, create_producer
 from tests.support.documents import Block, anchors, blocks, commands, links, mentioned, resolve
@@ -231,8 +231,13 @@ def test_the_settings_of_a_page_are_accepted(block: Block, tmp_path: Path, monke
         with dg.DagsterInstance.from_config(str(tmp_path)):
             return
     ((op, settings),) = document["ops"].items()
+    is_redrive = op.endswith("_dead_letters")
     job = op.removesuffix("_partition") if op.endswith("_partition") else f"ingest_{op}"
+    job = op.removesuffix("_dead_letters") if is_redrive else job
     assert dg.validate_run_config(run(block.page, {})["defs"].resolve_job_def(job), document)
+    if is_redrive:
+        RedriveConfig(**settings["config"]).redrive().span()
+        return
     config = StreamConfig(**settings["config"])
     config.check()
     config.replay("an id")

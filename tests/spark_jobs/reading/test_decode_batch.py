@@ -22,6 +22,7 @@ STREAM = [
     pa.field("_headers", HEADERS_TYPE),
     pa.field("_error", pa.string()),
     pa.field("_offset", pa.int64()),
+    pa.field("_is_message", pa.bool_()),
 ]
 WANTED = pa.schema(
     [
@@ -85,9 +86,9 @@ def test_many_rows_with_every_bad_payload_between_good_ones():
 def test_only_rows_that_the_stream_could_not_read(decoder):
     kind = {Json: pa.int64(), Text: pa.string(), Raw: pa.binary()}[type(decoder)]
     found = decode([(None, b"\xff", "torn"), (3, b"{}", "bad checksum")], decoder, pa.schema([("id", kind)]))
-    assert [(row["id"], row["_payload"], row["_error"]) for row in found] == [
-        (None, b"\xff", "torn"),
-        (None, b"{}", "bad checksum"),
+    assert [(row["id"], row["_payload"], row["_error"], row["_is_message"]) for row in found] == [
+        (None, b"\xff", "torn", False),
+        (None, b"{}", "bad checksum", False),
     ]
 
 
@@ -95,6 +96,7 @@ def test_a_dead_letter_has_no_values():
     (row,) = decode([(0, b'{"text":"x","price":1}', None)])
     assert row["_error"] == "field 'id' is missing, but it is NOT NULL"
     assert (row["text"], row["price"], row["_payload"]) == (None, None, b'{"text":"x","price":1}')
+    assert row["_is_message"]
 
 
 def test_tombstones():

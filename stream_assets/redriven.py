@@ -1,0 +1,95 @@
+"""What the run of a redrive job does, and what Dagster is told of it."""
+
+from __future__ import annotations
+
+import dagster as dg
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import BatchReport
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
+from stream_assets.config import RedriveConfig
+from stream_assets.materializations import Context, Told
+from stream_assets.metadata import redrive_metadata
+from stream_assets.stream_to_table import StreamToTable
+
+
+class RedriveMaterialization(Told):
+    """What a redrive has made of dead letters is one materialization, also if it ends with an error.
+
+    Args:
+        context: of the run.
+        declared: the asset.
+        spark: the session.
+        outcome: what has become of the dead letters so far.
+    """
+
+    def __init__(self, context: Context, declared: StreamToTable, spark: SparkSession, outcome: Outcome) -> None:
+        super().__init__(context, declared.key, declared.ingestion, spark)
+        self._outcome = outcome
+
+    def add(self, report: BatchReport) -> None:
+        """A batch is in the table: say how far the redrive is."""
+        self._add(report)
+        left = sum(report.lag.values())
+        self._context.log.info(
+            f"{sum(report.messages.values())} dead letters are rows in version {report.version} of {self._table}; "
+            f"{left} are left to try"
+        )
+
+    def tell_rest(self) -> None:
+        """The run ends with an error: each batch that was written is right by itself."""
+        if self._sum is None:
+            return
+        try:
+            self._context.log_event(self._materialization(is_spark_asked=False))
+        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
+            self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
+
+    def result(self) -> dg.AssetMaterialization | None:
+        """What became of them; ``None`` if no row was made."""
+        return None if self._sum is None else self._materialization()
+
+    def _materialization(self, *, is_spark_asked: bool = True) -> dg.AssetMaterialization:
+        assert self._sum is not None
+        metadata = redrive_metadata(self._sum, self._outcome)
+        return self._made(metadata, self._sum.last.version, is_spark_asked=is_spark_asked)
+
+
+def redriven(
+    context: Context, declared: StreamToTable, spark: SparkSession, wanted: Redrive, config: RedriveConfig
+) -> dg.AssetMaterialization | None:
+    """Decode dead letters again, and write those that can be.
+
+    Args:
+        context: of the run.
+        declared: the asset; its decoder and its transform make the rows.
+        spark: the session.
+        wanted: which dead letters.
+        config: of the run.
+
+    Returns:
+        What Dagster is told; ``None`` if no row was made.
+    """
+    job = RedriveJob(
+        spark,
+        config.configured(declared.ingestion),
+        wanted,
+        url=declared.source,
+        observer=declared.observer,
+        on_wait=context.log.warning,
+    )
+    if config.dry_run:
+        _log_outcome(context, job.preview(), become="would become rows")
+        return None
+    told = RedriveMaterialization(context, declared, spark, job.outcome)
+    made = told.tell(drain_batches(job, max_batches=config.max_batches))
+    _log_outcome(context, job.outcome, become="became rows")
+    return made
+
+
+def _log_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
+    context.log.info(f"{outcome.decoded} dead letters {become}, {outcome.dead} stay what they are")
+    for reason, refusal in outcome.refused.items():
+        example = f", like {refusal.first}" if refusal.first else ""
+        context.log.info(f"{refusal.count} stay dead letters{example}: {reason}")
