@@ -440,10 +440,9 @@ def _counting(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
     counts = np.ones(len(letters), np.bool_)
     batches = np.array(letters.column("_batch").to_pylist(), object)
     # Without a sequence it is in no range. In pandas the others would become imprecise next to it.
-    is_placed = letters.column("_sequence").is_valid()
+    is_placed = letters.column("_sequence").is_valid().to_numpy(zero_copy_only=False)
     sequences = letters.column("_sequence").fill_null(0).to_numpy(zero_copy_only=False)
     shards = pd.Series(list(zip(letters.column("_stream").to_pylist(), letters.column("_shard").to_pylist())))
-    is_placed = is_placed.to_numpy(zero_copy_only=False)
     for bid, rows in pd.Series(batches).groupby(batches).groups.items():
         ranges = uncounted.get(str(bid))
         if ranges is None:
