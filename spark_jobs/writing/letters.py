@@ -112,7 +112,7 @@ class LetterReader:
             max_bytes: the most to hold in memory; one message is read whatever its size.
 
         Returns:
-            In no order; ``None``: there is more, ask for fewer.
+            In the order of their places; ``None``: there is more, ask for fewer.
         """
         ranges = {shard: Range(int(own[0]), int(own[-1]) + 1) for shard, own in places.items()}
         is_one = sum(map(len, places.values())) == 1
@@ -133,7 +133,8 @@ class LetterReader:
                 size += parts[-1].nbytes
             if size > max_bytes and not is_one:
                 return None
-        return pa.Table.from_batches(parts, MESSAGE_SCHEMA)
+        order = [(name, "ascending") for name in ("stream", "shard", "sequence")]
+        return pa.Table.from_batches(parts, MESSAGE_SCHEMA).sort_by(order)
 
     def _scan(self, columns: list[str] | None = None, where: str = "") -> Iterator[pa.RecordBatch]:
         yield from self.table.scan(self.ledger.group, self.table.uncounted(self.ledger), columns, where=where)

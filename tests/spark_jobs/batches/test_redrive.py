@@ -122,7 +122,7 @@ def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, f
     found = lake.job().preview()
     assert (found.decoded, found.dead) == (len(FIXED), 2)
     assert {reason: refusal.count for reason, refusal in found.refused.items()} == {"not a JSON object": 2}
-    assert found.refused["not a JSON object"].first in ("orders/1=3", "orders/1=17")
+    assert found.refused["not a JSON object"].first == "orders/1=3"
     assert lake.strict.ledger().read().version == before.version
     assert lake.redrive() == found
     (folder / "away.ss").rename(folder / "orders.ss")
@@ -172,7 +172,7 @@ def test_a_replay_that_was_faster_leaves_nothing_to_do(
 
     found = lake.redrive(observer=replay_first)
     assert done
-    assert (found.decoded, found.dead) == (0, 0), "they count no more; those of the replay are others"
+    assert (found.decoded, found.dead) == (0, 2), "those of the replay are tried instead"
     lake.assert_each_once(dead=HOPELESS)
     lake.replay(lake.strict)
     lake.assert_each_once(dead=[*FIXED, *HOPELESS])
@@ -210,8 +210,11 @@ def test_a_restore_takes_a_redrive_back_and_one_in_its_middle_is_repaired(spark:
     lake.assert_each_once(dead=HOPELESS)
     lake.restore(before)
 
+    steps = []
+
     def restore(step: Step, batch: Batch | None) -> None:
-        if step is Step.WRITING and lake.strict.ledger().read().version < before + 4:
+        steps.append(step)
+        if step is Step.WRITING and steps.count(step) == 1:
             lake.restore(before - 1)
 
     lake.redrive(observer=restore)
