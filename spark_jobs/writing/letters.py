@@ -133,8 +133,9 @@ class LetterReader:
                 size += parts[-1].nbytes
             if size > max_bytes and not is_one:
                 return None
-        order = [(name, "ascending") for name in ("stream", "shard", "sequence")]
-        return pa.Table.from_batches(parts, MESSAGE_SCHEMA).sort_by(order)
+        return pa.Table.from_batches(parts, MESSAGE_SCHEMA).sort_by(
+            [("stream", "ascending"), ("shard", "ascending"), ("sequence", "ascending")]
+        )
 
     def _scan(self, columns: list[str] | None = None, where: str = "") -> Iterator[pa.RecordBatch]:
         yield from self.table.scan(self.ledger.group, self.table.uncounted(self.ledger), columns, where=where)
