@@ -104,7 +104,7 @@ def stream_definitions(
         _check_claims(one.declared, another.declared)
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
     replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
-    redriven = [stream for stream in assets if redrive_jobs and not stream.declared.stream.is_claimed]
+    redriven = [stream for stream in assets if redrive_jobs and not stream.declared.is_claimed]
     upstream = {spec.key: spec for stream in assets for spec in stream.streams.values()}
     return dg.Definitions(
         assets=[*assets, *{**upstream, **own}.values()],

@@ -31,7 +31,7 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
         'redrive_orders'
     """
     declared = stream.declared
-    if declared.stream.is_claimed:
+    if declared.is_claimed:
         raise InvalidOptionError(
             f"{stream.key.to_user_string()} claims entries one by one, so that there are no places to replace",
             remedy="Use mode 'resumable', or build no redrive job.",
@@ -40,7 +40,7 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
     @dg.op(
         # Two names: a code location does not load if an op is called like a job.
         name=f"{declared.redrive_job_name}_dead_letters",
-        description=f"Decode the dead letters of {declared.source} again.",
+        description=f"Decode the dead letters of {declared.origin} again.",
         required_resource_keys=set(stream.op.required_resource_keys),
         pool=declared.redrive_job_name,
         out=dg.Out(dg.Nothing),
@@ -52,7 +52,7 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
     @dg.job(
         name=declared.redrive_job_name,
         description=(
-            f"Decode the dead letters of {declared.ingestion.table} again, as the asset does today: those that can be "
+            f"Decode the dead letters of {declared.table} again, as the asset does today: those that can be "
             "decoded become rows, exactly once; the others stay what they are. No position moves.\n\n"
             "With dry_run the log says how many would become rows, and why the others do not."
         ),
