@@ -43,6 +43,8 @@ class BatchTelemetry:
 
     def written(self, report: BatchReport) -> None:
         """A batch is in the table and committed."""
+        # One that was tried in one pass, and read again, has another id than it was planned with.
+        about(self._fields(report.batch))
         messages = sum(report.messages.values())
         lag: dict[str, int] = {}
         for shard, count in report.lag.items():
