@@ -19,6 +19,7 @@ from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.connections import Origin, StreamLocation
 from stream_assets.deferred import shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
+from stream_assets.metadata import definition_metadata
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
 from stream_assets.table_loader import build_table_loader
@@ -202,9 +203,15 @@ def make_stream_asset(
     uri = {"dagster/uri": str(declared.table)}
     missing = [upstream.key for upstream in streams.values() if upstream.key not in known]
     replayed = {"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}
+    described = definition_metadata(
+        function.function,
+        table=str(declared.table),
+        decoder=declared.template.decoder,
+        streams=[stream.key for stream in streams.values()],
+    )
     # A run that finds nothing to read makes nothing.
     spec = spec.replace_attributes(
-        deps=[*spec.deps, *missing], metadata={**uri, **replayed, **spec.metadata}, skippable=True
+        deps=[*spec.deps, *missing], metadata={**uri, **replayed, **described, **spec.metadata}, skippable=True
     )
     if declared.partitions is not None:
         spec = spec.replace_attributes(partitions_def=declared.partitions)

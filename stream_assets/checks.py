@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 
 import dagster as dg
 
 from sensors.lag import Measurement, measure
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
-from stream_consumers.errors import InvalidOptionError, StreamAssetsError
+from stream_consumers.errors import (
+    InvalidOptionError,
+    LedgerTruncatedError,
+    LedgerUnreadableError,
+    StreamAssetsError,
+)
 from stream_consumers.options import check_count, check_range
 
 COLUMN_SCHEMA = "dagster/column_schema"
@@ -161,8 +168,11 @@ def build_dead_letter_ratio_check(
         ingestion = context.stream.ingestion
         ledger = ingestion.ledger()
         state = ledger.read()
-        found = (commit.entry for commit in ledger.surviving(state.version))
-        entries = list(islice((one for one in found if one is not None and one.kind in ("batch", "replay")), batches))
+        entries: list[LedgerEntry] = []
+        # Behind a RESTORE to who knows where the log does not tell.
+        with suppress(LedgerUnreadableError, LedgerTruncatedError):
+            found = (commit.entry for commit in ledger.surviving(state.version))
+            entries.extend(islice((one for one in found if one and one.kind in ("batch", "replay")), batches))
         dead = sum(entry.dead for entry in entries)
         messages = dead + sum(entry.rows for entry in entries)
         ratio = dead / messages if messages else 0.0

@@ -18,6 +18,7 @@ from stream_assets.metadata import (
     BatchSum,
     batch_metadata,
     ingest_metadata,
+    lineage_of_columns,
     replay_metadata,
     table_metadata,
 )
@@ -101,8 +102,11 @@ class Told(ABC):
         log = self._ledger.log
         columns = read_table(self._spark, log).schema.fields if is_spark_asked else None
         table = table_metadata(self._table, version=version, total_rows=log.row_count(), columns=columns)
+        lineage: dict[str, dg.MetadataValue] = {}
+        if isinstance(self._context, dg.AssetExecutionContext):
+            lineage = lineage_of_columns(self._context.assets_def.get_asset_spec(self._key).metadata, columns)
         return dg.AssetMaterialization(
-            self._key, metadata={**metadata, **table}, tags={_DATA_VERSION: f"delta:{version}"}
+            self._key, metadata={**metadata, **table, **lineage}, tags={_DATA_VERSION: f"delta:{version}"}
         )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
 from pyspark.sql.types import StructField
@@ -11,12 +15,19 @@ from pyspark.sql.types import StructField
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.redrive import Outcome
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.table_times import COLUMNS
+from spark_jobs.reading.decode import Decoder
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
 KIND = "stream/kind"
 TOLD = "ingest/version"
 PARTITION_ROWS = "ingest/partition_rows"
+TABLE_NAME = "dagster/table_name"
+COLUMN_LINEAGE = "dagster/column_lineage"
+CODE_REFERENCES = "dagster/code_references"
+_NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
+_FIRST_WORD = re.compile(r"(?:^|,)\s*(`[0-9]+`|[^\s:,`]+)")
 
 
 @dataclass(slots=True)
@@ -65,6 +76,111 @@ class BatchSum:
         is_told = self.replaced is not None and report.replaced is not None
         self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_told else None
         self.seconds += report.seconds
+
+
+def definition_metadata(
+    function: Callable[..., Any], *, table: str, decoder: Decoder, streams: Iterable[dg.AssetKey]
+) -> dict[str, dg.MetadataValue]:
+    """What is known of a table when its asset is declared: its name, where its columns come from, where its code is.
+
+    Args:
+        function: what was decorated.
+        table: the path or URI of the table.
+        decoder: of the payloads.
+        streams: the assets that stand for the streams.
+    """
+    return {
+        TABLE_NAME: dg.MetadataValue.text(table_name(table)),
+        COLUMN_LINEAGE: dg.MetadataValue.column_lineage(column_lineage(decoder, streams)),
+        **code_references(function),
+    }
+
+
+def table_name(table: str) -> str:
+    """Schema and table, as the last two folders of a path name them.
+
+    Example:
+        >>> table_name("s3a://bucket/lake/sales/orders"), table_name("orders")
+        ('sales.orders', 'orders')
+    """
+    parts = table.partition("://")[2] or table
+    return ".".join([part for part in parts.split("/") if part][-2:])
+
+
+def column_lineage(decoder: Decoder, streams: Iterable[dg.AssetKey]) -> dg.TableColumnLineage:
+    """Which columns come from which fields of the messages, by their names.
+
+    Args:
+        decoder: of the payloads.
+        streams: the assets that stand for the streams.
+
+    Example:
+        >>> from stream_assets import Json
+        >>> lineage = column_lineage(Json("id BIGINT, tags ARRAY<STRING>", key="k"), [dg.AssetKey("orders")])
+        >>> {name: deps[0].column_name for name, deps in lineage.deps_by_column.items()}
+        {'id': 'id', 'tags': 'tags', 'k': 'key', '_stream': '_stream', '_shard': '_shard', '_sequence': '_sequence', \
+'_timestamp': '_timestamp'}
+    """
+    fields = {name: name for name in _names(decoder.ddl())}
+    fields |= {column: name for column, name in ((decoder.key, "key"), (decoder.headers, "headers")) if column}
+    fields |= {name: name for name in COLUMNS}
+    keys = list(streams)
+    return dg.TableColumnLineage({c: [dg.TableColumnDep(key, name) for key in keys] for c, name in fields.items()})
+
+
+def lineage_of_columns(
+    declared: Mapping[str, Any], columns: Iterable[StructField] | None
+) -> dict[str, dg.MetadataValue]:
+    """The lineage of the columns that a table has, for a materialization; nothing where they are not known.
+
+    Args:
+        declared: the metadata of the asset.
+        columns: of the table.
+    """
+    known = declared.get(COLUMN_LINEAGE)
+    if columns is None or not isinstance(known, dg.TableColumnLineageMetadataValue):
+        return {}
+    deps = known.column_lineage.deps_by_column
+    found = {column.name: deps[column.name] for column in columns if column.name in deps}
+    return {COLUMN_LINEAGE: dg.MetadataValue.column_lineage(dg.TableColumnLineage(found))}
+
+
+def code_references(function: Callable[..., Any]) -> dict[str, dg.MetadataValue]:
+    """Where a function is written, so that the UI links to it; nothing for one that is not of a file.
+
+    ``dagster.link_code_references_to_git`` makes links to a repository of it.
+
+    Args:
+        function: what was decorated.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = inspect.getsourcefile(code) if code else None
+    if code is None or file is None:
+        return {}
+    with warnings.catch_warnings():
+        # Who declares an asset has not asked for it, and can do nothing about it.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        place = dg.LocalFileCodeReference(file_path=file, line_number=code.co_firstlineno)
+        return {CODE_REFERENCES: dg.CodeReferencesMetadataValue(code_references=[place])}
+
+
+def _names(ddl: str) -> list[str]:
+    """The names of the columns.
+
+    Example:
+        >>> _names("id BIGINT, `a,b` STRUCT<x: INT, y: ARRAY<INT>>, amount DECIMAL(10,2) COMMENT 'in euros, net'")
+        ['id', 'a,b', 'amount']
+    """
+    quoted: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        quoted.append(found[0][1:-1].replace("``", "`"))
+        return f"`{len(quoted) - 1}`"
+
+    flat = re.sub(r"`(?:[^`]|``)+`", keep, ddl)
+    while (shorter := _NESTED.sub("", flat)) != flat:
+        flat = shorter
+    return [quoted[int(name[1:-1])] if name.startswith("`") else name for name in _FIRST_WORD.findall(flat)]
 
 
 def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
