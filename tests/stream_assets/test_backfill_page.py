@@ -74,7 +74,7 @@ def test_three_days_are_replayed_by_one_run_from_the_page_of_an_asset_with_parti
         page.click("Materialize…")
         page.see("Partition selection", "Backfills all partitions in a single run")
         first, last = sunday.date().isoformat(), tuesday.date().isoformat()
-        page.enter("//input[@data-testid='dimension-range-input']", f"[{first}...{last}]")
+        page.enter("//input[@placeholder='No matching partitions']", f"[{first}...{last}]")
         page.see("3 partitions")
         save_config(page)
         page.click("Launch backfill")
