@@ -23,7 +23,7 @@ from stream_consumers.errors import (
     LedgerUnreadableError,
     StreamAssetsError,
 )
-from stream_consumers.options import check_count, check_range
+from stream_consumers.options import check_count, check_range, choice
 
 COLUMN_SCHEMA = "dagster/column_schema"
 _PAGE = 100
@@ -50,22 +50,23 @@ def build_lag_check(
         answer_seconds: how long to wait for an answer of the broker; without one the check fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense.
+        InvalidOptionError: a number makes no sense, or the severity is none.
 
     Example:
         >>> build_lag_check(max_messages=100_000).description
         'The group is at most 100000 messages behind, and nothing is gone that it has not read.'
     """
+    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_count("max_messages", max_messages, at_least=0)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
-            return dg.AssetCheckResult(passed=False, severity=severity, description=found)
+            return dg.AssetCheckResult(passed=False, severity=level, description=found)
         lost = [f"{shard} {part.start} to {part.end}" for shard, part in sorted(found.lost.items())]
         return dg.AssetCheckResult(
             passed=found.total <= max_messages and not lost,
-            severity=severity,
+            severity=level,
             description=found.describe(),
             metadata={
                 "stream/lag": found.total,
@@ -101,18 +102,19 @@ def build_freshness_check(
         answer_seconds: how long to wait for an answer of the broker; without one the check fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense.
+        InvalidOptionError: a number makes no sense, or the severity is none.
 
     Example:
         >>> build_freshness_check(max_seconds=900).description
         'No message waits while nothing was written for 900 seconds.'
     """
+    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_range("max_seconds", max_seconds)
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
-            return dg.AssetCheckResult(passed=False, severity=severity, description=found)
+            return dg.AssetCheckResult(passed=False, severity=level, description=found)
         newest = next(context.stream.ingestion.ledger().newest_first(), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else time.time() - written_ms / 1000
@@ -121,7 +123,7 @@ def build_freshness_check(
             written = f"the last batch was written {age:.0f} s ago"
         return dg.AssetCheckResult(
             passed=not found.total or (age is not None and age <= max_seconds),
-            severity=severity,
+            severity=level,
             description=f"{written}; {found.describe()}",
             metadata={
                 "stream/lag": found.total,
@@ -153,12 +155,13 @@ def build_dead_letter_ratio_check(
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
 
     Raises:
-        InvalidOptionError: a number makes no sense.
+        InvalidOptionError: a number makes no sense, or the severity is none.
 
     Example:
         >>> build_dead_letter_ratio_check(max_ratio=0.05).description
         'At most 5 % of the messages of the newest 20 batches are dead letters.'
     """
+    level = choice(dg.AssetCheckSeverity, severity, option="severity")
     check_range("max_ratio", max_ratio)
     check_count("batches", batches)
     if max_ratio > 1:
@@ -179,7 +182,7 @@ def build_dead_letter_ratio_check(
         nothing = _nothing_written(ingestion, state)
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
-            severity=severity,
+            severity=level,
             description=nothing or f"{dead} of {messages} messages of the newest {len(entries)} batches",
             metadata={
                 "stream/dead_letter_ratio": ratio,
@@ -207,10 +210,14 @@ def build_continuity_check(
         severity: of a failure.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
 
+    Raises:
+        InvalidOptionError: the severity is none.
+
     Example:
         >>> build_continuity_check(blocking=True).name
         'no_gaps'
     """
+    level = choice(dg.AssetCheckSeverity, severity, option="severity")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         ingestion = context.stream.ingestion
@@ -220,7 +227,7 @@ def build_continuity_check(
         nothing = _nothing_written(ingestion, state)
         return dg.AssetCheckResult(
             passed=not broken and not nothing,
-            severity=severity,
+            severity=level,
             description=nothing,
             metadata={"stream/shards": len(shards), "stream/gaps": dg.MetadataValue.json(broken)},
         )
@@ -244,25 +251,29 @@ def build_schema_change_check(
         severity: of a failure.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
 
+    Raises:
+        InvalidOptionError: the severity is none.
+
     Example:
         >>> build_schema_change_check(blocking=True).name
         'schema_change'
     """
+    level = choice(dg.AssetCheckSeverity, severity, option="severity")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         ingestion = context.stream.ingestion
         nothing = _nothing_written(ingestion, ingestion.ledger().read())
         if nothing:
-            return dg.AssetCheckResult(passed=False, severity=severity, description=nothing)
+            return dg.AssetCheckResult(passed=False, severity=level, description=nothing)
         columns = _columns_of_runs(context)
         newest, before = next(columns, None), next(columns, None)
         if newest is None or before is None:
             return dg.AssetCheckResult(
-                passed=True, severity=severity, description="There is no materialization before it to compare with."
+                passed=True, severity=level, description="There is no materialization before it to compare with."
             )
         return dg.AssetCheckResult(
             passed=newest == before,
-            severity=severity,
+            severity=level,
             metadata={
                 "stream/added_columns": dg.MetadataValue.json(sorted(newest.keys() - before.keys())),
                 "stream/removed_columns": dg.MetadataValue.json(sorted(before.keys() - newest.keys())),

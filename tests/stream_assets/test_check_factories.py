@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -101,8 +101,9 @@ def test_no_check_passes_on_a_table_that_is_not_there(
 def test_a_group_may_be_so_far_behind(folder: Path, instance: dg.DagsterInstance) -> None:
     write(folder / "t", (4, 4, 0))
     assert evaluate(build_lag_check(max_messages=6), folder, instance).passed
-    found = evaluate(build_lag_check(max_messages=5), folder, instance)
+    found = evaluate(build_lag_check(max_messages=5, severity=cast("Any", "WARN")), folder, instance)
     assert not found.passed
+    assert found.severity is dg.AssetCheckSeverity.WARN
     assert found.metadata["stream/lag"].value == 6
     assert found.description == "lag 6 (orders/0: 6)"
 
