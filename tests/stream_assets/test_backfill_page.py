@@ -95,7 +95,10 @@ def look_at_materializations(page: Browser, dagster: Dagster, stream: StreamAsse
     page.see("stream/kind\nreplay\n", f"stream/replaced_rows\n{metadata[0]['stream/replaced_rows'].value}\n")
     page.open(f"{dagster.address}/assets/orders?view=overview")
     page.see("stream/replay_job", "Latest check results\n2")
-    promises = {"no_dead_letters": "No message was unusable or gone.", "no_gaps": "Each shard is covered without a hole."}
+    promises = {
+        "no_dead_letters": "No message was unusable or gone.",
+        "no_gaps": "Each shard is covered without a hole.",
+    }
     for check, promise in promises.items():
         page.open(f"{dagster.address}/assets/orders?view=checks&checkDetail={check}")
         page.see(promise, "Passed")
