@@ -9,7 +9,7 @@ import dagster as dg
 
 from stream_assets import SparkResource, stream_definitions
 from tests.support.dagster_runs import declare
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 FOLDER_VARIABLE = "STAYING_RUNS_FOLDER"
 stream = declare(
@@ -19,4 +19,4 @@ stream = declare(
     linger_seconds=3600.0,
     materialize_seconds=3600.0,
 )
-defs = stream_definitions([stream], resources={"spark": SparkResource(master="local[1]", spark_config=SHORT_LIVED)})
+defs = stream_definitions([stream], resources={"spark": SparkResource(master="local[1]", spark_config=SMALL)})
