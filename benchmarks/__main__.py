@@ -29,6 +29,7 @@ SUITES: Mapping[str, Callable[[Bench], None]] = {
     "files": growth.files,
     "shards": growth.shards,
     "backlog": growth.backlog,
+    "server": growth.server,
 }
 
 

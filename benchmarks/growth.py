@@ -29,6 +29,7 @@ from spark_jobs.run_ingestion import drain
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource
 from stream_consumers.messages import Shard
+from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import kafka_broker
 from tests.support.redis_server import redis_server
@@ -37,6 +38,9 @@ from tests.support.written_log import WrittenLog
 
 LOOKS = 5
 BATCHES = 5
+# A leak in the heap would end the server long before the last batch.
+HEAP = "768m"
+BATCHES_OF_A_RUN = 25
 
 
 def sizes(bench: Bench, *full: int) -> list[int]:
@@ -117,8 +121,11 @@ def files(bench: Bench) -> None:
             bench.row(section, str(count), median(whole), median(bare))
 
 
-def _drained(spark: SparkSession, url: str, table: Path) -> Iterator[BatchReport]:
-    ingestion = Ingestion(group="bench", table=str(table), decoder=Json(DDL), retry_seconds=0.0)
+def _drained(
+    spark: SparkSession, url: str, table: Path, *, max_records: int = Limits().max_records
+) -> Iterator[BatchReport]:
+    limits = Limits(max_records=max_records)
+    ingestion = Ingestion(group="bench", table=str(table), decoder=Json(DDL), retry_seconds=0.0, limits=limits)
     return drain(spark, StreamSource(StreamUrl.parse(url)), ingestion)
 
 
@@ -207,3 +214,30 @@ def backlog(bench: Bench) -> None:
             bench.row(section, str(times), cost.peak_bytes // MEGABYTE, python, perf_counter() - began)
     first, last = (float(section.rows[times][0]) for times in ("1", "16"))
     bench.target(section, "memory of a run with 16 times the backlog, times that with one", last / first, at_most=1.25)
+
+
+def server(bench: Bench) -> None:
+    """The memory of the Spark server that outlives runs, over the batches that it has written."""
+    section = bench.section(
+        "The memory of the Spark server, over the batches that it has written",
+        f"Runs of {BATCHES_OF_A_RUN} batches of 100 messages, each with a session of its own, on one server whose heap "
+        f"may have {HEAP}; the memory of its processes when a run has ended.",
+        ("MB", "MB without the JVM", "processes"),
+        plot=("MB",),
+        is_line=True,
+    )
+    url, table = f"file://{bench.folder}/server.ss/orders", bench.place()
+    marks = sizes(bench, 50, 100, 200, 500, 1000)
+    for number in range(BATCHES_OF_A_RUN, marks[-1] + 1, BATCHES_OF_A_RUN):
+        messages.to_file(url, documents(100 * BATCHES_OF_A_RUN))
+        is_last = number == marks[-1]
+        with bench.spark((), is_kept=not is_last, **{"spark.driver.memory": HEAP}) as spark:
+            assert sum(1 for _ in _drained(spark, url, table, max_records=100)) == BATCHES_OF_A_RUN
+            spark.stop()
+            if number in marks:
+                now = bench.server_memory()
+                python = (now.bytes - now.java_bytes) // MEGABYTE
+                bench.row(section, str(number), now.bytes // MEGABYTE, python, now.processes)
+    warm = marks[len(marks) // 2]
+    first, last = (float(section.rows[str(count)][0]) for count in (warm, marks[-1]))
+    bench.target(section, f"memory after {marks[-1]:,} batches, times that after {warm}", last / first, at_most=1.1)

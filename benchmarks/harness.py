@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from benchmarks.process_cost import ProcessTree
+from benchmarks.process_cost import Memory, ProcessTree
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.spark_server.client import end
 from spark_jobs.spark_server.folder import server_folders
@@ -165,8 +165,8 @@ class Bench:
         self._workers = set()
 
     @contextmanager
-    def spark(self, jars: Sequence[Path] = (), **settings: str) -> Iterator[SparkSession]:
-        """A session of the local server, with two cores; its processes count."""
+    def spark(self, jars: Sequence[Path] = (), *, is_kept: bool = False, **settings: str) -> Iterator[SparkSession]:
+        """A session of the local server, with two cores; its processes count, and end with it unless they are kept."""
         beside = {"spark.jars": ",".join(map(str, jars))} if jars else {}
         session = create_session(SparkOptions(master=f"local[{CORES}]", config={**beside, **settings}))
         self._spark = {address.pid for server in server_folders() if (address := server.address()) is not None}
@@ -174,7 +174,12 @@ class Bench:
             yield session
         finally:
             session.stop()
-            end_servers()
+            if not is_kept:
+                end_servers()
+
+    def server_memory(self) -> Memory:
+        """What the local server has now."""
+        return ProcessTree(*self._spark).memory()
 
     def compare(self, title: str, text: str, cases: Sequence[Case], *, messages: int) -> Mapping[str, float]:
         """Measure the cases in turn, after one round that is not counted.

@@ -28,6 +28,21 @@ class Cost:
     peak_java_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What processes have at one moment.
+
+    Args:
+        processes: how many there are.
+        bytes: what they share counts once.
+        java_bytes: that of the JVMs among them.
+    """
+
+    processes: int
+    bytes: int
+    java_bytes: int
+
+
 class ProcessTree:
     """Some processes and all that they started.
 
@@ -49,6 +64,12 @@ class ProcessTree:
             left = {child for parent in left for child in _children(parent)} - found - self._ignored
         return found
 
+    def memory(self) -> Memory:
+        """What those that live have."""
+        sizes = {process: _memory(process) for process in self.processes()}
+        java = sum(size for process, size in sizes.items() if _is_java(process))
+        return Memory(len(sizes), sum(sizes.values()), java)
+
     @contextmanager
     def measured(self) -> Iterator[Cost]:
         """What they use meanwhile; complete when the block has ended."""
@@ -57,10 +78,9 @@ class ProcessTree:
 
         def watch() -> None:
             while True:
-                memory = {process: _memory(process) for process in self.processes()}
-                java = sum(size for process, size in memory.items() if _is_java(process))
-                cost.peak_bytes = max(cost.peak_bytes, sum(memory.values()))
-                cost.peak_java_bytes = max(cost.peak_java_bytes, java)
+                memory = self.memory()
+                cost.peak_bytes = max(cost.peak_bytes, memory.bytes)
+                cost.peak_java_bytes = max(cost.peak_java_bytes, memory.java_bytes)
                 if over.wait(_PAUSE_SECONDS):
                     return
 

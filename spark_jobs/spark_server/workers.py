@@ -29,7 +29,14 @@ def write_interpreter(path: Path, *, python: str, folder: Path) -> None:
     """
     folder.mkdir(exist_ok=True)
     command = shlex.join([python, "-m", __name__, str(folder)])
-    path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(Path.cwd()))} || exit 1\nexec {command} "$@"\n')
+    lines = [
+        "#!/bin/sh",
+        # What is no module is no worker: Spark asks the interpreter for its version.
+        f'[ "$1" = -m ] || exec {shlex.quote(python)} "$@"',
+        f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+        f'exec {command} "$@"',
+    ]
+    path.write_text("\n".join([*lines, ""]))
     path.chmod(0o700)
 
 
@@ -48,8 +55,7 @@ def end_workers(folder: Path, session: str) -> None:
 
 def main(words: list[str]) -> None:
     """Become what Spark asks for: ``-m pyspark.daemon pyspark.worker``, for instance."""
-    folder, option, module, *rest = words
-    assert option == "-m"
+    folder, _, module, *rest = words
     session = os.environ.get(SESSION_VARIABLE, "none")
     descriptor = os.open(Path(folder) / f"{session}.{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -14,7 +14,7 @@ import dagster as dg
 from stream_assets import SparkSessionResource, StreamAsset, stream_definitions
 from stream_consumers.create import create_producer
 from tests.support.dagster_runs import declare
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 FOLDER_VARIABLE = "DOWNSTREAM_TABLES_FOLDER"
 PER_DAY = 30
@@ -42,7 +42,7 @@ def declare_table(folder: Path, name: str, partitions: dg.DailyPartitionsDefinit
         name=name,
         partitions=partitions,
         max_records=RECORDS,
-        spark=SparkSessionResource(master="local[1]", spark_config=SHORT_LIVED),
+        spark=SparkSessionResource(master="local[1]", spark_config=SMALL),
         sensor_seconds=1,
         sensor_status=dg.DefaultSensorStatus.RUNNING,
     )

@@ -29,7 +29,6 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import admin as kafka_admin
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
@@ -43,6 +42,7 @@ from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
 from tests.support.streams import Identity, sequences_in_table
+from tests.support.topics import admin
 
 SECONDS = 20.0
 MALFORMED = b'{"id": '
@@ -55,7 +55,7 @@ class Broker:
     def __init__(self, address: str) -> None:
         self.address = address
         self.topics: list[str] = []
-        self._admin = AdminClient(self._settings())
+        self._admin = admin(address)
 
     def _settings(self, **more: Any) -> dict[str, Any]:
         return {"bootstrap.servers": self.address, "log_level": 2, **more}

@@ -12,7 +12,7 @@ from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 
 def main(url: str, table: str, records: str, fault: str, group: str, remote: str) -> None:
@@ -24,7 +24,7 @@ def main(url: str, table: str, records: str, fault: str, group: str, remote: str
         observer(step, batch)
 
     what = Ingestion(group, table, Json("id BIGINT, user STRING"), limits=Limits(max_records=int(records)))
-    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
+    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SMALL))
     job = RedriveJob(spark, what, Redrive(), url=StreamUrl.parse(url), observer=watch)
     for report in drain_batches(job):
         print("report", report.rows, flush=True)

@@ -23,7 +23,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.old_and_new import new
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 MOVED = "moved"
 
@@ -47,7 +47,7 @@ def main(
 
     source = StreamSource(StreamUrl.parse(url))
     what = Ingestion(group, table, Json("id BIGINT, user STRING"), new, limits=Limits(max_records=int(records)))
-    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SHORT_LIVED))
+    spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SMALL))
     with source.open() as opened:
         if stop:
             wanted = Replay(Bound.parse(start), Bound.parse(stop), id=run_id)

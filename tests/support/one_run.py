@@ -19,7 +19,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.old_and_new import old
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 # A member that stops is missed after a second.
 QUICK = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300}
@@ -62,7 +62,7 @@ def _session(remote: str) -> SparkSession:
     if kind == "servers":
         del os.environ[SPARK_VARIABLE]
         os.environ[SERVERS_VARIABLE] = folder
-    return create_session(SparkOptions(master="local[1]", config=SHORT_LIVED, in_process=kind != "servers"))
+    return create_session(SparkOptions(master="local[1]", config=SMALL, in_process=kind != "servers"))
 
 
 def main(

@@ -7,8 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # For some rows, what Spark does before the work costs more than the work: generating and compiling Java for each query,
 # planning it again while it runs, and tasks without a row. RESTORE and VACUUM look at files in as many tasks as the
-# discovery of partitions may have.
+# discovery of partitions may have. And where several JVMs share two cores, a third of the time of each went to the
+# optimising compiler.
 SMALL = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -16,5 +18,3 @@ SMALL = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-# Without the optimising compiler a JVM is a quarter faster for some seconds, and a third slower after minutes.
-SHORT_LIVED = {**SMALL, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}

@@ -9,12 +9,12 @@ import dagster as dg
 
 from stream_assets import SparkSessionResource, stream_definitions
 from tests.support.dagster_runs import declare
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 
 FOLDER_VARIABLE = "STAYING_RUNS_FOLDER"
 stream = declare(
     Path(os.environ.get(FOLDER_VARIABLE, "unused")),
-    spark=SparkSessionResource(master="local[1]", spark_config=SHORT_LIVED),
+    spark=SparkSessionResource(master="local[1]", spark_config=SMALL),
     sensor_seconds=1,
     sensor_status=dg.DefaultSensorStatus.RUNNING,
     linger_seconds=3600.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Sequence
+from functools import cache
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -47,8 +48,12 @@ def topics(address: str) -> set[str]:
     return {name for name in admin(address).list_topics(timeout=60).topics if not name.startswith("__")}
 
 
+@cache
 def admin(address: str) -> AdminClient:
-    """An admin client of its own."""
+    """An admin client of the tests' own.
+
+    Each lives as long as the process: if Python collected one in a thread of another, librdkafka would end the process.
+    """
     return AdminClient({"bootstrap.servers": address, "log_level": 2})
 
 

@@ -21,7 +21,7 @@ import json, os, sys, time
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from spark_jobs.session import SparkOptions, create_session
-from tests.support.settings import SHORT_LIVED
+from tests.support.settings import SMALL
 import answers
 
 class Numbers(DataSource):
@@ -34,7 +34,7 @@ class NumbersReader(DataSourceReader):
     def read(self, partition):
         yield (1,)
 
-session = create_session(SparkOptions(master="local[2]", config={**SHORT_LIVED, **json.loads(sys.argv[1])}))
+session = create_session(SparkOptions(master="local[2]", config={**SMALL, **json.loads(sys.argv[1])}))
 rows = session.range(2).select(f.udf(answers.answer, "string")("id").alias("a")).collect()
 session.dataSource.register(Numbers)
 numbers = session.read.format("Numbers").load().persist()

@@ -53,3 +53,14 @@ def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> 
     (tmp_path / f"gone.{os.getpid()}").touch()
     end_workers(tmp_path, "gone")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_worker_is_answered_by_the_interpreter(tmp_path: Path) -> None:
+    interpreter, folder = tmp_path / "python", tmp_path / "workers"
+    write_interpreter(interpreter, python=sys.executable, folder=folder)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in (["-c", "import sys; print(sys.version)"], ["--version"]):
+        done = subprocess.run([str(interpreter), *words], env=environment, capture_output=True, text=True, check=True)
+        assert sys.version.split()[0] in done.stdout
+        assert done.stderr == ""
+    assert list(folder.iterdir()) == []
