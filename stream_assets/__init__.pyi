@@ -15,6 +15,7 @@ from stream_assets.checks import (
     build_lag_check as build_lag_check,
     build_schema_change_check as build_schema_change_check,
 )
+from stream_assets.component import StreamIngestionComponent as StreamIngestionComponent
 from stream_assets.config import (
     PlaceConfig as PlaceConfig,
     RedriveConfig as RedriveConfig,

@@ -26,6 +26,7 @@ from sensors.lag import measure
 from stream_assets import RedriveConfig, StreamAsset, StreamConfig
 from stream_assets.cli.main import main
 from stream_consumers import StreamUrl, create_producer
+from tests.support.dg_projects import DgProject
 from tests.support.documents import Block, anchors, blocks, commands, links, mentioned, resolve
 from tests.support.settings import ROOT
 from tests.support.topics import delete_topics, topics
@@ -47,7 +48,7 @@ BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
 # Programs whose options are not ours to check.
-OTHERS = {"cat", "export", "jq", "pip", "producer", "tail"}
+OTHERS = {"cat", "dg", "export", "jq", "pip", "producer", "tail"}
 CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
 PATH = re.compile(
     r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
@@ -226,6 +227,13 @@ def test_a_wrong_line_is_found(line: str, error: type[Exception]) -> None:
 def test_the_settings_of_a_page_are_accepted(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     document = yaml.safe_load(block.text)
+    if "type" in document:
+        project = DgProject.make(tmp_path)
+        monkeypatch.syspath_prepend(project.source)
+        project.write("defs/shop/defs.yaml", block.text)
+        project.write("defs/shop/transforms.py", "".join(b.text for b in blocks(block.page) if b.language == "python"))
+        dg.Definitions.validate_loadable(project.load())
+        return
     if "ops" not in document:
         (tmp_path / "dagster.yaml").write_text(block.text)
         with dg.DagsterInstance.from_config(str(tmp_path)):

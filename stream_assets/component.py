@@ -1,0 +1,331 @@
+"""``StreamIngestionComponent``: streams into Delta tables, declared in a ``defs.yaml``."""
+
+# No annotations from the future: Dagster reads those of the classes that it makes a schema of.
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+import dagster as dg
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+
+from spark_jobs.reading.decode import Decoder
+from stream_assets import component_attributes as attributes
+from stream_assets.asset import StreamAsset, stream_asset
+from stream_assets.connections import StreamConnection
+from stream_assets.definitions_builder import stream_definitions
+from stream_assets.delta_lake import DeltaLake
+from stream_assets.translator import StreamTranslator, StreamTranslatorData
+from stream_consumers.capabilities import MeasurableConsumer
+from stream_consumers.create import create_consumer
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, UnsupportedError
+from stream_consumers.options import ConsumerMode
+from stream_consumers.urls import StreamUrl
+
+
+def _about(description: str) -> dg.Resolver:
+    resolver: dg.Resolver = dg.Resolver.default(description=description)
+    return resolver
+
+
+def _text(description: str) -> dg.Resolver:
+    return dg.Resolver(
+        attributes.deferred_text,
+        model_field_type=str | None,
+        inject_before_resolve=False,
+        description=f"{description} {{{{ env.NAME }}}} is looked up when it is used.",
+    )
+
+
+_translation = TranslationFnResolver[StreamTranslatorData](
+    lambda data: {"data": data, "stream": ",".join(data.streams)}
+)
+_translation.description = (
+    "What Dagster shows of the asset: key, group_name, tags, owners. Templates know stream, data and spec."
+)
+
+
+@dataclass(kw_only=True)
+class OpOptions(dg.Resolvable):
+    """What runs in Dagster."""
+
+    pool: Annotated[str | None, _about("Its limit says how many runs write at the same time.")] = None
+    tags: Annotated[Mapping[str, Any] | None, _about("Of the op, like dagster-k8s/config.")] = None
+    max_retries: Annotated[int, _about("How often a run that failed is tried again.")] = 0
+    retry_delay_seconds: Annotated[float | None, _about("How long it waits before.")] = None
+    run_tags: Annotated[Mapping[str, str] | None, _about("Of the runs that the sensor asks for.")] = None
+
+    def as_arguments(self) -> dict[str, Any]:
+        """The arguments of ``stream_asset``."""
+        retry = dg.RetryPolicy(self.max_retries, delay=self.retry_delay_seconds) if self.max_retries else None
+        return {"pool": self.pool, "op_tags": self.tags, "run_tags": self.run_tags, "retry_policy": retry}
+
+
+@dataclass(kw_only=True)
+class StreamOptions(dg.Resolvable):
+    """How a stream is ingested; what is left out is as in ``stream_asset``."""
+
+    group: Annotated[str | None, _text("The consumer group, whose positions live in the Delta log of the table.")] = (
+        None
+    )
+    decode: Annotated[
+        Decoder | None,
+        dg.Resolver(
+            attributes.resolve_decoder,
+            model_field_type=attributes.DECODER_TYPE,
+            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}; or "
+            "a reference to a decoder.",
+        ),
+    ] = None
+    transform: Annotated[
+        Any,
+        dg.Resolver(
+            attributes.resolve_transform,
+            model_field_type=str | None,
+            description="A reference to the function that takes the decoded rows and returns those to write, like "
+            ".transforms.orders for one in a module beside the defs.yaml; or to the body of the asset.",
+            examples=[".transforms.orders"],
+        ),
+    ] = None
+    mode: Annotated[str | None, _about("resumable, load_balanced or real_time.")] = None
+    start: Annotated[str | None, _about("Where a group without a position starts: earliest or latest.")] = None
+    on_data_loss: Annotated[str | None, _about("error, or record: write down what is gone, and go on.")] = None
+    members: Annotated[int | None, _about("In mode load_balanced, how many runs there are at the same time.")] = None
+    max_records: Annotated[int | None, _about("The most messages in one micro-batch.")] = None
+    max_bytes: Annotated[int | None, _about("The most payload bytes in one micro-batch.")] = None
+    retry_seconds: Annotated[float | None, _about("How long a run tries again what may be over soon.")] = None
+    linger_seconds: Annotated[float | None, _about("How long a run stays and waits for new messages.")] = None
+    materialize_seconds: Annotated[float | None, _about("The least time between two materializations.")] = None
+    min_lag: Annotated[int | None, _about("The sensor waits for so many messages,")] = None
+    max_wait_seconds: Annotated[float | None, _about("but no longer than this.")] = None
+    sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
+    sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
+    merge_schema: Annotated[bool | None, _about("Let new columns into the table.")] = None
+    single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
+    partitions: Annotated[
+        dg.TimeWindowPartitionsDefinition | None,
+        dg.Resolver.default(
+            model_field_type=str | None,
+            description="Days or hours of the time of the messages: "
+            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}.",
+        ),
+    ] = None
+    op: Annotated[OpOptions | None, _about("What runs in Dagster: pool, tags, retries.")] = None
+    translation: Annotated[TranslationFn[StreamTranslatorData] | None, _translation] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was not left out."""
+        names = [field.name for field in fields(StreamOptions)]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(kw_only=True)
+class StreamEntry(StreamOptions):
+    """A stream, or streams of which each goes into a table of its own."""
+
+    stream: Annotated[
+        str | Sequence[str] | None, _about("The stream key: a topic, a key of Redis; or several, for one table.")
+    ] = None
+    pattern: Annotated[
+        str | None,
+        _about(
+            "Streams with a table each, like orders-*: what there is when the code is loaded, but for what another "
+            "entry has. * stands for any text, ? for one character."
+        ),
+    ] = None
+    name: Annotated[str | None, _about("Of the asset; the stream key by default.")] = None
+    table: Annotated[str | None, _text("The Delta table, a path or URI; by default the one of the lake.")] = None
+
+    def __post_init__(self) -> None:
+        if (self.stream is None) == (self.pattern is None):
+            raise InvalidOptionError(
+                f"an entry of streams has stream={self.stream!r} and pattern={self.pattern!r}",
+                remedy="Give it one of them.",
+            )
+        if self.pattern is not None and (self.name is not None or self.table is not None):
+            raise InvalidOptionError(
+                f"the streams of pattern={self.pattern!r} would all have name={self.name!r} and table={self.table!r}",
+                remedy="Leave both out, and say in lake where the tables are; translation changes the keys.",
+            )
+        if self.names and len(self.names) > 1 and self.name is None:
+            raise InvalidOptionError(
+                f"the asset of stream={list(self.names)!r} has no name", remedy="Add one, like name: orders."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stream keys; none of a pattern."""
+        return (self.stream,) if isinstance(self.stream, str) else tuple(self.stream or ())
+
+
+class StreamIngestionScaffolder(dg.Scaffolder[Any]):
+    """Writes a ``defs.yaml`` that can be loaded, with a transform beside it."""
+
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        """See ``dg scaffold defs``."""
+        (request.target_path / "transforms.py").write_text(_TRANSFORMS)
+        example = {
+            "connection": {"type": "file", "path": "{{ context.project_root }}/data/orders.ss"},
+            "lake": {"root": "{{ context.project_root }}/data/lake"},
+            "streams": [
+                {
+                    "stream": "orders",
+                    "group": "lakehouse",
+                    "decode": {"type": "json", "schema": "id BIGINT, user STRING, amount DECIMAL(10,2)"},
+                    "transform": ".transforms.orders",
+                }
+            ],
+        }
+        dg.scaffold_component(request=request, yaml_attributes=example)
+
+
+_TRANSFORMS = '''"""What is written of the rows of each micro-batch."""
+
+from pyspark.sql import DataFrame
+
+
+def orders(batch: DataFrame) -> DataFrame:
+    """Orders, each once."""
+    return batch.where("amount > 0")
+'''
+
+
+@dg.scaffold_with(StreamIngestionScaffolder)
+@dataclass(kw_only=True)
+class StreamIngestionComponent(dg.Component, dg.Resolvable):
+    """Writes streams into Delta tables exactly once: for each an asset with its checks, its job and its lag sensor.
+
+    It does what ``@stream_asset`` and ``stream_definitions`` do in Python. In the connection, the lake, a group or a
+    table, ``{{ env.NAME }}`` alone is looked up when it is used, and its value is shown nowhere.
+    """
+
+    connection: Annotated[
+        StreamConnection | StreamUrl,
+        dg.Resolver(
+            attributes.resolve_connection,
+            model_field_type=attributes.CONNECTION_TYPE,
+            inject_before_resolve=False,
+            description="Where the streams are: {type: kafka, bootstrap_servers: …}, {type: redis, address: …}, "
+            "{type: file, path: …}; or a URL, like kafka://broker:9092.",
+            examples=[{"type": "kafka", "bootstrap_servers": "{{ env.KAFKA }}"}],
+        ),
+    ]
+    streams: Annotated[Sequence[StreamEntry], _about("The streams, one or several.")]
+    lake: Annotated[
+        DeltaLake | None,
+        dg.Resolver(
+            attributes.resolve_lake,
+            model_field_type=attributes.LAKE_TYPE | None,
+            inject_before_resolve=False,
+            description="Where the tables are: <root>/<schema>/<name of the asset>.",
+        ),
+    ] = None
+    defaults: Annotated[StreamOptions | None, _about("What the entries of streams have unless they say else.")] = None
+    spark: Annotated[
+        Any,
+        dg.Resolver(
+            attributes.resolve_spark,
+            model_field_type=attributes.SPARK_TYPE | None,
+            description="The Spark session: {master: 'local[4]'} or {remote: 'sc://host:port'}; or the key of "
+            "a resource that has one. By default a local Spark that outlives the runs.",
+        ),
+    ] = None
+    translator: Annotated[
+        StreamTranslator | None,
+        dg.Resolver(
+            attributes.resolve_translator,
+            model_field_type=str | None,
+            description="A reference to a StreamTranslator, which decides the keys of tables and streams.",
+        ),
+    ] = None
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The assets with their checks, the streams, jobs and sensors.
+
+        Raises:
+            InvalidOptionError: naming the entry; of a pattern also with what the broker says.
+        """
+        return stream_definitions(list(self._assets()))
+
+    def _assets(self) -> Iterator[StreamAsset]:
+        taken = {name for entry in self.streams for name in entry.names}
+        for place, entry in enumerate(self.streams):
+            try:
+                for names in self._found(entry, taken):
+                    taken.update(names)
+                    yield self._asset(entry, names)
+            except StreamAssetsError as error:
+                label = f"streams[{place}] ({entry.pattern or ', '.join(entry.names)})"
+                raise InvalidOptionError(f"{label}: {error.what}", remedy=error.remedy) from error
+
+    def _found(self, entry: StreamEntry, taken: Collection[str]) -> Sequence[tuple[str, ...]]:
+        """For each asset of an entry the streams that it reads."""
+        if entry.pattern is None:
+            return [entry.names]
+        return [(name,) for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
+
+    def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
+        options = {**(self.defaults.given() if self.defaults else {}), **entry.given()}
+        op: OpOptions = options.pop("op", OpOptions())
+        translation = options.pop("translation", None)
+        transform = options.pop("transform", _as_it_is)
+        table = entry.table or self.lake
+        if table is None:
+            raise InvalidOptionError("there is no table", remedy="Add lake: {root: …}, or table: to the entry.")
+        base = self.translator or StreamTranslator()
+        declare = stream_asset(
+            source=self._source(names),
+            table=table,
+            storage_options=self.lake.storage_options if self.lake else None,
+            name=entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
+            description=getattr(transform, "__doc__", None) or f"Of the stream {', '.join(names)}.",
+            spark=self.spark,
+            translator=_Translated(base, translation) if translation else base,
+            **op.as_arguments(),
+            **options,
+        )
+        return declare(transform)
+
+    def _source(self, names: Sequence[str]) -> Any:
+        if isinstance(self.connection, StreamUrl):
+            return str(self.connection.with_streams(names))
+        return self.connection.stream(*names)
+
+    def _all_streams(self) -> Sequence[str]:
+        """The names of the streams that there are.
+
+        Raises:
+            UnsupportedError: the backend cannot tell.
+            StreamAssetsError: as the broker says.
+        """
+        if isinstance(self.connection, StreamUrl):
+            url, client = self.connection.with_streams(["*"]), None
+        else:
+            everything = self.connection.stream("*")
+            url, client = everything.url, everything.client
+        with create_consumer(url, mode=ConsumerMode.REAL_TIME, live=False, client=client) as consumer:
+            if not isinstance(consumer, MeasurableConsumer):
+                raise UnsupportedError(
+                    f"{url.with_streams([])} cannot tell which streams there are without being read as a whole",
+                    remedy="Name them, with stream: instead of pattern:.",
+                )
+            return sorted({shard.stream for shard in consumer.ends()})
+
+
+class _Translated(StreamTranslator):
+    """What a translator decides, changed by the attribute ``translation``."""
+
+    def __init__(self, base: StreamTranslator, change: TranslationFn[StreamTranslatorData]) -> None:
+        self._base = base
+        self._change = change
+
+    def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
+        return self._change(self._base.get_asset_spec(data), data)
+
+    def get_stream_spec(self, data: StreamTranslatorData, stream: str) -> dg.AssetSpec:
+        return self._base.get_stream_spec(data, stream)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

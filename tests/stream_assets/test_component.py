@@ -1,0 +1,329 @@
+"""A component in a project of Dagster's: from a ``defs.yaml`` to rows in Delta."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from stream_assets import Json, KafkaCluster, StreamAsset, StreamIngestionComponent, stream_asset
+from stream_consumers.create import create_producer
+from stream_consumers.errors import InvalidOptionError
+from tests.support.dg_projects import DgProject
+
+SECRETS = {
+    "T_KAFKA": "kafka-1.internal:9092",
+    "T_PASSWORD": "12345",
+    "T_GROUP": "group-of-the-environment",
+    "T_LAKE": "/lake-of-the-environment",
+    "T_KEY": "a-very-secret-key",
+}
+
+
+@pytest.fixture
+def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DgProject:
+    made = DgProject.make(folder)
+    monkeypatch.syspath_prepend(made.source)
+    return made
+
+
+def load(project: DgProject, text: str) -> dg.Definitions:
+    """The definitions of a project with this component."""
+    project.write("defs/shop/defs.yaml", f"type: stream_assets.StreamIngestionComponent\n{dedent(text)}")
+    loaded = project.load()
+    dg.Definitions.validate_loadable(loaded)
+    return loaded
+
+
+def spec_of(definitions: dg.Definitions, *path: str) -> dg.AssetSpec:
+    return definitions.resolve_asset_graph().get(dg.AssetKey(path)).to_asset_spec()
+
+
+def op_of(definitions: dg.Definitions, job: str) -> Any:
+    (node,) = definitions.resolve_job_def(job).nodes
+    return node.definition
+
+
+ORDERS = """
+attributes:
+  connection: memory://component
+  streams:
+    - stream: orders
+      group: lakehouse
+      table: lake/orders
+"""
+
+
+@pytest.mark.dagster
+def test_a_scaffolded_project_is_checked_and_listed_by_the_commands(project: DgProject) -> None:
+    project.dg("scaffold", "defs", "stream_assets.StreamIngestionComponent", "shop")
+    assert "All definitions loaded successfully" in project.dg("check", "defs")
+    listed = json.loads(project.dg("list", "defs", "--json"))
+    names = {kind: {one.get("key") or one["name"] for one in found} for kind, found in listed.items() if found}
+    assert "orders" in names["assets"]
+    assert "orders_lag" in names["sensors"]
+    assert "ingest_orders" in names["jobs"]
+    described = json.loads(project.dg("list", "components", "--json"))
+    (ours,) = [one for one in described if one["key"] == "stream_assets.StreamIngestionComponent"]
+    assert ours["summary"].startswith("Writes streams into Delta tables exactly once")
+
+
+@pytest.mark.spark
+def test_a_message_becomes_a_row(project: DgProject, spark: SparkSession, instance: dg.DagsterInstance) -> None:
+    project.write("defs/shop/transforms.py", "def orders(batch):\n    return batch.where('id > 1')\n")
+    (project.root / "data").mkdir(parents=True)
+    with create_producer(f"file://{project.root}/data/orders.ss/orders") as producer:
+        for number in (1, 2, 3):
+            producer.send(b'{"id": %d}' % number)
+    loaded = load(
+        project,
+        """
+        attributes:
+          connection: {type: file, path: "{{ context.project_root }}/data/orders.ss"}
+          lake: {root: "{{ context.project_root }}/data/lake"}
+          streams:
+            - stream: orders
+              group: lakehouse
+              decode: {type: json, schema: id BIGINT}
+              transform: .transforms.orders
+        """,
+    )
+    assert loaded.resolve_job_def("ingest_orders").execute_in_process(instance=instance).success
+    table = DeltaTable(f"{project.root}/data/lake/public/orders")
+    assert sorted(table.to_pyarrow_table().column("id").to_pylist()) == [2, 3]
+
+
+def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
+    settings: dict[str, Any] = {"max_records": 7, "min_lag": 3, "mode": "load_balanced", "members": 3}
+    component = StreamIngestionComponent.from_attributes_dict(
+        attributes={
+            "connection": {"type": "kafka", "bootstrap_servers": "kafka:9092"},
+            "lake": {"root": "/lake", "storage_options": {"AWS_REGION": "eu-1"}},
+            "defaults": {"decode": {"type": "json", "schema": "id BIGINT", "key": "k"}, "max_records": 9},
+            "streams": [{"stream": "orders", "group": "g", "sensor_status": "RUNNING", **settings}],
+        }
+    )
+    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    (made,) = [one for one in definitions.assets or () if isinstance(one, StreamAsset)]
+
+    @stream_asset(
+        source=KafkaCluster(bootstrap_servers="kafka:9092").stream("orders"),
+        table="/lake/public/orders",
+        storage_options={"AWS_REGION": "eu-1"},
+        group="g",
+        decode=Json("id BIGINT", key="k"),
+        name="orders",
+        sensor_status=dg.DefaultSensorStatus.RUNNING,
+        **settings,
+    )
+    def expected(batch: Any) -> Any:
+        return batch
+
+    for declared in (made.declared, expected.declared):
+        assert declared.with_transform(None).ingestion == expected.declared.with_transform(None).ingestion
+    for name in ("key", "stream", "policy", "sensor_status", "checks", "partitions", "replay_partitions"):
+        assert getattr(made.declared, name) == getattr(expected.declared, name), name
+    assert made("rows") == "rows"
+
+
+def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
+    for stream in ("orders-eu", "orders-us", "orders-test", "clicks", "other"):
+        with create_producer(f"memory://patterns/{stream}") as producer:
+            producer.send(b"{}")
+    loaded = load(
+        project,
+        """
+        attributes:
+          connection: memory://patterns
+          lake: /lake
+          defaults: {group: shop, decode: {type: text}}
+          streams:
+            - {stream: orders-test, name: trial, group: tests}
+            - {pattern: orders-*}
+            - {stream: [clicks, other], name: both, table: elsewhere/both}
+        """,
+    )
+    graph = loaded.resolve_asset_graph()
+    assert {key.to_user_string() for key in graph.materializable_asset_keys} == {
+        "trial",
+        "orders_eu",
+        "orders_us",
+        "both",
+    }
+    assert spec_of(loaded, "orders_eu").metadata["dagster/uri"] == "/lake/public/orders_eu"
+    assert spec_of(loaded, "orders_eu").metadata["stream/group"] == "shop"
+    assert spec_of(loaded, "trial").metadata["stream/group"] == "tests"
+    assert len(graph.get(dg.AssetKey("both")).parent_keys) == 2
+
+
+def test_translation_post_processing_and_op(project: DgProject) -> None:
+    project.write(
+        "names.py",
+        """
+        import dagster as dg
+        from stream_assets import StreamTranslator
+
+        class Events(StreamTranslator):
+            def get_stream_spec(self, data, stream):
+                return dg.AssetSpec(["events", stream])
+        """,
+    )
+    loaded = load(
+        project,
+        f"""
+        attributes:
+          connection: memory://component
+          lake: /lake
+          translator: {project.package}.names.Events
+          streams:
+            - stream: orders
+              group: lakehouse
+              partitions: "{{{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}}}"
+              translation:
+                key: "sales/{{{{ stream }}}}"
+                owners: ["team:shop"]
+                automation_condition: "{{{{ dg.AutomationCondition.eager() }}}}"
+              op:
+                pool: lake
+                max_retries: 3
+                tags: {{dagster-k8s/config: {{container_config: {{resources: {{limits: {{memory: 4Gi}}}}}}}}}}
+                run_tags: {{dagster/priority: "3"}}
+        post_processing:
+          assets:
+            - target: "key:sales/orders"
+              attributes: {{group_name: sales, tags: {{domain: shop}}}}
+        """,
+    )
+    spec = spec_of(loaded, "sales", "orders")
+    assert (spec.group_name, list(spec.owners)) == ("sales", ["team:shop"])
+    assert spec.tags["domain"] == "shop"
+    assert spec.automation_condition == dg.AutomationCondition.eager()
+    assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01")
+    assert spec.metadata["dagster/uri"] == "/lake/sales/orders"
+    assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["events/orders"]
+    op = op_of(loaded, "ingest_sales__orders")
+    assert (op.pool, op.retry_policy.max_retries) == ("lake", 3)
+    assert "4Gi" in str(op.tags)
+    assert loaded.resolve_job_def("ingest_sales__orders").run_tags["dagster/priority"] == "3"
+
+
+SECRET = """
+attributes:
+  connection:
+    type: kafka
+    bootstrap_servers: "{{ env.T_KAFKA }}"
+    sasl_username: "{{ env('T_USER', '007') }}"
+    sasl_password: "{{ env.T_PASSWORD }}"
+  lake:
+    root: "{{ env.T_LAKE }}"
+    storage_options: {AWS_SECRET_ACCESS_KEY: "{{ env.T_KEY }}"}
+  streams:
+    - {stream: orders, group: "{{ env.T_GROUP }}"}
+"""
+
+
+def test_variables_are_looked_up_when_they_are_used_and_never_shown(
+    project: DgProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(project, SECRET)  # without any of them
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    loaded = load(project, SECRET)
+    job = loaded.resolve_job_def("ingest_orders")
+    component = project.component("shop")
+    assert isinstance(component, StreamIngestionComponent)
+    shown = "".join(
+        [
+            repr(component),
+            *(repr(spec) for spec in loaded.resolve_all_asset_specs()),
+            *(str(one.description) for one in [*(loaded.sensors or []), job]),
+            str(dg.validate_run_config(job, {})),
+        ]
+    )
+    for value in SECRETS.values():
+        assert value not in shown
+    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    (made,) = [one for one in definitions.assets or () if isinstance(one, StreamAsset)]
+    assert str(made.source) == "kafka://kafka-1.internal:9092/orders"
+    assert made.ingestion.group == SECRETS["T_GROUP"]
+    assert made.ingestion.table == "/lake-of-the-environment/public/orders"
+    assert made.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": SECRETS["T_KEY"]}
+    assert made.stream.client["sasl.username"] == "007"
+    password = made.stream.client["sasl.password"]
+    assert isinstance(password, dg.EnvVar)
+    assert password.get_value() == SECRETS["T_PASSWORD"]
+
+
+WRONG = {
+    "no connection": ("  connection: memory://component\n", "", r"connection(.|\n)*[Ff]ield required"),
+    "a connection of no kind": ("memory://component", "{type: kafak}", r"'kafak'(.|\n)*'kafka', 'redis', 'file'"),
+    "a misspelt option": ("group: lakehouse", "gruop: lakehouse", r"gruop"),
+    "no URL": ("memory://component", "component", r"'component' has no protocol\. Write it like file://"),
+    "a protocol of nobody": ("memory://component", "kafak://component", r"streams\[0\] \(orders\).*kafak.*Use one of"),
+    "a URL in a variable": ("memory://component", '"{{ env.T_URL }}"', r"T_URL(.|\n)*Write it like \{type: kafka"),
+    "a variable in a text": ("lakehouse", '"a-{{ env.T_X }}"', r"env\.T_X \}\} is a part of a text.*env\('T_X'\)"),
+    "a variable that is not set": ("lakehouse", "\"{{ env('T_X') }}\"", r"Environment variable T_X is not set"),
+    "no table": ("      table: lake/orders\n", "", r"streams\[0\] \(orders\): there is no table\. Add lake: \{root"),
+    "no stream": ("stream: orders", "name: orders", r"stream=None and pattern=None\. Give it one of them"),
+    "streams without a name": ("stream: orders", "stream: [a, b]", r"stream=\['a', 'b'\] has no name\. Add one"),
+    "a pattern into one table": ("stream: orders", "pattern: o*", r"pattern='o\*' would all have.*Leave both out"),
+    "a mode of nobody": ("group:", "mode: resume\n      group:", r"streams\[0\] \(orders\): mode='resume'.*Use one of"),
+    "a module that is not there": (
+        "group:",
+        "transform: .transforms.orders\n      group:",
+        r"transform='\.transforms\.orders': there is no module '\w+\.defs\.shop\.transforms'\. Write it like",
+    ),
+    "a function that is not there": (
+        "group:",
+        "transform: json.orders\n      group:",
+        r"the module 'json' has no 'orders'\. Write it like",
+    ),
+    "no function": ("group:", "transform: sys.path\n      group:", r"is a list, and cannot be called\. Refer to a fun"),
+    "no decoder": ("group:", "decode: json.loads\n      group:", r"is a function, and no decoder\. Refer to an object"),
+    "no schema": ("group:", "decode: {type: json}\n      group:", r"schema(.|\n)*[Ff]ield required"),
+    "an empty schema": ("group:", "decode: {type: json, schema: ''}\n      group:", r"has no columns.*Write it like"),
+    "no translator": (
+        "  streams:",
+        "  translator: json.loads\n  streams:",
+        r"is a function\. Refer to a class that inh",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_told_with_the_remedy(project: DgProject, wrong: str) -> None:
+    before, after, message = WRONG[wrong]
+    assert before in ORDERS
+    # Dagster says in which file it is, and gives what was raised as the cause.
+    with pytest.raises(dg.DagsterError, match=r"shop") as raised:
+        load(project, ORDERS.replace(before, after))
+    assert re.search(message, str(raised.value.__cause__))
+
+
+def test_streams_of_a_file_are_named(project: DgProject) -> None:
+    with create_producer(f"file://{project.root}/orders.ss/orders") as producer:
+        producer.send(b"{}")
+    attributes = {"connection": f"file://{project.root}/orders.ss", "lake": "/lake", "streams": [{"pattern": "*"}]}
+    component = StreamIngestionComponent.from_attributes_dict(attributes=attributes)
+    with pytest.raises(InvalidOptionError, match=r"cannot tell which streams.*Name them, with stream: instead"):
+        component.build_defs(dg.ComponentTree.for_test().load_context)
+
+
+def test_each_attribute_is_described() -> None:
+    schema = StreamIngestionComponent.model().model_json_schema()
+    parts = {"": schema, **schema["$defs"]}
+    ours = [name for name in parts if not name.startswith(("AssetSpec", "Hourly", "Daily", "Weekly", "Time", "Static"))]
+    silent = {
+        f"{part}.{name}"
+        for part in ours
+        for name, about in parts[part].get("properties", {}).items()
+        if not about.get("description") and name != "type"
+    }
+    assert not silent
