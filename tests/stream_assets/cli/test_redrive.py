@@ -1,0 +1,45 @@
+"""The command redrive: what it says beforehand is what it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.command_line import failing, run
+from tests.support.streams import sequences_in_table, write_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+STRICT = ("--decode", "json", "--schema", "id BIGINT, user STRING, amount BIGINT NOT NULL")
+TODAY = ("--decode", "json", "--schema", "id BIGINT, user STRING, amount BIGINT")
+BROKEN = frozenset({4, 11})
+
+
+def test_redrive_says_what_it_would_do_then_does_it(spark: SparkSession, folder: Path) -> None:
+    place = ("--source", write_stream(folder / "orders.ss", 20, malformed=BROKEN), "--table", folder / "t")
+
+    def rows(command: str, *more: str) -> list[dict[str, Any]]:
+        done = run(command, *place, "--group", "g", *more, "--json")
+        assert done.exit_code == 0, done.output
+        found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+        return found
+
+    failing(run("redrive", *place, "--group", "g", "--from", "latest", *TODAY), "reads no dead letter")
+    rows("ingest", *STRICT)
+    assert not sequences_in_table(folder / "t")
+    names = ("result", "dead letters", "reason", "example")
+    wanted = [
+        dict(zip(names, ("becomes a row", 18, None, None))),
+        dict(zip(names, ("stays a dead letter", 2, "not a JSON object", "orders/0=3"))),
+    ]
+    assert rows("redrive", *TODAY, "--dry-run") == wanted
+    assert not sequences_in_table(folder / "t")
+    assert rows("redrive", *TODAY, "--until", "orders/0=2,orders/1=1") == [{**wanted[0], "dead letters": 1}]
+    assert rows("redrive", *TODAY)[0]["dead letters"] == 17
+    found = sequences_in_table(folder / "t")
+    assert (len(found), sum(found.values())) == (18, 18)
+    assert [row["missing"] + row["duplicated"] + row["unknown"] for row in rows("verify")] == [0, 0]
+    assert rows("redrive", *TODAY) == wanted[1:]
