@@ -82,8 +82,3 @@ class DgProject:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def component(self, folder: str) -> dg.Component:
-        """A component of it."""
-        tree = dg.ComponentTree.for_project(self.source / self.package)
-        return tree.load_component(folder)
