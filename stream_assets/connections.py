@@ -13,7 +13,7 @@ from pydantic import Field
 from stream_assets.deferred import is_deferred, resolved_text, shown_text, variable
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode
+from stream_consumers.options import ConsumerMode, choose_fields
 from stream_consumers.urls import StreamUrl
 
 Text = Callable[[str, str], str]
@@ -165,6 +165,9 @@ class Origin:
     source: str | StreamUrl | StreamLocation
     mode: ConsumerMode
     client: ClientConfig = field(repr=False)
+
+    def __post_init__(self) -> None:
+        choose_fields(self, mode=ConsumerMode)
 
     @property
     def is_deferred(self) -> bool:
