@@ -93,6 +93,8 @@ def test_what_is_older_than_the_log_is_deleted_and_the_log_may_be_cleaned(
     assert (again.files_before, again.deleted_files, again.is_kept) == (0, 0, False)
     versions = {c.entry.kind: c.version for c in later.ingestion.ledger().newest_first() if c.entry}
     clean_before(later.table, versions["keep"])
+    # Without what was said again there would be nothing to read.
+    assert later.ingestion.ledger().read().positions == {SHARD: 4}
     send(url, 3)
     later.drain()
     assert_each_once(later.rows(), messages(url))
