@@ -15,7 +15,7 @@ from tests.support.dagster_runs import declare
 FOLDER_VARIABLE = "WAITING_JOBS_FOLDER"
 
 
-class Waits(dg.ConfigurableResource):  # type: ignore[type-arg]
+class Waits:
     """In place of Spark."""
 
     @property
