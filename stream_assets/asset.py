@@ -420,6 +420,8 @@ def stream_asset(
 
     def declare(function: Callable[..., Any]) -> StreamAsset:
         own_name = name or getattr(function, "__name__", "stream")
+        if own_name == "<lambda>":
+            raise InvalidOptionError("the decorated function has no name", remedy="Give name= to @stream_asset.")
         own_function = AssetFunction.of(function)
         options = AssetOptions(
             deps=deps,

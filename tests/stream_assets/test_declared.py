@@ -51,6 +51,11 @@ def test_a_decoder_is_none_by_its_name_or_its_class(decode: object) -> None:
         declare(decode=decode)
 
 
+def test_a_function_without_a_name_needs_one() -> None:
+    with pytest.raises(InvalidOptionError, match=r"has no name.*Give name="):
+        stream_asset(source="memory://declared/orders", table="lake/orders", group="g")(lambda batch: batch)
+
+
 @pytest.mark.parametrize("schema", ["", " ", None], ids=repr)
 def test_a_schema_without_columns_would_keep_nothing(schema: Any) -> None:
     with pytest.raises(InvalidOptionError, match="schema="):

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 
-from stream_assets import Json, StreamAsset, stream_asset
+from stream_assets import StreamAsset, stream_asset
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute, materializations, skip_message, tick
 from tests.support.polling import until
@@ -141,7 +141,7 @@ def test_groups_and_modes_that_do_not_go_together() -> None:
 
 def test_the_group_is_named_after_the_host_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_ID", "7EA8906533ED")
-    declared = stream_asset(source="kafka://b/o", table="t", decode=Json("id BIGINT"))(lambda batch: batch)
+    declared = stream_asset(source="kafka://b/o", table="t", name="orders")(lambda batch: batch)
     assert declared.ingestion.group == "7EA8906533EDr"
 
 
