@@ -165,13 +165,16 @@ def in_places(places: Mapping[Shard, Intervals]) -> str:
     Example:
         >>> in_places({Shard("orders", 3): Intervals.of((5, 9), (12, 13), (15, 16))})
         "(_stream = 'orders' AND _shard = 3 AND (_sequence IN (12, 15) OR (_sequence >= 5 AND _sequence < 9)))"
+        >>> in_places({Shard("orders", 3): Intervals()})
+        "(_stream = 'orders' AND _shard = 3 AND (FALSE))"
     """
     found = []
     for shard, parts in sorted(places.items()):
         single = [str(start) for start, end in parts if end - start == 1]
         within = [f"(_sequence >= {start} AND _sequence < {end})" for start, end in parts if end - start > 1]
         listed = [f"_sequence IN ({', '.join(single)})"] if single else []
-        sequences = " OR ".join([*listed, *within])
+        # A rewind replaces nothing, but still names its shards.
+        sequences = " OR ".join([*listed, *within]) or "FALSE"
         found.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND ({sequences}))")
     return " OR ".join(found)
 
