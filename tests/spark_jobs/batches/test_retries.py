@@ -134,6 +134,7 @@ class Scripted(BatchJob):
         self._retries = time.retries(300)
         self._failures = Counter(failures)
         self._pace = Pace(Limits())
+        self._telemetry: Any = SimpleNamespace(planning=lambda: None, written=lambda report: None)
         self._ledger = SimpleNamespace(log=SimpleNamespace(deleted_rows=lambda commit: 0))
         self.steps: list[str] = []
 
@@ -149,7 +150,7 @@ class Scripted(BatchJob):
 
     def _write(self, batch: object) -> Any:
         self._step("write")
-        commit = SimpleNamespace(version=1, output_rows=5)
+        commit = SimpleNamespace(version=1, output_rows=5, output_bytes=50)
         return SimpleNamespace(entry=SimpleNamespace(dead=0), commit=commit, messages={})
 
     def _finish(self, batch: object) -> dict[Any, int]:
