@@ -26,6 +26,7 @@ COMMANDS = [
     "verify",
     "rewind",
     "seek",
+    "redrive",
     "replay",
     "accept",
     "adopt",
