@@ -76,6 +76,7 @@ def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: St
     assert_each_once(later.rows(), messages(url))
 
 
+@pytest.mark.slow
 def test_what_is_older_than_the_log_is_deleted_and_the_log_may_be_cleaned(
     spark: SparkSession, url: StreamUrl, folder: Path
 ) -> None:

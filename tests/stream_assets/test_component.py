@@ -61,6 +61,7 @@ attributes:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.dagster
 def test_a_scaffolded_project_is_checked_and_listed_by_the_commands(project: DgProject) -> None:
     project.dg("scaffold", "defs", "stream_assets.StreamIngestionComponent", "shop")

@@ -158,6 +158,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
     assert [entry.rows for entry in entries] == [1, 1, 2, 3, 2]
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_faster_leaves_nothing_to_do(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_replay_that_was_faster_leaves_nothing_to_do(
     lake.assert_each_once(dead=HOPELESS)
 
 
+@pytest.mark.slow
 def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +201,7 @@ def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
     lake.assert_each_once(dead=HOPELESS, count=80)
 
 
+@pytest.mark.slow
 def test_a_restore_takes_a_redrive_back_and_one_in_its_middle_is_repaired(spark: SparkSession, folder: Path) -> None:
     lake = Lake.of(spark, folder)
     before = lake.strict.ledger().read().version

@@ -653,7 +653,7 @@ def test_an_observer_that_raises_or_blocks_holds_nothing_up(bench: Bench, caplog
     release.set()
     subscription.close()
     assert len(seen) == 3
-    assert [record.message for record in caplog.records if "observer" in record.message] == [
+    assert [record.getMessage() for record in caplog.records if "observer" in record.getMessage()] == [
         "the error observer raised ValueError('the observer is broken'); later errors of it are not logged"
     ]
 
@@ -678,7 +678,7 @@ def test_reports_that_an_observer_is_too_slow_for_are_dropped_and_counted(
     release.set()
     thread.close(PATIENCE)
     assert (len(seen), thread.dropped) == (3, 8)
-    assert len([record for record in caplog.records if "too slow" in record.message]) == 1
+    assert len([record for record in caplog.records if "too slow" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(("method", "scope"), [("read_new", ErrorScope.READ), ("reclaim_idle", ErrorScope.RECLAIM)])
