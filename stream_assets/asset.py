@@ -19,7 +19,7 @@ from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.connections import Origin, StreamLocation
 from stream_assets.deferred import shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
-from stream_assets.metadata import definition_metadata
+from stream_assets.metadata import TABLE_URI, definition_metadata
 from stream_assets.stream_run import StreamRun
 from stream_assets.stream_to_table import StreamCheck, StreamToTable
 from stream_assets.table_loader import build_table_loader
@@ -200,7 +200,7 @@ def make_stream_asset(
         run_tags: of the runs that the sensor asks for.
     """
     known = {dep.asset_key for dep in spec.deps}
-    uri = {"dagster/uri": str(declared.table)}
+    uri = {TABLE_URI: str(declared.table)}
     missing = [upstream.key for upstream in streams.values() if upstream.key not in known]
     replayed = {"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}
     described = definition_metadata(

@@ -13,9 +13,10 @@ from itertools import islice
 import dagster as dg
 
 from sensors.lag import Measurement, measure
-from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
+from stream_assets.materializations import materializations
+from stream_assets.metadata import COLUMN_SCHEMA
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -25,9 +26,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.options import check_count, check_range, choice
 
-COLUMN_SCHEMA = "dagster/column_schema"
-_PAGE = 100
-_MOST_PAGES = 10
+_MOST_COMPARED = 1000
 
 
 def build_lag_check(
@@ -115,7 +114,7 @@ def build_freshness_check(
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
             return dg.AssetCheckResult(passed=False, severity=level, description=found)
-        newest = next(context.stream.ingestion.ledger().newest_first(), None)
+        newest = next(context.ledger.newest_first(), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else time.time() - written_ms / 1000
         written = "the log does not tell when the last batch was written"
@@ -168,18 +167,15 @@ def build_dead_letter_ratio_check(
         raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than all", remedy="Use a number from 0 to 1.")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        ingestion = context.stream.ingestion
-        ledger = ingestion.ledger()
-        state = ledger.read()
         entries: list[LedgerEntry] = []
         # Behind a RESTORE to who knows where the log does not tell.
         with suppress(LedgerUnreadableError, LedgerTruncatedError):
-            found = (commit.entry for commit in ledger.surviving(state.version))
+            found = (commit.entry for commit in context.ledger.surviving(context.state.version))
             entries.extend(islice((one for one in found if one and one.kind in ("batch", "replay")), batches))
         dead = sum(entry.dead for entry in entries)
         messages = dead + sum(entry.rows for entry in entries)
         ratio = dead / messages if messages else 0.0
-        nothing = _nothing_written(ingestion, state)
+        nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
             severity=level,
@@ -189,7 +185,7 @@ def build_dead_letter_ratio_check(
                 "stream/max_dead_letter_ratio": float(max_ratio),
                 "stream/dead_letters": dead,
                 "stream/messages": messages,
-                "stream/dead_letter_table": ingestion.dead_letters().path,
+                "stream/dead_letter_table": context.stream.ingestion.dead_letters().path,
             },
         )
 
@@ -220,11 +216,9 @@ def build_continuity_check(
     level = choice(dg.AssetCheckSeverity, severity, option="severity")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        ingestion = context.stream.ingestion
-        state = ingestion.ledger().read()
-        shards = state.shards
+        shards = context.state.shards
         broken = {str(shard): str(s.covered) for shard, s in shards.items() if len(s.covered.ranges) > 1 or s.redo}
-        nothing = _nothing_written(ingestion, state)
+        nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
             passed=not broken and not nothing,
             severity=level,
@@ -261,9 +255,7 @@ def build_schema_change_check(
     level = choice(dg.AssetCheckSeverity, severity, option="severity")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        ingestion = context.stream.ingestion
-        nothing = _nothing_written(ingestion, ingestion.ledger().read())
-        if nothing:
+        if nothing := _nothing_written(context, context.state):
             return dg.AssetCheckResult(passed=False, severity=level, description=nothing)
         columns = _columns_of_runs(context)
         newest, before = next(columns, None), next(columns, None)
@@ -291,16 +283,14 @@ def build_schema_change_check(
 
 
 def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
-    ingestion = context.stream.ingestion
-    ledger = ingestion.ledger()
-    state = ledger.read()
-    totals = ledger.totals(state)
+    dead_letters = context.stream.ingestion.dead_letters()
+    totals = context.ledger.totals(context.state)
     dead = totals.dead
     if totals.replaced:
         # Some of them may be in ranges that were replaced since, so that they count no more.
-        dead = sum(part.num_rows for part in ingestion.dead_letters().counted_places(ledger))
+        dead = sum(part.num_rows for part in dead_letters.counted_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
-    nothing = _nothing_written(ingestion, state)
+    nothing = _nothing_written(context, context.state)
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
         severity=dg.AssetCheckSeverity.WARN,
@@ -308,7 +298,7 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
         metadata={
             "stream/dead_letters": dead,
             "stream/lost": dg.MetadataValue.json(lost),
-            "stream/dead_letter_table": ingestion.dead_letters().path,
+            "stream/dead_letter_table": dead_letters.path,
         },
     )
 
@@ -322,30 +312,24 @@ def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds
     except StreamAssetsError as error:
         # A check that cannot be made fails. The run that it comes after has done its work.
         return str(error)
-    return _nothing_written(ingestion, found.state) or found
+    return _nothing_written(context, found.state) or found
 
 
 def _columns_of_runs(context: StreamCheckContext) -> Iterator[Mapping[str, str]]:
     """The columns with their types, as the materializations of each run tell them, the newest run first."""
-    cursor, last_run = None, None
-    for _ in range(_MOST_PAGES):
-        page = context.instance.fetch_materializations(context.key, limit=_PAGE, cursor=cursor)
-        for record in page.records:
-            made = record.asset_materialization
-            told = made.metadata.get(COLUMN_SCHEMA) if made else None
-            if isinstance(told, dg.TableSchemaMetadataValue) and record.run_id != last_run:
-                last_run = record.run_id
-                yield {column.name: column.type for column in told.schema.columns}
-        if not page.has_more:
-            return
-        cursor = page.cursor
+    last_run = None
+    for run, made in materializations(context.instance, context.key, most=_MOST_COMPARED):
+        told = made.metadata.get(COLUMN_SCHEMA)
+        if isinstance(told, dg.TableSchemaMetadataValue) and run != last_run:
+            last_run = run
+            yield {column.name: column.type for column in told.schema.columns}
 
 
-def _nothing_written(ingestion: Ingestion, state: LedgerState) -> str | None:
+def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:
     """What is told of a table without a commit of the group; ``None`` if there is one."""
     if state.newest is not None:
         return None
-    table, group = ingestion.table, ingestion.group
+    table, group = context.stream.ingestion.table, context.stream.ingestion.group
     what = f"there is no table {table}" if state.version < 0 else f"group {group!r} has written nothing into {table}"
     return f"{what}: there is nothing to check. Materialize the asset, or correct its table and group."
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import dagster as dg
@@ -28,7 +30,7 @@ from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
-_PAGE = 1000
+_PAGE = 100
 _MOST_NAMED = 7
 
 
@@ -82,6 +84,16 @@ class Told(ABC):
     @abstractmethod
     def tell_rest(self) -> None:
         """The run ends with an error. Spark is not asked for anything any more."""
+
+    def _try_to_tell(self, tell: Callable[[], None]) -> None:
+        """Tell of what was written, if anything was, and let nothing hide the error that ends the run."""
+        if self._sum is None:
+            return
+        batches = self._sum.batches
+        try:
+            tell()
+        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
+            self._context.log.warning(f"Dagster could not be told of {batches} batches: {error}")
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
@@ -158,12 +170,7 @@ class IngestMaterializations(Told):
 
     def tell_rest(self) -> None:
         """The run ends with an error: what was written is in the table, whatever comes now."""
-        if self._sum is None:
-            return
-        try:
-            self._tell(is_spark_asked=False)
-        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
-            self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
+        self._try_to_tell(partial(self._tell, is_spark_asked=False))
 
     def result(self) -> dg.AssetMaterialization | None:
         """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches.
@@ -346,18 +353,36 @@ def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partition
         key: of the asset.
         of_partitions: whether it was told which partitions they have touched.
     """
-    cursor = None
-    while True:
+    for _, made in materializations(instance, key):
+        # Replays write to the same table, and tell nothing of what ingestion has done meanwhile.
+        told = made.metadata.get(TOLD) if made.partition or not of_partitions else None
+        if told is not None and isinstance(told.value, int):
+            return told.value
+    return None
+
+
+def materializations(
+    instance: dg.DagsterInstance, key: dg.AssetKey, *, most: int | None = None
+) -> Iterator[tuple[str, dg.AssetMaterialization]]:
+    """The materializations of an asset with the runs that made them, the newest first.
+
+    Args:
+        instance: where they are.
+        key: of the asset.
+        most: so many at most; ``None`` for all.
+    """
+    records = _records(instance, key)
+    for record in records if most is None else islice(records, most):
+        if record.asset_materialization is not None:
+            yield record.run_id, record.asset_materialization
+
+
+def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[dg.EventLogRecord]:
+    cursor, has_more = None, True
+    while has_more:
         page = instance.fetch_materializations(key, limit=_PAGE, cursor=cursor)
-        for record in page.records:
-            made = record.asset_materialization
-            # Replays write to the same table, and tell nothing of what ingestion has done meanwhile.
-            told = made.metadata.get(TOLD) if made and (made.partition or not of_partitions) else None
-            if told is not None and isinstance(told.value, int):
-                return told.value
-        if not page.has_more:
-            return None
-        cursor = page.cursor
+        yield from page.records
+        cursor, has_more = page.cursor, page.has_more
 
 
 def describe_partitions(context: Context) -> str:

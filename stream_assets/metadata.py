@@ -21,9 +21,12 @@ from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
 KIND = "stream/kind"
+VERSION = "delta/version"
 TOLD = "ingest/version"
 PARTITION_ROWS = "ingest/partition_rows"
 TABLE_NAME = "dagster/table_name"
+TABLE_URI = "dagster/uri"
+COLUMN_SCHEMA = "dagster/column_schema"
 COLUMN_LINEAGE = "dagster/column_lineage"
 CODE_REFERENCES = "dagster/code_references"
 _NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
@@ -192,7 +195,7 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
         "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
         "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
         "stream/batch_number": dg.MetadataValue.int(report.batch.number),
-        "delta/version": dg.MetadataValue.int(report.version),
+        VERSION: dg.MetadataValue.int(report.version),
     }
     return metadata
 
@@ -268,11 +271,11 @@ def table_metadata(
         columns: its columns, if they are known.
     """
     metadata: dict[str, dg.MetadataValue] = {
-        "delta/version": dg.MetadataValue.int(version),
-        "dagster/uri": dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
+        VERSION: dg.MetadataValue.int(version),
+        TABLE_URI: dg.MetadataValue.url(table if "://" in table else f"file://{table}"),
     }
     if columns is not None:
-        metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(columns))
+        metadata[COLUMN_SCHEMA] = dg.MetadataValue.table_schema(column_schema(columns))
     if total_rows is not None:
         metadata["dagster/row_count"] = dg.MetadataValue.int(total_rows)
     return metadata

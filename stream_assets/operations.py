@@ -7,6 +7,7 @@ import dagster as dg
 from sensors.dead_letter_sensor import Tell, make_dead_letter_sensor
 from spark_jobs.maintenance import TableMaintenance, maintain
 from stream_assets.asset import StreamAsset
+from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_run import failures
 from stream_consumers.errors import InvalidOptionError
@@ -149,7 +150,7 @@ def _describe(done: TableMaintenance) -> str:
 
 def _metadata(done: list[TableMaintenance]) -> dict[str, Any]:
     metadata: dict[str, Any] = {
-        "delta/version": done[0].version,
+        VERSION: done[0].version,
         "delta/files_joined": sum(table.files_before for table in done),
         "delta/files_written": sum(table.files_after for table in done),
         "stream/ledger_kept": done[0].is_kept,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import timezone
 
 import dagster as dg
 import numpy as np
@@ -16,7 +16,7 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import count_where, in_ranges, names_in_files
 from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_in_table
-from stream_assets.config import StreamConfig
+from stream_assets.config import ReplayConfig, StreamConfig
 from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
@@ -211,8 +211,16 @@ def partition_replay(window: dg.TimeWindow, config: StreamConfig, replay_id: str
             f"{', '.join(refused)} does not go together with partitions: they say what is replayed, and all of it is",
             remedy="Leave it out; or run the asset's job without a partition, which ingests.",
         )
-    return Replay(_bound(window.start), _bound(window.end), OnReplay(config.on_replay.value), replay_id)
+    return window_replay(window, config, replay_id)
 
 
-def _bound(moment: datetime) -> Bound:
-    return Bound(moment=moment.astimezone(timezone.utc))
+def window_replay(window: dg.TimeWindow, config: ReplayConfig, replay_id: str) -> Replay:
+    """The replay of the messages of a window of time.
+
+    Args:
+        window: in any time zone.
+        config: of the run.
+        replay_id: of the replay.
+    """
+    first, end = (Bound(moment=moment.astimezone(timezone.utc)) for moment in (window.start, window.end))
+    return Replay(first, end, OnReplay(config.on_replay.value), replay_id)

@@ -39,12 +39,7 @@ class RedriveMaterialization(Told):
 
     def tell_rest(self) -> None:
         """The run ends with an error: each batch that was written is right by itself."""
-        if self._sum is None:
-            return
-        try:
-            self._context.log_event(self._materialization(is_spark_asked=False))
-        except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
-            self._context.log.warning(f"Dagster could not be told of {self._sum.batches} batches: {error}")
+        self._try_to_tell(lambda: self._context.log_event(self._materialization(is_spark_asked=False)))
 
     def result(self) -> dg.AssetMaterialization | None:
         """What became of them; ``None`` if no row was made."""

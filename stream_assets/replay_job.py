@@ -1,15 +1,13 @@
 """The partitioned replay job of a stream asset: the Dagster backfill page ingests days or hours again."""
 
 from collections.abc import Iterator
-from datetime import timezone
 from typing import Any
 
 import dagster as dg
 
-from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.replay import OnReplay, Replay
 from stream_assets.asset import DAILY, StreamAsset
 from stream_assets.config import ReplayConfig
+from stream_assets.partitions import window_replay
 from stream_assets.stream_run import replay_id
 from stream_consumers.errors import InvalidOptionError
 
@@ -43,13 +41,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         out=dg.Out(dg.Nothing),
     )
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
-        window = context.partition_time_window
-        wanted = Replay(
-            Bound(moment=window.start.astimezone(timezone.utc)),
-            Bound(moment=window.end.astimezone(timezone.utc)),
-            OnReplay(config.on_replay.value),
-            replay_id(context),
-        )
+        wanted = window_replay(context.partition_time_window, config, replay_id(context))
         yield from stream.replay(context, wanted, config)
         yield dg.Output(None)
 

@@ -98,9 +98,8 @@ class StreamRun:
                     made = _made(context, key, declared, spark, self.config)
                 if made is not None:
                     yield as_result(made)
-            for check in declared.checks:
-                if check.name in asked:
-                    yield check.result(StreamCheckContext(asked[check.name], declared, context.instance))
+            of_key = {key: StreamCheckContext(key, declared, context.instance) for key in asked.values()}
+            yield from (c.result(of_key[asked[c.name]]) for c in declared.checks if c.name in asked)
 
     def _made_by_job(
         self, context: Context, declared: StreamToTable, spark: SparkSession, wanted: Replay | Redrive

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_assets.connections import Origin
 from stream_assets.deferred import resolved_text
 from stream_assets.delta_lake import LakeTable
@@ -21,9 +23,9 @@ from stream_consumers.options import check_count, check_range, choose_fields
 from stream_consumers.urls import StreamUrl
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StreamCheckContext:
-    """What a check of a stream asset may look at.
+    """What the checks of a stream asset may look at.
 
     Args:
         key: of the asset in Dagster.
@@ -34,6 +36,16 @@ class StreamCheckContext:
     key: dg.AssetKey
     stream: StreamToTable
     instance: dg.DagsterInstance
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the group has written into the table."""
+        return self.stream.ingestion.ledger()
+
+    @cached_property
+    def state(self) -> LedgerState:
+        """The ledger as the first check that asked has found it; all checks of a run look at the same."""
+        return self.ledger.read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from pyspark.sql import functions as f
 
 from spark_jobs.ledger.table_times import TIME
 from spark_jobs.table_location import spark_location
+from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
 
-VERSION = "delta/version"
 _PAGE = 100
 Window = tuple[datetime, datetime]
 

@@ -14,6 +14,7 @@ import dagster as dg
 
 from stream_assets.connections import Origin
 from stream_assets.deferred import shown_text, variable
+from stream_assets.metadata import TABLE_URI
 from stream_consumers.backend import find_backend
 from stream_consumers.urls import StreamUrl
 
@@ -94,7 +95,7 @@ class StreamTranslator:
             data: of the asset.
         """
         options = data.options
-        known = {"dagster/uri": data.table} if data.table else {}
+        known = {TABLE_URI: data.table} if data.table else {}
         return dg.AssetSpec(
             data.key,
             deps=[*(self.get_stream_spec(data, stream).key for stream in data.streams), *options.deps],
