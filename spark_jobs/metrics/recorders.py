@@ -53,24 +53,44 @@ def recorders() -> Recorders:
 
     ``OTEL_EXPORTER_OTLP_ENDPOINT``, and what else OpenTelemetry knows, names a receiver of OTLP; a program that has set
     up OpenTelemetry itself needs no variable. ``STREAM_ASSETS_PROMETHEUS_TEXTFILES`` names a folder of the textfile
-    collector of Prometheus' node exporter. Without the package that it takes, a variable is warned of.
+    collector of Prometheus' node exporter. What cannot be set up, as without the package that it takes, is warned of.
     """
-    found: list[Recorder] = []
+    named = [name for name in OTLP_VARIABLES if os.environ.get(name)]
     folder = os.environ.get(TEXTFILE_VARIABLE)
-    try:
-        # Whoever has none of the packages does not wait for their import.
-        from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder  # noqa: PLC0415
-
-        found.append(OpenTelemetryRecorder())
-    except ImportError as error:
-        named = [name for name in OTLP_VARIABLES if os.environ.get(name)]
-        if named:
-            _log.warning("%s is set, but %s; install stream-assets[opentelemetry]", ", ".join(named), error)
+    found = [_set_up(", ".join(named), "opentelemetry", _opentelemetry)]
     if folder:
-        try:
-            from spark_jobs.metrics.prometheus import TextfileRecorder  # noqa: PLC0415
+        found.append(_set_up(TEXTFILE_VARIABLE, "prometheus", lambda: _prometheus(folder)))
+    return Recorders([one for one in found if one])
 
-            found.append(TextfileRecorder(folder))
-        except ImportError as error:
-            _log.warning("%s is set, but %s; install stream-assets[prometheus]", TEXTFILE_VARIABLE, error)
-    return Recorders(found)
+
+def _set_up(variables: str, extra: str, make: Callable[[], Recorder]) -> Recorder | None:
+    """A recorder, or a warning; a package that nobody has asked for may be missing silently."""
+    try:
+        return make()
+    except ImportError as error:
+        if variables:
+            _log.warning("%s is set, but %s; install stream-assets[%s]", variables, error, extra)
+    except Exception as error:  # noqa: BLE001 - no metric is worth a batch
+        # The package may be an older one, or refuse what its variables say.
+        _log.warning(
+            "no batch is told to %s, which cannot be set up: %s: %s; install stream-assets[%s], and correct the "
+            "variables that it reads",
+            extra,
+            type(error).__name__,
+            error,
+            extra,
+        )
+    return None
+
+
+# Whoever has none of the packages does not wait for their import.
+def _opentelemetry() -> Recorder:
+    from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder  # noqa: PLC0415
+
+    return OpenTelemetryRecorder()
+
+
+def _prometheus(folder: str) -> Recorder:
+    from spark_jobs.metrics.prometheus import TextfileRecorder  # noqa: PLC0415
+
+    return TextfileRecorder(folder)

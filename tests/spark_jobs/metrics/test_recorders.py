@@ -184,6 +184,20 @@ recorders().batch(BatchLabels("lakehouse", "/lake/orders", "batch"), BatchNumber
     assert not list(folder.iterdir())
 
 
+def test_a_recorder_that_cannot_be_set_up_is_warned_of_and_the_others_are_told(folder: Path) -> None:
+    program = """\
+from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
+from spark_jobs.metrics.recorders import recorders
+recorders().batch(BatchLabels("lakehouse", "/lake/orders", "batch"), BatchNumbers(10, 9, 2048, 1, 0.7, {"orders": 90}))
+"""
+    # OpenTelemetry takes no interval of 0.
+    refused = {VARIABLES[0]: "http://127.0.0.1:1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+    environment = {**os.environ, **refused, "PYTHONPATH": str(ROOT), VARIABLES[1]: str(folder)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "opentelemetry, which cannot be set up: ValueError" in done.stderr) == (0, True)
+    assert scraped(folder)["stream_assets_rows_total"] == {(): 9}
+
+
 def test_nothing_is_written_that_was_not_asked_for(folder: Path, unset: pytest.MonkeyPatch) -> None:
     unset.chdir(folder)
     recorders().batch(LABELS, NUMBERS)
