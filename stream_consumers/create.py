@@ -266,6 +266,6 @@ def check_options(option: str, given: object | None, expected: type | None, url:
     if given is None or (expected is not None and isinstance(given, expected)):
         return
     raise InvalidOptionError(
-        f"{option} of {url} cannot be {type(given).__name__}",
+        f"{option} of {url.shown} cannot be {type(given).__name__}",
         remedy=f"Use {expected.__name__}, or leave them out." if expected else "Leave them out.",
     )

@@ -53,7 +53,25 @@ class StreamUrl:
         if isinstance(text, StreamUrl):
             return text
         if not isinstance(text, str):
-            raise InvalidUrlError(f"{text!r} is no text", remedy="Write it like file://path/to/orders.ss/orders.")
+            raise InvalidUrlError(
+                f"a URL of type {type(text).__name__} is no text",
+                remedy="Write it like file://path/to/orders.ss/orders.",
+            )
+        try:
+            return cls._parsed(text)
+        except InvalidUrlError as error:
+            if "@" not in text:
+                raise
+            # What was taken for a node or a stream key may be a part of a password.
+            raise type(error)(
+                "a URL with an '@' cannot be read, and is not repeated: it has credentials in it, or no protocol, or "
+                "what is behind its last slash are no stream keys",
+                remedy="Give credentials as client options, with secrets from the environment, and write the URL like "
+                "redis://server:6379/orders; in a stream key, write '@' as %40.",
+            ) from None
+
+    @classmethod
+    def _parsed(cls, text: str) -> StreamUrl:
         protocol, separator, rest = text.partition("://")
         if not separator or not protocol:
             raise InvalidUrlError(f"{text!r} has no protocol", remedy="Write it like file://path/to/orders.ss/orders.")
@@ -122,17 +140,20 @@ class StreamUrl:
             stream_consumers.errors.InvalidUrlError: 'b:99999' is no server. Write it as host:port, with a port from 1 \
 to 65535.
         """
+        is_behind = any("@" in stream for stream in self.streams)
         if any("@" in node for node in self.nodes):
+            of = "" if is_behind or not self.streams else f" of {','.join(self.streams)!r}"
             raise InvalidUrlError(
-                f"the URL of {','.join(self.streams)!r} has credentials in it",
+                f"the URL{of} has credentials in it",
                 remedy="Give them as client options, with secrets from the environment.",
             )
         for node in self.nodes:
             server = _SERVER.fullmatch(node)
             if server is None or int(server["port"] or 1) not in _PORTS:
+                # A slash in a password makes a stream key of its end.
+                shown = "what is before the '@' of the URL" if is_behind else repr(node.partition("?")[0])
                 raise InvalidUrlError(
-                    f"{node.partition('?')[0]!r} is no server",
-                    remedy="Write it as host:port, with a port from 1 to 65535.",
+                    f"{shown} is no server", remedy="Write it as host:port, with a port from 1 to 65535."
                 )
 
     def required_streams(self) -> tuple[str, ...]:
@@ -144,8 +165,8 @@ to 65535.
         """
         if WILDCARD in self.streams:
             raise UnsupportedError(
-                f"{self}: all streams ('*') can only be read by a consumer without a group, of a file, of memory, of "
-                "Redis or of Kafka",
+                f"{self.shown}: all streams ('*') can only be read by a consumer without a group, of a file, of "
+                "memory, of Redis or of Kafka",
                 remedy="Name the streams.",
             )
         return self.subscribed_streams()
@@ -157,8 +178,21 @@ to 65535.
             InvalidUrlError: if the URL names no stream.
         """
         if not self.streams:
-            raise InvalidUrlError(f"{self} names no stream", remedy=f"Add the stream key, like {self}orders.")
+            raise InvalidUrlError(
+                f"{self.shown} names no stream", remedy=f"Add the stream key, like {self.shown}orders."
+            )
         return self.streams
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages about one that may have credentials in it: what is before an ``@`` is left out.
+
+        Example:
+            >>> StreamUrl.parse("redis://:secret@server:6379/").shown
+            'redis://…@server:6379/'
+        """
+        nodes = (f"…@{node.rpartition('@')[2]}" if "@" in node else node for node in self.nodes)
+        return str(replace(self, nodes=tuple(nodes)))
 
     def __str__(self) -> str:
         nodes = "" if self.nodes == (".",) else ",".join(self.nodes)

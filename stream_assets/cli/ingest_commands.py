@@ -156,7 +156,7 @@ def _file_of_pipe(url: StreamUrl, table: str, spool: Path | None) -> tuple[Strea
     if find_backend(url.protocol).is_pipe:
         return spool_url(url, spool or default_spool_path(table)), url
     if spool is not None:
-        raise InvalidOptionError(f"{url} is read where it is: --spool is for stdio", remedy="Leave --spool out.")
+        raise InvalidOptionError(f"{url.shown} is read where it is: --spool is for stdio", remedy="Leave --spool out.")
     return url, None
 
 

@@ -65,9 +65,9 @@ def relay(
     backend = find_backend(to_url.protocol)
     run = Relay(routes(from_url, to_url))
     if bare and backend.producer_options is not StdioProducerOptions:
-        raise InvalidOptionError(f"--bare is for stdio, not for {target}", remedy="Leave it out.")
+        raise InvalidOptionError(f"--bare is for stdio, not for {to_url.shown}", remedy="Leave it out.")
     if shards is not None and not backend.creates_shards:
-        raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {target}", remedy="Leave it out.")
+        raise InvalidOptionError(f"--shards is for Kafka and Redis, not for {to_url.shown}", remedy="Leave it out.")
     options = StdioProducerOptions(bare=True) if bare else None
     with (
         create_consumer(from_url, live=live, client=source_client, on_dead_letter=print_letter) as consumer,
@@ -107,13 +107,13 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
     missing = sorted(set(found.values()) - set(to_streams))
     if missing:
         raise InvalidOptionError(
-            f"{target} has no stream for {', '.join(missing)} of {source}",
+            f"{target.shown} has no stream for {', '.join(missing)} of {source.shown}",
             remedy="Name the same streams in both, or one in each.",
         )
     is_pipe = find_backend(source.protocol).is_pipe
     is_one_place = not is_pipe and source.protocol == target.protocol and _place(source) == _place(target)
     if is_one_place and any(stream == place for stream, place in found.items()):
-        raise InvalidOptionError(f"{target} would be sent to itself", remedy="Name another stream or place.")
+        raise InvalidOptionError(f"{target.shown} would be sent to itself", remedy="Name another stream or place.")
     if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found

@@ -57,9 +57,10 @@ def produce(
     """
     if count is not None and lines is not None:
         raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
-    is_file = find_backend(StreamUrl.parse(url).protocol).producer_options is FileProducerOptions
+    target = StreamUrl.parse(url)
+    is_file = find_backend(target.protocol).producer_options is FileProducerOptions
     if not is_file and (beacon_interval is not None or end):
-        raise InvalidOptionError(f"{url} is no stream file", remedy="Leave out --beacon-interval and --end.")
+        raise InvalidOptionError(f"{target.shown} is no stream file", remedy="Leave out --beacon-interval and --end.")
     interval = DEFAULT_BEACON_INTERVAL if beacon_interval is None else beacon_interval
     options = FileProducerOptions(beacon_interval=interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)

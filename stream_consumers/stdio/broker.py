@@ -272,5 +272,5 @@ def check_stdio_url(url: StreamUrl) -> tuple[str, ...]:
         InvalidUrlError: it names a host, or no stream.
     """
     if url.nodes != (".",):
-        raise InvalidUrlError(f"{url}: a pipe has no host", remedy=f"Write stdio:///{','.join(url.streams)}.")
+        raise InvalidUrlError(f"{url.shown}: a pipe has no host", remedy=f"Write stdio:///{','.join(url.streams)}.")
     return url.required_streams()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stream_consumers.create import create_consumer, create_producer, open_batch_source
-from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError
+from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
+from stream_consumers.errors import InvalidStreamKeyError, InvalidUrlError, UnsupportedError
 from stream_consumers.messages import Shard, check_stream_key
 from stream_consumers.urls import StreamUrl
 
@@ -172,3 +174,35 @@ def test_options_behind_a_url_are_refused_and_not_repeated() -> None:
         with pytest.raises(InvalidUrlError, match="a URL has no options") as refused:
             StreamUrl.parse(text)
         assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://:hunter2@host:6379",
+        "rediss://me:hunter2@host:6379/",
+        "redis://me:hunter2@host:6379/user:42",
+        "redis://:hunter2/x@host:6379",
+        "redis://:hunter2/x@host",
+        "redis://:hunter2/x@host:6379/0",
+        "redis://:x/hunter2@host",
+        "kafka://me:x/hunter2@host:9092",
+        "kafka://me:hunter2@host:9092/orders,*",
+        "me:hunter2@host:6379/orders",
+        b"redis://:hunter2@host:6379/orders",
+    ],
+)
+def test_what_may_be_a_password_is_in_no_error(text: str) -> None:
+    for connect in (StreamSource, create_consumer, create_producer):
+        with pytest.raises((InvalidUrlError, UnsupportedError)) as refused:
+            connect(text)
+        error = refused.value
+        # The lines of code in it are those of this test, which name no value.
+        assert "hunter2" not in "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def test_an_at_sign_may_be_in_a_path_and_in_a_key_of_redis() -> None:
+    assert StreamUrl.parse("file:///data/me@home/orders.ss/orders").path == "/data/me@home/orders.ss"
+    url = StreamUrl.parse("redis://host:6379/me@home,you%40home")
+    url.check_servers()
+    assert url.streams == ("me@home", "you@home")
