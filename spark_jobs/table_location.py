@@ -16,6 +16,8 @@ from stream_consumers.options import check_name
 
 LOCAL = "file"
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
+# A URI for Hadoop, and a path for everybody else.
+_ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
 
 
 def absolute_location(table: str) -> str:
@@ -37,7 +39,7 @@ def check_location(table: str) -> str:
     """The :func:`absolute_location`, if Spark and delta-rs find the same table there.
 
     Raises:
-        InvalidOptionError: it is a local path that delta-rs takes for another one.
+        InvalidOptionError: it is a local path that delta-rs takes for another one, or that looks like something else.
 
     Example:
         >>> check_location("/lake/a%20b")
@@ -46,6 +48,16 @@ def check_location(table: str) -> str:
 something else. Use a path without backslashes, control characters, and percent signs before two hexadecimal digits.
     """
     location = absolute_location(check_name("table", table))
+    if uri := _ONE_SLASH.match(table):
+        raise InvalidOptionError(
+            f"table={table!r} is a URI with one slash, and would be a folder of the working directory",
+            remedy=f"Write {uri[0]}/host/… or {uri[0]}//…; or ./{uri[0]}… for a folder of this name.",
+        )
+    if table.startswith("~"):
+        raise InvalidOptionError(
+            f"table={table!r} would be a folder named '~…': only a shell knows whose home that is",
+            remedy="Write the whole path; or ./~… for a folder of this name.",
+        )
     if scheme(location) == LOCAL and (found := _AMBIGUOUS.search(location)):
         raise InvalidOptionError(
             f"table={location!r} has {found[0]!r} in it, which delta-rs takes for something else",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from stream_consumers.client_config import Deferred
 from stream_consumers.errors import InvalidOptionError
 
+_REMEDY = "Set it where this process runs: the daemon's code server and the runs."
+
 
 def is_deferred(value: object) -> bool:
     """Whether it is looked up when it is used."""
@@ -38,17 +40,15 @@ def resolved_text(option: str, value: str) -> str:
         value: text, or an ``EnvVar``.
 
     Raises:
-        InvalidOptionError: the variable is not set.
+        InvalidOptionError: the variable is not set, or there is nothing in it.
     """
-    if not isinstance(value, Deferred):
-        return value
-    found = value.get_value()
-    if found is None:
+    found = _looked_up(option, value)
+    # Nothing would be taken for a default: the root folder, a broker on this machine.
+    if isinstance(value, Deferred) and not found.strip():
         raise InvalidOptionError(
-            f"{option} comes from the environment variable {variable(value)}, which is not set",
-            remedy="Set it where this process runs: the daemon's code server and the runs.",
+            f"{option} comes from the environment variable {variable(value)}, which is empty", remedy=_REMEDY
         )
-    return str(found)
+    return found
 
 
 def resolved_options(option: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -57,4 +57,16 @@ def resolved_options(option: str, options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         InvalidOptionError: a variable is not set.
     """
-    return {name: resolved_text(f"{option}[{name!r}]", value) for name, value in options.items()}
+    # An option may be empty, as a session token is that somebody does not need.
+    return {name: _looked_up(f"{option}[{name!r}]", value) for name, value in options.items()}
+
+
+def _looked_up(option: str, value: str) -> str:
+    if not isinstance(value, Deferred):
+        return value
+    found = value.get_value()
+    if found is None:
+        raise InvalidOptionError(
+            f"{option} comes from the environment variable {variable(value)}, which is not set", remedy=_REMEDY
+        )
+    return str(found)

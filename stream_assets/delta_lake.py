@@ -9,6 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
+from stream_consumers.options import check_name
 
 PUBLIC = "public"
 
@@ -71,9 +72,9 @@ class LakeTable:
         """The path or URI.
 
         Raises:
-            InvalidOptionError: a variable is not set.
+            InvalidOptionError: a variable is not set, or nothing says where the table is.
         """
-        return self._below(resolved_text("table", self.root))
+        return self._below(check_name("table", resolved_text("table", self.root)))
 
     def options(self) -> dict[str, str]:
         """The storage options.

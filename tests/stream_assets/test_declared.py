@@ -32,7 +32,19 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
     "merge_schema": ("false", "", 0, 1, None),
     "single_writer": ("false", "", 0, 1, None),
     "group": ("", " ", "a/b", 5),
-    "table": ("", " ", None, 5, "/lake/a%20b", "/lake/a\nb", "/lake/a\\b"),
+    "table": (
+        "",
+        " ",
+        None,
+        5,
+        "/lake/a%20b",
+        "/lake/a\nb",
+        "/lake/a\\b",
+        "~/lake/a",
+        "hdfs:/lake/a",
+        "s3a:/b/a",
+        "dbfs:/a",
+    ),
     "replay_partitions": ("daily", dg.StaticPartitionsDefinition(["a"])),
 }
 

@@ -73,6 +73,25 @@ def test_variables_are_looked_up_when_they_are_used(monkeypatch: pytest.MonkeyPa
     assert isinstance(client["sasl.password"], dg.EnvVar), "it stays there until the client is made"
 
 
+@pytest.mark.parametrize("empty", ["T_KAFKA", "T_GROUP", "T_LAKE"])
+@pytest.mark.parametrize("text", ["", " "], ids=repr)
+def test_an_empty_variable_is_refused_and_stands_for_no_default(
+    monkeypatch: pytest.MonkeyPatch, empty: str, text: str
+) -> None:
+    orders = everything_in_variables()
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, text if name in (empty, "T_KEY") else value)
+    with pytest.raises(InvalidOptionError, match=rf"comes from .* {empty}, which is empty.*Set it"):
+        _ = orders.ingestion
+    monkeypatch.setenv(empty, SECRETS[empty])
+    assert orders.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
+
+
+def test_a_lake_without_a_root_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="table=''"):
+        declare(table=DeltaLake(root=""))
+
+
 def test_no_value_of_a_variable_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
