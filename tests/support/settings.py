@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[2]
 # For some rows, what Spark does before the work costs more than the work: generating and compiling Java for each query,
 # planning it again while it runs, and tasks without a row. RESTORE and VACUUM look at files in as many tasks as the
 # discovery of partitions may have. And where several JVMs share two cores, a third of the time of each went to the
-# optimising compiler. Without that one the JVM has 48 MB for what is compiled, which these tests fill: then a tenth of the
-# time goes into throwing methods out, and more into compiling them again.
+# optimising compiler. Without that one the JVM has 48 MB for what is compiled, which these tests fill: then a tenth of
+# the time goes into throwing methods out, and more into compiling them again.
 SMALL = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xmn384m",
     "spark.sql.adaptive.enabled": "false",
