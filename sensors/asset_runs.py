@@ -71,6 +71,7 @@ class AssetRuns:
         stale_seconds: float,
         is_partitioned: bool = False,
         waits_for_replays: bool = False,
+        replay_jobs: Sequence[str] = (),
     ) -> AssetRuns:
         """Look for them.
 
@@ -81,7 +82,8 @@ class AssetRuns:
             stale_seconds: runs in flight that are older are left out; infinite for none.
             is_partitioned: whether the asset has partitions, so that runs of them replay, beside those that ingest:
                 they are left out.
-            waits_for_replays: they are not left out while they are in flight.
+            waits_for_replays: they are not left out while they are in flight, nor are the runs of ``replay_jobs``.
+            replay_jobs: those that write the table without making the asset.
         """
         now = time.time()
         jobs = sorted({job_name, *_jobs(context.repository_def, asset_key)})
@@ -89,6 +91,8 @@ class AssetRuns:
         finished = [
             one for job in jobs for one in _runs(context.instance, job, asset_key, FINISHED, limit=RUNS_LOOKED_AT)
         ]
+        if waits_for_replays:
+            in_flight += [one for job in replay_jobs for one in _runs(context.instance, job, asset_key, IN_FLIGHT)]
         if is_partitioned:
             in_flight = in_flight if waits_for_replays else [one for one in in_flight if not one.is_of_partitions]
             finished = [one for one in finished if not one.is_of_partitions]

@@ -120,6 +120,7 @@ def build_lag_sensor(
     description: str | None = None,
     policy: LagPolicy = LagPolicy(),
     is_partitioned: bool = False,
+    replay_jobs: Sequence[str] = (),
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
@@ -133,6 +134,8 @@ def build_lag_sensor(
         description: of the sensor.
         policy: when to ask.
         is_partitioned: whether the asset has partitions, so that runs of them replay and hold no run back.
+        replay_jobs: the names of jobs that write the table without making the asset. Where only one run may write it
+            (``single_writer``), they hold the next run back, too.
         minimum_interval_seconds: between two ticks; Dagster's loop makes it at least about 5.
         default_status: whether it runs without being turned on.
     """
@@ -178,6 +181,7 @@ def build_lag_sensor(
             stale_seconds=stale_seconds,
             is_partitioned=is_partitioned,
             waits_for_replays=ingestion.single_writer,
+            replay_jobs=replay_jobs,
         )
         waiting_since = None if not found.total else since or runs.now
         observed = hash_text(describe_measurement(found))

@@ -153,6 +153,26 @@ class StreamAsset(dg.AssetsDefinition):
             return dict.fromkeys(self._declared.source.required_streams(), spec.key)
         return {name: spec.key for name, spec in self._streams.items()}
 
+    def pool_beside(self, work: str, pool: str | None) -> str | None:
+        """Dagster's pool of other work that writes the table.
+
+        Args:
+            work: what that is, for people.
+            pool: the one that it would have; ``None`` for none.
+
+        Raises:
+            InvalidOptionError: the table has a single writer, and nothing would keep the two apart.
+        """
+        if not self._declared.template.single_writer:
+            return pool
+        if self.op.pool is None or pool not in (None, self.op.pool):
+            raise InvalidOptionError(
+                f"{self.key.to_user_string()} has a single writer, and its {work} would be a second one",
+                remedy=f"Give @stream_asset a pool with a limit of 1, as in pool='{self.name}'.",
+                pool=str(pool),
+            )
+        return self.op.pool
+
     def replay(self, context: dg.OpExecutionContext, wanted: Replay, config: ReplayConfig) -> Iterator[Any]:
         """Replay into the table, in an op; a materialization when it is whole, and the checks.
 
@@ -346,7 +366,8 @@ def stream_asset(
         storage_options: for reading the Delta log in an object store; shown nowhere.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
             whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
-            until Dagster knows that the last one has ended: set ``run_monitoring``.
+            until Dagster knows that the last one has ended: set ``run_monitoring``. The jobs for replays, redrives and
+            maintenance share ``pool``, whose limit has to be 1, and are refused without one.
         name: of the asset; the function's name by default.
         key_prefix: what comes before the name in the asset key.
         group_name: Dagster's group of the asset; it has nothing to do with the consumer group.

@@ -39,6 +39,7 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
         asset_key=stream.key,
         policy=declared.policy,
         is_partitioned=declared.partitions is not None,
+        replay_jobs=(declared.replay_job_name, declared.redrive_job_name),
         minimum_interval_seconds=declared.sensor_seconds,
         default_status=declared.sensor_status,
     )
@@ -79,7 +80,8 @@ def stream_definitions(
 
     Raises:
         InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
-            tables share a group that claims entries.
+            tables share a group that claims entries; or an asset with a single writer and without a pool, which would
+            get a replay job or a redrive job.
 
     Example:
         >>> from stream_assets import stream_asset

@@ -10,7 +10,6 @@ from stream_assets.asset import StreamAsset
 from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_run import failures
-from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import choice
 
 
@@ -51,14 +50,7 @@ def build_maintenance(
         ['maintain_orders']
     """
     status = choice(dg.DefaultScheduleStatus, schedule_status, option="schedule_status")
-    if stream.declared.template.single_writer:
-        pool = pool or stream.op.pool
-        if pool is None or pool != stream.op.pool:
-            raise InvalidOptionError(
-                f"{stream.key.to_user_string()} has a single writer, and its maintenance would be a second one",
-                remedy=f"Give @stream_asset a pool with a limit of 1, as in pool='{stream.name}'.",
-                pool=str(pool),
-            )
+    pool = stream.pool_beside("maintenance", pool)
     spark = stream.declared.spark
     name = f"{stream.name}_maintenance"
 

@@ -20,7 +20,8 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
         stream: the asset.
 
     Raises:
-        InvalidOptionError: the members of the group claim entries one by one, so that no place is one to replace.
+        InvalidOptionError: the members of the group claim entries one by one, so that no place is one to replace; or
+            the table has a single writer, and the asset has no pool that would keep the two apart.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -42,7 +43,7 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
         name=f"{declared.redrive_job_name}_dead_letters",
         description=f"Decode the dead letters of {declared.origin} again.",
         required_resource_keys=set(stream.op.required_resource_keys),
-        pool=declared.redrive_job_name,
+        pool=stream.pool_beside("redrive job", None) or declared.redrive_job_name,
         out=dg.Out(dg.Nothing),
     )
     def redrive(context: dg.OpExecutionContext, config: RedriveConfig) -> Iterator[Any]:

@@ -23,7 +23,8 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         partitions: the days or hours, in the zone that counts.
 
     Raises:
-        InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges.
+        InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges; or the
+            table has a single writer, and the asset has no pool that would keep the two apart.
     """
     declared = stream.declared
     if declared.is_claimed:
@@ -37,7 +38,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         name=f"{declared.replay_job_name}_partition",
         description=f"Make the rows of one partition of {declared.origin} again.",
         required_resource_keys=set(stream.op.required_resource_keys),
-        pool=declared.replay_job_name,
+        pool=stream.pool_beside("job of replay_partitions", None) or declared.replay_job_name,
         out=dg.Out(dg.Nothing),
     )
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:

@@ -37,7 +37,7 @@ class Jobs:
         both = dg.define_asset_job("both", selection=[self.stream.key, report.key])
         reports = dg.define_asset_job("reports", selection=[report.key])
         self.beside = dg.Definitions([report], jobs=[nightly, both, reports])
-        self.all = dg.Definitions.merge(stream_definitions([self.stream]), self.beside)
+        self.all = dg.Definitions.merge(stream_definitions([self.stream], redrive_jobs=True), self.beside)
 
     def follow(self, policy: LagPolicy) -> None:
         """From now on the sensor has another policy."""
@@ -129,6 +129,21 @@ def test_ingestion_waits_for_a_replay_where_two_writers_are_not_safe(
     assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
 
+@pytest.mark.parametrize("job", ["replay_orders", "redrive_orders"])
+def test_jobs_that_write_the_table_hold_ingestion_back_where_two_writers_are_not_safe(
+    folder: Path, instance: dg.DagsterInstance, job: str
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    jobs = Jobs(folder, instance, single_writer=True, pool="orders")
+    run = jobs.run(job)
+    assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
+    jobs.cancel(run)
+    assert jobs.tick().run_requests, "what was cancelled was no ingestion"
+    safe = Jobs(folder, instance)
+    safe.run(job)
+    assert safe.tick().run_requests
+
+
 def test_without_partitions_a_run_of_a_partitioned_job_ingests(jobs: Jobs) -> None:
     run = jobs.run("both", **OF_PARTITIONS[0])
     assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
@@ -141,7 +156,7 @@ def test_without_partitions_a_run_of_a_partitioned_job_ingests(jobs: Jobs) -> No
         ({}, 7, False),
         ({"linger_seconds": 86400.0}, 29, True),
         ({"linger_seconds": 86400.0}, 31, False),
-        ({"single_writer": True}, 24 * 365, True),
+        ({"single_writer": True, "pool": "orders"}, 24 * 365, True),
     ],
 )
 def test_an_old_run_holds_the_next_one_back_as_long_as_it_may_live_and_where_two_are_not_safe_always(

@@ -13,7 +13,14 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.metrics.recorders import recorders
 from spark_jobs.structured_logs import JsonFormatter
-from stream_assets import NewDeadLetters, build_dead_letter_sensor, build_maintenance, stream_definitions
+from stream_assets import (
+    NewDeadLetters,
+    build_dead_letter_sensor,
+    build_maintenance,
+    build_redrive_job,
+    build_replay_job,
+    stream_definitions,
+)
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute
@@ -140,14 +147,20 @@ def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:
 
 
 def test_a_second_writer_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidOptionError, match="pool with a limit of 1, as in pool='orders'"):
-        build_maintenance(declare(folder, single_writer=True))
+    for build in (build_maintenance, build_replay_job, build_redrive_job, lambda stream: stream_definitions([stream])):
+        with pytest.raises(InvalidOptionError, match="pool with a limit of 1, as in pool='orders'"):
+            build(declare(folder, single_writer=True))
+    assert stream_definitions([declare(folder, single_writer=True, replay_partitions=None)]).jobs
     alone = declare(folder, single_writer=True, pool="orders")
     with pytest.raises(InvalidOptionError, match=r"\(pool=maintenance\)"):
         build_maintenance(alone, pool="maintenance")
     (maintenance,) = build_maintenance(alone).assets or []
     assert isinstance(maintenance, dg.AssetsDefinition)
     assert maintenance.op.pool == "orders"
+    jobs = (build_replay_job(alone), build_redrive_job(alone))
+    assert [node.definition.pool for job in jobs for node in job.nodes] == ["orders", "orders"]
+    jobs = (build_replay_job(declare(folder)), build_redrive_job(declare(folder, pool="orders")))
+    assert [node.definition.pool for job in jobs for node in job.nodes] == ["replay_orders", "redrive_orders"]
 
 
 def test_a_table_that_is_not_there_has_no_dead_letters(folder: Path, instance: dg.DagsterInstance) -> None:
