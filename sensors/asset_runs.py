@@ -163,8 +163,10 @@ def _runs(
 ) -> Iterator[AssetRun]:
     wanted = dg.RunsFilter(job_name=job, statuses=list(statuses))
     for record in instance.get_run_records(wanted, limit=limit):
-        # Without a selection a run makes all assets of its job.
-        selected = record.dagster_run.asset_selection
-        if selected is None or asset_key in selected:
+        # Without a selection a run makes all assets of its job, unless it was asked for checks alone.
+        run = record.dagster_run
+        selected = run.asset_selection
+        is_made = not run.asset_check_selection if selected is None else asset_key in selected
+        if is_made:
             updated = record.update_timestamp.timestamp()
-            yield AssetRun(record.dagster_run, record.create_timestamp.timestamp(), record.end_time or updated)
+            yield AssetRun(run, record.create_timestamp.timestamp(), record.end_time or updated)

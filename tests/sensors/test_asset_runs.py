@@ -49,6 +49,7 @@ class Jobs:
         status: Status = Status.STARTED,
         *,
         only: dg.AssetKey | None = None,
+        checks: dg.AssetCheckKey | None = None,
         member: str = "main",
         **tags: str,
     ) -> dg.DagsterRun:
@@ -59,6 +60,9 @@ class Jobs:
             asset_selection=frozenset((only,)) if only else None,
             tags={MEMBER_TAG: member, **tags},
         )
+        if checks:
+            self.instance.delete_run(run.run_id)
+            run = self.instance.add_run(run._replace(asset_check_selection=frozenset((checks,))))
         return run
 
     def cancel(self, run: dg.DagsterRun) -> None:
@@ -98,6 +102,16 @@ def test_a_run_that_does_not_make_the_asset_holds_nothing_back(jobs: Jobs) -> No
     assert jobs.tick().run_requests
 
 
+def test_a_run_of_checks_alone_holds_nothing_back(jobs: Jobs) -> None:
+    check = dg.AssetCheckKey(jobs.stream.key, "no_gaps")
+    run = jobs.run("__ASSET_JOB", checks=check)
+    assert jobs.tick().run_requests
+    jobs.cancel(run)
+    assert jobs.tick().run_requests
+    both = jobs.run("__ASSET_JOB", only=jobs.stream.key, checks=check)
+    assert f"run {both.run_id} is STARTED" in skip_message(jobs.tick())
+
+
 DAYS = dg.DailyPartitionsDefinition("2026-11-16")
 OF_PARTITIONS = (
     {"dagster/partition": "2026-11-17"},
@@ -124,7 +138,7 @@ def test_ingestion_waits_for_a_replay_where_two_writers_are_not_safe(
     folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write_stream(folder / "orders.ss", 5)
-    jobs = Jobs(folder, instance, partitions=DAYS, single_writer=True)
+    jobs = Jobs(folder, instance, partitions=DAYS, single_writer=True, pool="orders")
     run = jobs.run("__ASSET_JOB", **OF_PARTITIONS[0])
     assert f"run {run.run_id} is STARTED" in skip_message(jobs.tick())
 
