@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import dagster as dg
 
 from sensors.lag_sensor import Watched, build_lag_sensor
 from stream_assets.asset import StreamAsset
-from stream_assets.deferred import shown_text
+from stream_assets.conflicts import check_conflicts
 from stream_assets.redrive_job import build_redrive_job
 from stream_assets.replay_job import build_replay_job
-from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -45,21 +43,6 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
     )
 
 
-def _check_claims(one: StreamToTable, other: StreamToTable) -> None:
-    """Each entry that members claim is given to one of them: two tables would each get a part of the stream."""
-    urls = [stream.origin.shown for stream in (one, other)]
-    if urls[0] is None or urls[1] is None or not (one.is_claimed and other.is_claimed):
-        return
-    shared = set(urls[0].required_streams()) & set(urls[1].required_streams())
-    groups = [None if stream.group is None else shown_text(stream.group) for stream in (one, other)]
-    if shared and urls[0].nodes == urls[1].nodes and groups[0] == groups[1] and str(one.table) != str(other.table):
-        raise InvalidOptionError(
-            f"the assets {one.key.to_user_string()} and {other.key.to_user_string()} share group {groups[0]!r} of "
-            f"{', '.join(sorted(shared))}, so that each of their tables would get a part of the stream",
-            remedy="Give each table a group of its own.",
-        )
-
-
 def stream_definitions(
     streams: Sequence[StreamAsset | dg.AssetSpec],
     *,
@@ -80,8 +63,9 @@ def stream_definitions(
 
     Raises:
         InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
-            tables share a group that claims entries; or an asset with a single writer and without a pool, which would
-            get a replay job or a redrive job.
+            tables share a group of mode ``load_balanced``; that write streams of one key at two places into one table,
+            or one table of a ``DeltaLake`` by accident, or where dead letters of the other go; or an asset with a
+            single writer and without a pool, which would get a replay job or a redrive job.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -102,8 +86,7 @@ def stream_definitions(
                 remedy="Rename one of them; '.', '-' and '_' count as the same.",
                 name=stream.declared.name,
             )
-    for one, another in combinations(assets, 2):
-        _check_claims(one.declared, another.declared)
+    check_conflicts([stream.declared for stream in assets])
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
     replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
     redriven = [stream for stream in assets if redrive_jobs and not stream.declared.is_claimed]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import dagster as dg
 from pydantic import Field
@@ -45,7 +45,8 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
 
     def table_of(self, key: dg.AssetKey) -> LakeTable:
         """The table of an asset."""
-        return self.table(key.path[-1], schema=self.schema_name or ([PUBLIC, *key.path][-2]))
+        table = self.table(key.path[-1], schema=self.schema_name or ([PUBLIC, *key.path][-2]))
+        return replace(table, is_of_key=True)
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class LakeTable:
         root: a folder or URI, or the whole path of the table.
         parts: what follows it.
         storage_options: for reading the log; shown nowhere.
+        is_of_key: whether the key of an asset says which one it is.
     """
 
     root: str
     parts: Sequence[str]
     storage_options: Mapping[str, str] = field(repr=False)
+    is_of_key: bool = False
 
     @property
     def is_deferred(self) -> bool:
