@@ -62,10 +62,11 @@ def stream_definitions(
             for those that claim entries.
 
     Raises:
-        InvalidOptionError: two assets whose names differ only by characters that Dagster folds into one, or whose
-            tables share a group of mode ``load_balanced``; that write streams of one key at two places into one table,
-            or one table of a ``DeltaLake`` by accident, or where dead letters of the other go; or an asset with a
-            single writer and without a pool, which would get a replay job or a redrive job.
+        InvalidOptionError: something else among ``streams``, like an asset that Dagster has made of a stream asset; two
+            assets whose names differ only by characters that Dagster folds into one, or whose tables share a group of
+            mode ``load_balanced``; that write streams of one key at two places into one table, or one table of a
+            ``DeltaLake`` by accident, or where dead letters of the other go; or an asset with a single writer and
+            without a pool, which would get a replay job or a redrive job.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -76,6 +77,13 @@ def stream_definitions(
         ['orders_lag']
     """
     names: dict[str, StreamAsset] = {}
+    for place, one in enumerate(streams):
+        if not isinstance(one, StreamAsset | dg.AssetSpec):
+            raise InvalidOptionError(
+                f"streams[{place}] is of type {type(one).__name__}, which has no stream",
+                remedy="Give what @stream_asset made, as it is: its arguments and a StreamTranslator say what Dagster "
+                "shows of it. Add other assets with dg.Definitions.merge.",
+            )
     own = {one.key: one for one in streams if isinstance(one, dg.AssetSpec)}
     assets = [one for one in streams if isinstance(one, StreamAsset)]
     for stream in assets:

@@ -96,6 +96,25 @@ def test_a_copy_of_dagsters_runs_what_was_declared(instance: dg.DagsterInstance)
     assert told == [(dg.AssetKey(["lake", "orders"]), "g", 7)]
 
 
+@dg.asset
+def report() -> None:
+    """An asset without a stream."""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        report,
+        declare().with_attributes(asset_key_replacements={dg.AssetKey("orders"): dg.AssetKey(["lake", "orders"])}),
+        *dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="shop"), [declare()]),
+    ],
+    ids=["plain", "with_attributes", "map_asset_specs"],
+)
+def test_what_has_no_stream_is_refused_in_stream_definitions(other: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=r"streams\[1\] is of type .*, which has no stream.* StreamTranslator"):
+        stream_definitions([declare("bills"), other])
+
+
 def test_called_it_is_the_function() -> None:
     assert declare()("rows") == ["transformed", "rows"]
 
