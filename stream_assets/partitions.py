@@ -163,7 +163,7 @@ def rows_in_partitions(
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    return count_by_partition(times_in_table(ledger.log, _within(window)), partitions).rows
+    return count_by_partition(times_in_table(ledger.log, within_window(window)), partitions).rows
 
 
 def rows_elsewhere(ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range]) -> int:
@@ -173,10 +173,11 @@ def rows_elsewhere(ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard,
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     outside = f" AND NOT ({in_ranges(ranges)})" if ranges else ""
-    return count_where(ledger.log, _within(window) + outside)
+    return count_where(ledger.log, within_window(window) + outside)
 
 
-def _within(window: dg.TimeWindow) -> str:
+def within_window(window: dg.TimeWindow) -> str:
+    """The rows whose messages are of a window of time, as a SQL condition."""
     first, last = (moment.astimezone(timezone.utc).isoformat() for moment in (window.start, window.end))
     return f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{last}'"
 

@@ -3,31 +3,35 @@
 An asset whose function has a parameter ``orders`` gets the table of the asset ``orders`` as its annotation says: a
 Spark DataFrame, an Arrow table or dataset, a Polars or pandas frame, or a ``deltalake.DeltaTable``. It is pinned to the
 version of the last materialization before the run was made, so that whatever the run makes is of one version.
+
+Frames and Arrow tables are read by the scan of delta-rs, which knows column mapping and deletion vectors; an Arrow
+dataset opens the data files as they are, so that a table with either cannot be one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime
 from typing import Any, cast
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.table_times import TIME
 from spark_jobs.table_location import spark_location
 from stream_assets.metadata import VERSION
+from stream_assets.partitions import within_window
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamToTable
 from stream_consumers.errors import InvalidOptionError
 
 _PAGE = 100
-Window = tuple[datetime, datetime]
+_COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
 class TableLoader(dg.IOManager):
@@ -49,7 +53,7 @@ class TableLoader(dg.IOManager):
         """The table, as the annotation of the parameter says.
 
         Raises:
-            InvalidOptionError: it says something else.
+            InvalidOptionError: it says something else, or the table cannot be had as that.
         """
         version = pinned_version(context)
         path, wanted = self._declared.table.path, context.dagster_type.typing_type
@@ -60,13 +64,13 @@ class TableLoader(dg.IOManager):
         table = DeltaTable(path, version=version, storage_options=self._declared.table.options())
         return _as(wanted, table, window)
 
-    def _spark_frame(self, path: str, version: int | None, window: Window | None) -> DataFrame:
+    def _spark_frame(self, path: str, version: int | None, window: dg.TimeWindow | None) -> DataFrame:
         reader = self._spark().read.format("delta")
         frame = (reader if version is None else reader.option("versionAsOf", version)).load(spark_location(path))
         if window is None:
             return frame
         time = f.col(TIME)
-        return frame.where((time >= f.lit(window[0])) & (time < f.lit(window[1])))
+        return frame.where((time >= f.lit(window.start)) & (time < f.lit(window.end)))
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
@@ -112,36 +116,54 @@ def _version(event: dg.EventLogRecord) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _window(context: dg.InputContext) -> Window | None:
+def _window(context: dg.InputContext) -> dg.TimeWindow | None:
     """The time of the partitions that are loaded, where the table has some."""
-    if not context.has_asset_partitions:
-        return None
-    window = context.asset_partitions_time_window
-    return window.start, window.end
+    return context.asset_partitions_time_window if context.has_asset_partitions else None
 
 
-def _as(wanted: Any, table: DeltaTable, window: Window | None) -> Any:
+def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:
     if wanted is DeltaTable:
         return table
-    dataset = table.to_pyarrow_dataset()
-    if window is not None:
-        time = ds.field(TIME)
-        dataset = dataset.filter((time >= pa.scalar(window[0])) & (time < pa.scalar(window[1])))
     if wanted is ds.Dataset:
-        return dataset
+        return _dataset(table, window)
     module, name = getattr(wanted, "__module__", ""), getattr(wanted, "__name__", str(wanted))
     kind = f"{module.partition('.')[0]}.{name}"
     if wanted is pa.Table:
-        return dataset.to_table()
+        return _rows(table, window)
     if kind == "pandas.DataFrame":
-        return dataset.to_table().to_pandas()
+        return _rows(table, window).to_pandas()
     if kind in ("polars.DataFrame", "polars.LazyFrame"):
         import polars  # noqa: PLC0415 - whoever annotates with it has it
 
-        frame = polars.DataFrame(dataset.to_table())
+        frame = polars.DataFrame(_rows(table, window))
         return frame.lazy() if name == "LazyFrame" else frame
     raise InvalidOptionError(
         f"a table cannot be loaded as {module}.{name}",
         remedy="Annotate the parameter with a Spark, pandas or Polars DataFrame, pyarrow.Table, "
         "pyarrow.dataset.Dataset or deltalake.DeltaTable.",
     )
+
+
+def _rows(table: DeltaTable, window: dg.TimeWindow | None) -> pa.Table:
+    found = pa.table(table.scan(predicate=None if window is None else within_window(window)))
+    # An Arrow schema of delta-rs, which pyarrow takes.
+    schema: Any = table.schema().to_arrow()
+    # The scan gives views of texts, which fewer readers know.
+    return found.cast(pa.schema(schema))
+
+
+def _dataset(table: DeltaTable, window: dg.TimeWindow | None) -> ds.Dataset:
+    try:
+        if table.metadata().configuration.get(_COLUMN_MAPPING, "none") != "none":
+            raise DeltaProtocolError("the columns have other names in its files: it has column mapping")
+        dataset = table.to_pyarrow_dataset()
+    except DeltaProtocolError as error:
+        raise InvalidOptionError(
+            f"the table {table.table_uri} cannot be loaded as pyarrow.dataset.Dataset ({error})",
+            remedy="Annotate the parameter with a Spark, pandas or Polars DataFrame, pyarrow.Table or "
+            "deltalake.DeltaTable.",
+        ) from error
+    if window is None:
+        return dataset
+    time = ds.field(TIME)
+    return dataset.filter((time >= pa.scalar(window.start)) & (time < pa.scalar(window.end)))

@@ -1,5 +1,6 @@
 """What downstream assets get of the table: as they ask for it, of the version that their run was asked for with."""
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitions
 
 ORDERS = dg.AssetKey(["sales", "orders"])
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
+MAPPED: dict[str, str | None] = {"delta.columnMapping.mode": "name"}
+EAGER = [pa.Table, pl.DataFrame, pl.LazyFrame, pd.DataFrame]
 
 
 @pytest.fixture
@@ -22,8 +26,8 @@ def lake(tmp_path: Path) -> DeltaLake:
     return DeltaLake(root=str(tmp_path))
 
 
-def declare(lake: DeltaLake) -> StreamAsset:
-    @stream_asset(source="memory://loader/orders", group="g", table=lake, key_prefix=["sales"])
+def declare(lake: DeltaLake, partitions: dg.DailyPartitionsDefinition | None = None) -> StreamAsset:
+    @stream_asset(source="memory://loader/orders", group="g", table=lake, key_prefix=["sales"], partitions=partitions)
     def orders(batch: Any) -> Any:
         return batch
 
@@ -50,8 +54,27 @@ def ids_of(got: Any) -> list[int]:
     return list(found.to_pylist() if isinstance(got, pa.Table) else found.to_list())
 
 
-def load(lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any, *, before: Any = None) -> Any:
-    """What an asset gets that has the annotation; a function is called when its run has begun."""
+def write_days(lake: DeltaLake, *days: datetime, properties: dict[str, str | None] | None = None) -> None:
+    """A row of each of these days, with the number of the day as its id."""
+    rows = {"id": [day.day for day in days], "_timestamp": pa.array(days, pa.timestamp("us", "UTC"))}
+    write_deltalake(lake.table_of(ORDERS).path, pa.table(rows), mode="append", configuration=properties)
+
+
+def load(
+    lake: DeltaLake,
+    instance: dg.DagsterInstance,
+    wanted: Any,
+    *,
+    before: Any = None,
+    partitions: dg.DailyPartitionsDefinition | None = None,
+    of: dg.DailyPartitionsDefinition | None = None,
+    mapping: dg.PartitionMapping | None = None,
+    partition_key: str | None = None,
+) -> Any:
+    """What an asset gets that has the annotation; a function is called when its run has begun.
+
+    The table has ``partitions``, and the asset is one ``of`` some.
+    """
     got = []
 
     @dg.asset
@@ -59,15 +82,16 @@ def load(lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any, *, before: 
         if before is not None:
             before()
 
-    @dg.asset(ins={"orders": dg.AssetIn(ORDERS)}, deps=[first])
+    @dg.asset(ins={"orders": dg.AssetIn(ORDERS, partition_mapping=mapping)}, deps=[first], partitions_def=of)
     def totals(orders: wanted) -> None:
         got.append(orders)
 
     definitions = dg.Definitions.merge(
-        stream_definitions([declare(lake)]),
+        stream_definitions([declare(lake, partitions)]),
         dg.Definitions([first, totals], jobs=[dg.define_asset_job("only", selection=[first.key, totals.key])]),
     )
-    result = definitions.resolve_job_def("only").execute_in_process(instance=instance)
+    job = definitions.resolve_job_def("only")
+    result = job.execute_in_process(instance=instance, partition_key=partition_key)
     assert result.success
     return got[0]
 
@@ -97,6 +121,22 @@ def test_another_annotation_is_refused_with_those_that_there_are(lake: DeltaLake
     write(lake, instance, 1)
     with pytest.raises(Exception, match=r"cannot be loaded as builtins\.dict.*pyarrow\.Table"):
         load(lake, instance, dict)
+
+
+@pytest.mark.parametrize("wanted", EAGER)
+def test_columns_with_other_names_in_the_files_are_loaded_also_by_day(
+    lake: DeltaLake, instance: dg.DagsterInstance, wanted: Any
+) -> None:
+    write_days(lake, *(datetime(2026, 1, day, 23, tzinfo=timezone.utc) for day in (1, 2)), properties=MAPPED)
+    rows = ids_of(load(lake, instance, wanted))
+    assert sorted(rows) == [1, 2]
+    assert ids_of(load(lake, instance, wanted, partitions=DAYS, of=DAYS, partition_key="2026-01-02")) == [2]
+
+
+def test_a_dataset_of_files_with_other_names_is_refused(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
+    write_days(lake, datetime(2026, 1, 1, tzinfo=timezone.utc), properties=MAPPED)
+    with pytest.raises(Exception, match=r"pyarrow\.dataset\.Dataset .*column mapping.*pyarrow\.Table"):
+        load(lake, instance, ds.Dataset)
 
 
 @pytest.mark.spark
