@@ -42,7 +42,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         out=dg.Out(dg.Nothing),
     )
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
-        wanted = window_replay(context.partition_time_window, config, replay_id(context))
+        wanted = window_replay(context.partition_time_window, config, replay_id(context, declared.key))
         yield from stream.replay(context, wanted, config)
         yield dg.Output(None)
 

@@ -121,7 +121,7 @@ def _made(
     config: StreamConfig,
 ) -> dg.AssetMaterialization | None:
     if declared.partitions is not None and is_of_partitions(context):
-        wanted = partition_replay(context.partition_time_window, config, replay_id(context))
+        wanted = partition_replay(context.partition_time_window, config, replay_id(context, key))
         of_partitions = PartitionMaterialization(
             context, key, declared.ingestion, spark, partitions=declared.partitions
         )
@@ -129,7 +129,7 @@ def _made(
     config.check()
     _accept(context, declared, spark, config)
     if config.start.bound() is not None and not config.move_group:
-        wanted = config.replay(replay_id(context))
+        wanted = config.replay(replay_id(context, key))
         told = _replay_told(context, key, declared, spark, wanted)
         return told.tell(_replayed(context, declared, spark, wanted, config))
     linger_seconds, every_seconds = staying(declared, config)
@@ -209,7 +209,8 @@ def _drained(
 
 def _move(context: Context, declared: StreamToTable, spark: SparkSession, ingestion: Ingestion, to: Bound) -> None:
     with declared.stream.open() as opened:
-        moves = rewind(spark, opened, ingestion, to, replay_id=replay_id(context), on_wait=context.log.warning)
+        own_id = replay_id(context, declared.key)
+        moves = rewind(spark, opened, ingestion, to, replay_id=own_id, on_wait=context.log.warning)
         for move in moves:
             context.log.info(f"{move.shard} is moved from {move.position} to {move.to}")
 
@@ -230,15 +231,20 @@ def _replayed(
         yield from drain_batches(job, max_batches=config.max_batches)
 
 
-def replay_id(context: Context) -> str:
-    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew."""
+def replay_id(context: Context, key: dg.AssetKey) -> str:
+    """The id of a run's replay: a retry of a run that failed goes on with it; what had succeeded is begun anew.
+
+    Args:
+        context: of the run.
+        key: of the asset; others of the same run may have the same group and table, and each replays its own stream.
+    """
     run = context.run
     while run.parent_run_id is not None:
         parent = context.instance.get_run_by_id(run.parent_run_id)
         if parent is None or parent.status is dg.DagsterRunStatus.SUCCESS:
             break
         run = parent
-    return run.run_id
+    return f"{run.run_id}/{key.to_user_string()}"
 
 
 @contextmanager

@@ -1,0 +1,40 @@
+"""By which id a run continues its replay."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from stream_assets.stream_run import replay_id
+
+pytestmark = pytest.mark.dagster
+ORDERS, RETURNS = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["sales", "returns"])
+
+
+@dg.job
+def replays() -> None:
+    """Of no step: only its runs are looked at."""
+
+
+def start(instance: dg.DagsterInstance, status: dg.DagsterRunStatus, parent: dg.DagsterRun | None = None) -> Any:
+    """The context of a run that ends so, or of one that executes its parent again."""
+    of = {"parent_run_id": parent.run_id, "root_run_id": parent.run_id} if parent else {}
+    return SimpleNamespace(instance=instance, run=instance.create_run_for_job(replays, status=status, **of))
+
+
+def test_two_assets_of_one_run_have_replays_of_their_own(instance: dg.DagsterInstance) -> None:
+    """They may have one group and one table, where replays are known by their ids."""
+    context = start(instance, dg.DagsterRunStatus.STARTED)
+    assert replay_id(context, ORDERS) != replay_id(context, RETURNS)
+    assert replay_id(context, ORDERS) == replay_id(context, ORDERS)
+
+
+def test_a_retry_continues_what_failed_and_begins_anew_what_succeeded(instance: dg.DagsterInstance) -> None:
+    failed = start(instance, dg.DagsterRunStatus.FAILURE)
+    retry = start(instance, dg.DagsterRunStatus.STARTED, failed.run)
+    assert replay_id(retry, ORDERS) == replay_id(failed, ORDERS)
+    whole = start(instance, dg.DagsterRunStatus.SUCCESS)
+    assert replay_id(start(instance, dg.DagsterRunStatus.STARTED, whole.run), ORDERS) != replay_id(whole, ORDERS)
