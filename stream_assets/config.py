@@ -71,10 +71,6 @@ class LimitsConfig(dg.Config):
 
     max_records: int | None = Field(default=None, gt=0, description="The most messages in one micro-batch.")
     max_bytes: int | None = Field(default=None, gt=0, description="The most payload bytes in one micro-batch.")
-    max_batches: int | None = Field(
-        default=None, gt=0, description="Stop after this many micro-batches; without it the run drains to its end."
-    )
-
     retry_seconds: float | None = Field(
         default=None,
         ge=0,
@@ -103,7 +99,7 @@ class WriterConfig(LimitsConfig):
 
 
 class ReplayConfig(WriterConfig):
-    """The run config of a replay job; its partition says what is replayed."""
+    """The run config of a replay job; its partition says what is replayed, and all of it is."""
 
     on_replay: ReplayMode = Field(
         default=ReplayMode.replace, description="replace the rows of the range, or append to them."
@@ -121,6 +117,9 @@ class RedriveConfig(WriterConfig):
     start: PlaceConfig | None = Field(default=None, description="The first dead letters; without it all.")
     stop: PlaceConfig | None = Field(default=None, description="The ones to stop before.")
     limit: int | None = Field(default=None, gt=0, description="Try so many dead letters at most.")
+    max_batches: int | None = Field(
+        default=None, gt=0, description="Stop after this many micro-batches; without it all dead letters are tried."
+    )
     dry_run: bool = Field(
         default=False, description="Log how many would become rows, and why the others do not; change nothing."
     )
@@ -161,6 +160,12 @@ class StreamConfig(ReplayConfig):
         ),
     )
 
+    max_batches: int | None = Field(
+        default=None,
+        gt=0,
+        description="Stop after this many micro-batches; without it the run drains to its end. Not for a replay.",
+    )
+
     linger_seconds: float | None = Field(
         default=None,
         ge=0,
@@ -188,6 +193,13 @@ class StreamConfig(ReplayConfig):
             raise InvalidOptionError(
                 "on_replay: append does not go together with move_group",
                 remedy="A group that moves back replaces what it writes again; leave one of the two out.",
+            )
+
+        if self.max_batches is not None and start is not None and not self.move_group:
+            raise InvalidOptionError(
+                f"max_batches={self.max_batches} would leave a replay in the middle: a start replays, and nobody "
+                "continues a run that has ended well",
+                remedy="Leave it out, and say with stop how far to replay.",
             )
 
         if self.linger_seconds and (stop is not None or (start is not None and not self.move_group)):

@@ -228,7 +228,7 @@ def _replayed(
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
         ranges = describe_ranges(job.goal()) or "nothing"
         context.log.info(f"replaying from {start} to {stop}: {ranges}")
-        yield from drain_batches(job, max_batches=config.max_batches)
+        yield from drain_batches(job)
 
 
 def replay_id(context: Context, key: dg.AssetKey) -> str:

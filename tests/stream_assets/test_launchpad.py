@@ -20,7 +20,8 @@ def is_of_asset(stream: Any) -> bool:
     return hasattr(stream.config, "start")
 
 
-JOB = stream_definitions([orders]).resolve_job_def("ingest_orders")
+DEFINITIONS = stream_definitions([orders])
+JOB = DEFINITIONS.resolve_job_def("ingest_orders")
 
 
 def run_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
         ({"linger_seconds": -1.0}, "linger_seconds=-1.0: Input should be greater than or equal to 0"),
         ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "Give one of the two"),
         ({"move_group": True}, "move_group says nothing without start"),
+        ({"start": {"rewind": "earliest"}, "max_batches": 3}, "max_batches=3 would leave a replay in the middle"),
     ],
     ids=repr,
 )
@@ -53,6 +55,14 @@ def test_nonsense_is_refused_before_there_is_a_run(
 def test_a_wrong_key_is_explained() -> None:
     with pytest.raises(dg.DagsterInvalidConfigError, match="max_recrods"):
         dg.validate_run_config(JOB, run_config({"max_recrods": 10}))
+
+
+def test_the_job_of_a_replay_does_all_of_it() -> None:
+    config = {"ops": {"replay_orders_partition": {"config": {"max_batches": 3}}}}
+    with pytest.raises(dg.DagsterInvalidConfigError, match="max_batches"):
+        dg.validate_run_config(DEFINITIONS.resolve_job_def("replay_orders"), config)
+    moved = run_config({"start": {"rewind": "earliest"}, "move_group": True, "max_batches": 3})
+    assert dg.validate_run_config(JOB, moved), "the next run continues"
 
 
 def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
