@@ -49,7 +49,8 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
     """The decoder and the transform that the options name.
 
     Raises:
-        InvalidOptionError: options that do not go together, or a name that cannot be imported.
+        InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
+            takes more than the rows.
     """
     from spark_jobs.reading.decode import Json, Raw, Text
 
@@ -67,6 +68,12 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
     if decode is not None:
         raise InvalidOptionError(
             f"{transform} is a stream asset with a decoder of its own", remedy="Leave --decode and --schema out."
+        )
+    if declared.transform is None:
+        # Without it the rows would be written as they were decoded.
+        raise InvalidOptionError(
+            f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
+            remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
         )
     return RowMaker(declared.decoder, declared.transform)
 
