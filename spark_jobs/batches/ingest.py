@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
@@ -121,7 +122,9 @@ class IngestJob(SourceJob):
         state = self._ledger.read()
         commit_positions(self._source, self._ingestion, state, self._identities)
         self._observer(Step.COMMITTED, batch)
-        return lag(self._source, state, self._own(self._extents or {}))
+        # Of all shards: where each has a sequence of its own, the group is behind in the others, too.
+        of_group = replace(self._ingestion, shard=None)
+        return lag(self._source, state, of_group.own(self._extents or {}, self._identities))
 
     def has_more(self) -> bool:
         """Whether the stream, or the table, is not as the last plan saw it.

@@ -106,7 +106,8 @@ class BatchReport:
         messages: messages decoded, per shard.
         rows: rows in the commit, after the transform.
         dead: dead letters.
-        lag: messages between the position and the end offset captured at run start, per shard (an upper bound).
+        lag: what is left, per shard: of all shards of the group the messages between its position and the end offset
+            captured before (an upper bound); of a replay or a redrive what it has left to do.
         seconds: from the plan to the commit.
         replaced: rows that were there before, and were replaced; ``None`` if the log of the table does not tell.
         bytes: of the data files of the commit.

@@ -49,7 +49,9 @@ class BatchTelemetry:
         lag: dict[str, int] = {}
         for shard, count in report.lag.items():
             lag[shard.stream] = lag.get(shard.stream, 0) + count
-        numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, lag)
+        # What a replay has left is not what the group is behind.
+        behind = lag if report.batch.entry.kind == "batch" else {}
+        numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, behind)
         self._recorders.batch(self._labels(report.batch), numbers)
         _log.info(
             "%s %d is in version %d of %s: %d messages, %d rows, %d dead letters in %.2f s, lag %d",

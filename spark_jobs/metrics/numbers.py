@@ -39,7 +39,7 @@ class BatchNumbers:
         bytes: of the files of its commit.
         dead_letters: messages that were none.
         seconds: from the plan to the commit.
-        lag: per stream, the messages that are left.
+        lag: per stream, the messages that the group is behind; empty for a replay or a redrive, which do not move it.
     """
 
     messages: int

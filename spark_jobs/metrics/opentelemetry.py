@@ -28,7 +28,9 @@ class OpenTelemetryRecorder:
         self._rows = meter.create_counter("stream_assets.rows", "{row}", "Rows written.")
         self._bytes = meter.create_counter("stream_assets.bytes", "By", "Bytes of the data files written.")
         self._dead = meter.create_counter("stream_assets.dead_letters", "{message}", "Dead letters written.")
-        self._lag = meter.create_gauge("stream_assets.lag", "{message}", "Messages left behind the last batch.")
+        self._lag = meter.create_gauge(
+            "stream_assets.lag", "{message}", "Messages that the group is behind after its last batch."
+        )
         self._seconds = meter.create_histogram(
             "stream_assets.batch.duration", "s", "From plan to commit.", explicit_bucket_boundaries_advisory=SECONDS
         )

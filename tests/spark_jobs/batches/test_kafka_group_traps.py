@@ -297,6 +297,8 @@ def test_load_balanced_writes_each_shard_once_on_a_number_line_of_its_own(
     assert broker.committed(what.group, topic) == what.positions() == {0: 5, 1: 5}
     assert broker.members(what.group) == 0
     assert [len(report.batch.entry.ranges) for report in reports] == [1] * 4
+    assert {frozenset(report.lag) for report in reports} == {frozenset({Shard(topic, 0), Shard(topic, 1)})}
+    assert min(sum(report.lag.values()) for report in reports) == 0, "each tells what the group has left"
     numbers = transactions(what.table)
     lines = {f"{what.group}/{topic}/{partition}" for partition in range(2)}
     assert set(numbers) == lines

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,10 +21,13 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark_jobs.batches.ingestion import Ingestion, ignore_steps
+from spark_jobs.batches.telemetry import BatchTelemetry
 from spark_jobs.metrics.numbers import BatchLabels, BatchNumbers
 from spark_jobs.metrics.opentelemetry import OpenTelemetryRecorder
 from spark_jobs.metrics.prometheus import TextfileRecorder
 from spark_jobs.metrics.recorders import Recorders, recorders
+from tests.support.batch_reports import ZERO, report
 from tests.support.settings import ROOT
 
 LABELS = BatchLabels("lakehouse", "/lake/orders", "batch")
@@ -206,6 +210,18 @@ def test_nothing_is_written_that_was_not_asked_for(folder: Path, unset: pytest.M
     unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder / "textfiles"))
     recorders().batch(LABELS, NUMBERS)
     assert scraped(folder / "textfiles")["stream_assets_rows_total"] == {(): 9}
+
+
+def test_what_a_replay_has_left_is_no_lag_of_the_group(folder: Path, unset: pytest.MonkeyPatch) -> None:
+    unset.setenv("STREAM_ASSETS_PROMETHEUS_TEXTFILES", str(folder))
+    telemetry = BatchTelemetry(Ingestion("lakehouse", str(folder / "t")), ignore_steps)
+    ingested = report(30)
+    telemetry.written(ingested)
+    entry = replace(ingested.batch.entry, kind="replay")
+    telemetry.written(replace(ingested, batch=replace(ingested.batch, entry=entry), lag={ZERO: 4}))
+    found = scraped(folder)
+    assert found["stream_assets_lag"] == {("orders",): 70}
+    assert found["stream_assets_rows_total"] == {(): 9}
 
 
 def test_what_a_recorder_raises_is_logged_once_and_disturbs_no_batch(
