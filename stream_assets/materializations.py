@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,6 +13,8 @@ import dagster as dg
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
+from spark_jobs.batches.replay import replay_commits
+from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.storage import read_table
 from stream_assets.metadata import (
     PARTITION_ROWS,
@@ -25,6 +27,7 @@ from stream_assets.metadata import (
     table_metadata,
 )
 from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions, touched_by, touched_since
+from stream_consumers.batches import Range
 from stream_consumers.errors import TableUnreadableError
 from stream_consumers.messages import Shard
 
@@ -239,6 +242,7 @@ class ReplayMaterialization(Told):
         key: of the asset.
         ingestion: what went where.
         spark: the session.
+        replay_id: of the replay: what runs that were killed have written of it is told, too.
         what: what is replayed.
         partitions: those of the asset: the ones that were touched are materialized.
     """
@@ -250,20 +254,20 @@ class ReplayMaterialization(Told):
         ingestion: Ingestion,
         spark: SparkSession,
         *,
+        replay_id: str,
         what: Mapping[str, str],
         partitions: dg.TimeWindowPartitionsDefinition | None = None,
     ) -> None:
         super().__init__(context, key, ingestion, spark)
+        self._replay_id = replay_id
         self._what = what
         self._partitions = partitions
-        self._versions: list[int] = []
         self._messages = 0
         self._left: int | None = None
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: say how far the replay is."""
         super().add(report)
-        self._versions.append(report.version)
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
         share = 100 * self._messages // max(1, self._messages + self._left)
@@ -279,17 +283,21 @@ class ReplayMaterialization(Told):
 
     def result(self) -> dg.AssetMaterialization | None:
         """What was replaced; ``None`` if there was nothing, or if partitions were told of as events."""
-        if self._sum is None:
+        commits = replay_commits(self._ledger, self._replay_id)
+        if self._sum is None and not commits:
             return None
-        made = self._made(replay_metadata(self._sum, self._what), self._sum.last.version)
+        made = self._replay_made()
         if self._partitions is None:
             return made
-        for partition in self._touched(self._partitions).rows:
+        for partition in self._touched(self._partitions, commits).rows:
             self._context.log_event(_with_metadata(made, {}, partition=partition))
         return None
 
-    def _touched(self, partitions: dg.TimeWindowPartitionsDefinition) -> Touched:
-        commits = filter(None, map(self._ledger.log.commit, self._versions))
+    def _replay_made(self) -> dg.AssetMaterialization:
+        version = self._sum.last.version if self._sum else self._ledger.read().version
+        return self._made(replay_metadata(self._sum, self._what), version)
+
+    def _touched(self, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> Touched:
         touched = touched_by(self._ledger, partitions, commits)
         self._log_what_is_left_out(touched)
         return touched
@@ -303,6 +311,7 @@ class PartitionMaterialization(ReplayMaterialization):
         key: of the asset.
         ingestion: what went where.
         spark: the session.
+        replay_id: of the replay.
         partitions: those of the asset.
     """
 
@@ -313,9 +322,11 @@ class PartitionMaterialization(ReplayMaterialization):
         ingestion: Ingestion,
         spark: SparkSession,
         *,
+        replay_id: str,
         partitions: dg.TimeWindowPartitionsDefinition,
     ) -> None:
-        super().__init__(context, key, ingestion, spark, what={"partitions": describe_partitions(context)})
+        what = {"partitions": describe_partitions(context)}
+        super().__init__(context, key, ingestion, spark, replay_id=replay_id, what=what)
         self._of_partitions = context
         self._windows = partitions
 
@@ -323,9 +334,10 @@ class PartitionMaterialization(ReplayMaterialization):
         """What was replaced, as the result of each partition; with it go the rows that each one has now."""
         context = self._of_partitions
         window = context.partition_time_window
+        commits = replay_commits(self._ledger, self._replay_id)
         try:
             rows = rows_in_partitions(self._ledger, self._windows, window)
-            late = rows_elsewhere(self._ledger, window, self._sum.last.batch.entry.goal if self._sum else {})
+            late = rows_elsewhere(self._ledger, window, _goal(commits))
         except TableUnreadableError as error:
             context.log.warning(f"the rows of the partitions are not counted: {error}")
         else:
@@ -337,10 +349,9 @@ class PartitionMaterialization(ReplayMaterialization):
                     f"{late} rows of these partitions are as they were: their messages lie in the stream among those "
                     "of other partitions, as messages do that come late, and are replayed together with them"
                 )
-        version = self._sum.last.version if self._sum else self._ledger.read().version
-        made = self._made(replay_metadata(self._sum, self._what), version)
+        made = self._replay_made()
         # Messages that came late lie among those of another time, and were read again with them.
-        for partition in sorted(self._touched(self._windows).rows.keys() - set(context.partition_keys)):
+        for partition in sorted(self._touched(self._windows, commits).rows.keys() - set(context.partition_keys)):
             context.log_event(_with_metadata(made, {}, partition=partition))
         return made
 
@@ -405,6 +416,11 @@ def as_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
     """The same as the result of an asset."""
     version = dg.DataVersion((made.tags or {})[_DATA_VERSION])
     return dg.MaterializeResult(made.asset_key, metadata=made.metadata, data_version=version)
+
+
+def _goal(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
+    """All that a replay was to replace: each of its commits says it."""
+    return commits[-1].entry.goal if commits and commits[-1].entry else {}
 
 
 def _with_metadata(

@@ -123,7 +123,7 @@ def _made(
     if declared.partitions is not None and is_of_partitions(context):
         wanted = partition_replay(context.partition_time_window, config, replay_id(context, key))
         of_partitions = PartitionMaterialization(
-            context, key, declared.ingestion, spark, partitions=declared.partitions
+            context, key, declared.ingestion, spark, replay_id=wanted.id, partitions=declared.partitions
         )
         return of_partitions.tell(_replayed(context, declared, spark, wanted, config))
     config.check()
@@ -158,7 +158,9 @@ def _replay_told(
     context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession, wanted: Replay, **what: str
 ) -> Told:
     what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
-    return ReplayMaterialization(context, key, declared.ingestion, spark, what=what, partitions=declared.partitions)
+    return ReplayMaterialization(
+        context, key, declared.ingestion, spark, replay_id=wanted.id, what=what, partitions=declared.partitions
+    )
 
 
 def staying(declared: StreamToTable, config: StreamConfig) -> tuple[float, float | None]:

@@ -33,6 +33,7 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.writer import OutdatedError, Written
+from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.fold import tally_all
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -109,6 +110,25 @@ def begun(ledger: Ledger, replay_id: str, *, kind: str = "replay") -> ReplayProg
         return known
     entries = [c.entry for c in ledger.surviving(state.version) if c.entry and c.entry.replay == replay_id]
     return tally_all(entries).replays.get(key)
+
+
+def replay_commits(ledger: Ledger, replay_id: str) -> list[Commit]:
+    """The commits of a replay whose rows no RESTORE removed, the oldest first, as far as the log reaches back.
+
+    Args:
+        ledger: of the group.
+        replay_id: its id; runs that were killed have written a part of them, perhaps.
+    """
+    if begun(ledger, replay_id) is None:
+        return []
+    found = []
+    for commit in ledger.surviving():
+        entry = commit.entry
+        if entry is not None and (entry.kind, entry.replay) == ("replay", replay_id):
+            found.append(commit)
+            if entry.begins:
+                break
+    return found[::-1]
 
 
 def goal_of(

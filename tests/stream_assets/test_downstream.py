@@ -75,7 +75,7 @@ def test_eager_assets_are_made_once_a_run_and_never_of_a_part_of_it(
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         spark: Any = None
         what = context, stream.key, stream.ingestion, spark
-        told = ReplayMaterialization(*what, what={}) if is_replay else IngestMaterializations(*what)
+        told = ReplayMaterialization(*what, replay_id="id", what={}) if is_replay else IngestMaterializations(*what)
         made = told.tell(batches())
         if made is not None:
             yield as_result(made)
@@ -112,7 +112,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         what = context, stream.key, stream.ingestion, spark
         if is_of_partitions(context):
-            made = PartitionMaterialization(*what, partitions=DAYS).tell(replayed())
+            made = PartitionMaterialization(*what, replay_id="id", partitions=DAYS).tell(replayed())
             assert made is not None
             yield as_result(made)
             return

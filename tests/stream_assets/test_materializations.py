@@ -17,12 +17,14 @@ from stream_assets import materializations as module
 from stream_assets.config import PlaceConfig, StreamConfig
 from stream_assets.materializations import IngestMaterializations, ReplayMaterialization
 from stream_assets.stream_run import staying
+from stream_consumers.batches import Range
 from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError
-from tests.support.batch_reports import report
+from tests.support.batch_reports import ONE, ZERO, report
 from tests.support.dagster_runs import declare
 from tests.support.written_log import WrittenLog
 
 pytestmark = pytest.mark.dagster
+REPLAY = "run/orders"
 
 
 class Run:
@@ -41,7 +43,8 @@ class Run:
         spark: Any = None
         what = self.context, self.stream.key, self.stream.ingestion, spark
         self.ingested = IngestMaterializations(*what, every_seconds=every_seconds, clock=lambda: self.now)
-        self.replayed = ReplayMaterialization(*what, what={"partitions": "2026-11-17, 2026-11-18"})
+        told = {"partitions": "2026-11-17, 2026-11-18"}
+        self.replayed = ReplayMaterialization(*what, replay_id=REPLAY, what=told)
 
     def _remember(self, made: dg.AssetMaterialization | dg.AssetObservation) -> None:
         found = {name: value.value for name, value in made.metadata.items()}
@@ -114,6 +117,17 @@ def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:
     assert run.told == []
     assert run.warnings[0].startswith("the replay is not whole: 99 messages are left")
     assert Run(tmp_path).go(iter(()), is_replay=True) == [], "nothing was replaced"
+
+
+def test_a_replay_whose_run_was_killed_behind_its_last_batch_is_materialized_by_the_retry(tmp_path: Path) -> None:
+    table = WrittenLog(tmp_path / "t")
+    for number in (1, 2):
+        entry = report(number).batch.entry
+        goal = {ZERO: Range(10, 20), ONE: Range(0, 10)}
+        table.ours(replace(entry, kind="replay", replay=REPLAY, goal=goal, begins=number == 1))
+    table.ours(report(3).batch.entry)
+    (made,) = Run(tmp_path).go(iter(()), is_replay=True)
+    assert (made["stream/kind"], made["replay/batches"], made["delta/version"]) == ("replay", 0, 2)
 
 
 def test_a_run_that_stays_tells_at_most_so_often_and_sums_what_it_wrote(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from spark_jobs.batches.ingestion import Ingestion
 from stream_assets import materializations as module
 from stream_assets.config import PlaceConfig, StreamConfig
-from stream_assets.materializations import IngestMaterializations
+from stream_assets.materializations import IngestMaterializations, PartitionMaterialization
 from stream_assets.partitions import (
     Touched,
     count_by_partition,
@@ -184,6 +184,30 @@ def test_a_run_that_is_killed_while_it_tells_is_followed_by_one_that_tells_all(
         killed.end()
     assert [made.partition for made in killed.told] == ["2026-11-17"]
     assert Run(tmp_path, instance).end() == {"2026-11-17": 1, "2026-11-18": 1}
+
+
+def test_a_retry_tells_what_the_run_has_replaced_that_was_killed_before_it_could_tell(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    """The message of the 16th came late, among those of the 17th."""
+    write_batch(tmp_path / "t", {0: "2026-11-16", 1: "2026-11-17", 2: "2026-11-16", 3: "2026-11-17", 4: "2026-11-18"})
+    rows = {1: "2026-11-17", 2: "2026-11-16", 3: "2026-11-17"}
+    write_batch(tmp_path / "t", rows, kind="replay", ranges=rows, replay="killed")
+    context = Run(tmp_path, instance).context
+    context.partition_keys = ["2026-11-17"]
+    context.partition_time_window = dg.TimeWindow(WINDOW.start, WINDOW.start + timedelta(days=1))
+    context.add_asset_metadata = lambda metadata, **of: counts.update({of["partition_key"]: metadata})
+    counts: dict[str, Any] = {}
+    told: list[dg.AssetMaterialization] = []
+    warned: list[str] = []
+    context.log_event, context.log.warning = told.append, warned.append
+    spark: Any = None
+    what = context, KEY, ingestion(tmp_path), spark
+    made = PartitionMaterialization(*what, replay_id="killed", partitions=DAYS).tell(())
+    assert made is not None
+    assert counts["2026-11-17"]["dagster/partition_row_count"].value == 2
+    assert [one.partition for one in told] == ["2026-11-16"]
+    assert warned == [], "no row of the day is as it was"
 
 
 WINDOW = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 20, tzinfo=timezone.utc))

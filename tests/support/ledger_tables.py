@@ -28,7 +28,7 @@ def at(text: str) -> int:
 
 
 def write_batch(
-    table: Path, rows: Mapping[int, str], *, kind: str = "batch", ranges: Iterable[int] | None = None
+    table: Path, rows: Mapping[int, str], *, kind: str = "batch", ranges: Iterable[int] | None = None, replay: str = ""
 ) -> int:
     """A commit of a batch of one shard: rows by their sequences, each with its time; the version.
 
@@ -37,10 +37,12 @@ def write_batch(
         rows: what it writes.
         kind: of its entry.
         ranges: the sequences that it replaces; without any it appends.
+        replay: the id of the replay that it begins and ends.
     """
     version = DeltaTable(str(table)).version() if table.exists() else -1
     number = version + 2
     covered = sorted(rows if ranges is None else ranges)
+    written = {Shard(STREAM, 0): Range(covered[0], covered[-1] + 1)}
     entry = LedgerEntry(
         kind,
         group="lakehouse",
@@ -49,8 +51,11 @@ def write_batch(
         by="main",
         bid=f"bid-{number}",
         base=version,
-        ranges={Shard(STREAM, 0): Range(covered[0], covered[-1] + 1)},
+        ranges=written,
         mode="append" if ranges is None else "replace",
+        replay=replay,
+        goal=written if replay else {},
+        begins=bool(replay),
     )
     data = pa.table(
         {
