@@ -2,7 +2,8 @@
 
 An asset whose function has a parameter ``orders`` gets the table of the asset ``orders`` as its annotation says: a
 Spark DataFrame, an Arrow table or dataset, a Polars or pandas frame, or a ``deltalake.DeltaTable``. It is pinned to the
-version of the last materialization before the run was made, so that whatever the run makes is of one version.
+version of the last materialization before the run was made, so that whatever the run makes is of one version. Where
+nothing was written for so long that this version was cleaned away, it is the newest one.
 
 Frames and Arrow tables are read by the scan of delta-rs, which knows column mapping and deletion vectors; an Arrow
 dataset opens the data files as they are, so that a table with either cannot be one.
@@ -13,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, cast
+from urllib.parse import unquote
 
 import dagster as dg
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.fs
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaProtocolError
+from deltalake.exceptions import DeltaError, DeltaProtocolError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_times import TIME
 from spark_jobs.table_location import spark_location
 from stream_assets.metadata import VERSION
@@ -55,18 +59,36 @@ class TableLoader(dg.IOManager):
         Raises:
             InvalidOptionError: it says something else, or the table cannot be had as that.
         """
-        version = pinned_version(context)
-        path, wanted = self._declared.table.path, context.dagster_type.typing_type
-        context.log.info(f"loading {path} at {'its newest version' if version is None else f'version {version}'}")
+        table, wanted = self._table(context), context.dagster_type.typing_type
+        context.log.info(f"loading {self._declared.table.path} at version {table.version()}")
         window = _window(context)
         if wanted is Any or (isinstance(wanted, type) and issubclass(wanted, DataFrame)):
-            return self._spark_frame(path, version, window)
-        table = DeltaTable(path, version=version, storage_options=self._declared.table.options())
+            return self._spark_frame(table.version(), window)
         return _as(wanted, table, window)
 
-    def _spark_frame(self, path: str, version: int | None, window: dg.TimeWindow | None) -> DataFrame:
-        reader = self._spark().read.format("delta")
-        frame = (reader if version is None else reader.option("versionAsOf", version)).load(spark_location(path))
+    def _table(self, context: dg.InputContext) -> DeltaTable:
+        """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
+        path, options = self._declared.table.path, self._declared.table.options()
+        version = pinned_version(context)
+        newest = DeltaTable(path, storage_options=options)
+        if version is None or version == newest.version():
+            return newest
+        try:
+            pinned = DeltaTable(path, version=version, storage_options=options)
+        except DeltaError:
+            # It was cleaned from the log, or the table was dropped and has fewer versions now.
+            pinned = None
+        if pinned is not None and _has_its_files(pinned, newest, DeltaLog(path, storage_options=options)):
+            return pinned
+        context.log.warning(
+            f"version {version} of {path}, which the last materialization tells of, is gone: it was cleaned away, or "
+            f"the table was made anew; its newest version {newest.version()} is loaded instead"
+        )
+        return newest
+
+    def _spark_frame(self, version: int, window: dg.TimeWindow | None) -> DataFrame:
+        reader = self._spark().read.format("delta").option("versionAsOf", version)
+        frame = reader.load(spark_location(self._declared.table.path))
         if window is None:
             return frame
         time = f.col(TIME)
@@ -117,8 +139,31 @@ def _version(event: dg.EventLogRecord) -> int | None:
 
 
 def _window(context: dg.InputContext) -> dg.TimeWindow | None:
-    """The time of the partitions that are loaded, where the table has some."""
-    return context.asset_partitions_time_window if context.has_asset_partitions else None
+    """The time of the partitions that are loaded; ``None`` for the whole table."""
+    if not context.has_asset_partitions:
+        return None
+    loads = context.step_context.assets_def
+    mapping = loads.get_partition_mapping(context.asset_key) if loads else None
+    has_none = loads is None or loads.partitions_def is None
+    # All partitions that Dagster knows are not all rows: not those of a day that is not over, or from before the first.
+    if isinstance(mapping, dg.AllPartitionMapping) or (mapping is None and has_none):
+        return None
+    return context.asset_partitions_time_window
+
+
+def _has_its_files(pinned: DeltaTable, newest: DeltaTable, log: DeltaLog) -> bool:
+    """Whether the data files of a version are there; those that the newest one has, too, are."""
+    removed = _paths(pinned) - _paths(newest)
+    if not removed:
+        return True
+    found = log.files().get_file_info(pyarrow.fs.FileSelector("", recursive=True))
+    there = {info.path for info in found}
+    # Files of a table that this one was cloned from have URIs.
+    return all(path in there or unquote(path) in there or "://" in path for path in removed)
+
+
+def _paths(table: DeltaTable) -> set[str]:
+    return set(map(str, pa.table(table.get_add_actions()).column("path").to_pylist()))
 
 
 def _as(wanted: Any, table: DeltaTable, window: dg.TimeWindow | None) -> Any:

@@ -1,5 +1,7 @@
 """What downstream assets get of the table: as they ask for it, of the version that their run was asked for with."""
 
+import logging
+import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitions
+from tests.support.delta_writes import clean_log
 
 ORDERS = dg.AssetKey(["sales", "orders"])
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
@@ -115,6 +118,66 @@ def test_a_run_sees_the_version_of_the_materialization_before_it(lake: DeltaLake
 def test_a_table_that_nobody_told_of_is_loaded_as_it_is(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
     write_deltalake(lake.table_of(ORDERS).path, pa.table({"id": pa.array([7], pa.int64())}))
     assert load(lake, instance, pa.Table).column("id").to_pylist() == [7]
+
+
+def warnings_of(instance: dg.DagsterInstance) -> list[str]:
+    """What the newest run has warned of."""
+    (run,) = instance.get_runs(limit=1)
+    return [entry.user_message for entry in instance.all_logs(run.run_id) if entry.level == logging.WARNING]
+
+
+@pytest.mark.parametrize("gone", ["log", "files", "table"])
+def test_the_newest_version_is_loaded_where_that_of_the_materialization_is_gone(
+    lake: DeltaLake, instance: dg.DagsterInstance, gone: str
+) -> None:
+    path = lake.table_of(ORDERS).path
+    for number in (1, 2):
+        version = write(lake, instance, number)
+    assert ids_of(load(lake, instance, pa.Table)) == [2, 1]
+    assert not warnings_of(instance)
+    if gone == "table":
+        shutil.rmtree(path)
+        write_deltalake(path, pa.table({"id": pa.array([1, 2], pa.int64())}))
+    else:
+        DeltaTable(path).optimize.compact()
+    if gone == "files":
+        DeltaTable(path).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    if gone == "log":
+        clean_log(path)
+    rows = ids_of(load(lake, instance, pa.Table))
+    assert sorted(rows) == [1, 2]
+    (warning,) = warnings_of(instance)
+    assert f"version {version} of {path}, which the last materialization tells of, is gone" in warning
+
+
+def test_files_that_were_joined_since_are_no_reason_for_another_version(
+    lake: DeltaLake, instance: dg.DagsterInstance
+) -> None:
+    for number in (1, 2):
+        version = write(lake, instance, number)
+    DeltaTable(lake.table_of(ORDERS).path).optimize.compact()
+    assert load(lake, instance, DeltaTable).version() == version
+    assert not warnings_of(instance)
+
+
+@pytest.mark.parametrize("mapping", [None, dg.AllPartitionMapping(), dg.LastPartitionMapping()], ids=repr)
+def test_an_asset_without_partitions_gets_all_rows_unless_its_mapping_says_which(
+    lake: DeltaLake, instance: dg.DagsterInstance, mapping: dg.PartitionMapping | None
+) -> None:
+    # One row from before the first partition, and one from behind the last one, which Dagster does not know of yet.
+    write_days(lake, *(datetime(2026, 1, day, 12, tzinfo=timezone.utc) for day in (1, 2, 3, 4)))
+    days = dg.DailyPartitionsDefinition("2026-01-02", end_date="2026-01-04")
+    rows = ids_of(load(lake, instance, pa.Table, partitions=days, mapping=mapping))
+    assert sorted(rows) == ([3] if isinstance(mapping, dg.LastPartitionMapping) else [1, 2, 3, 4])
+
+
+def test_before_the_first_day_is_over_an_asset_without_partitions_gets_its_rows(
+    lake: DeltaLake, instance: dg.DagsterInstance
+) -> None:
+    today = datetime.now(timezone.utc)
+    write_days(lake, today)
+    days = dg.DailyPartitionsDefinition(today.date().isoformat())
+    assert ids_of(load(lake, instance, pa.Table, partitions=days)) == [today.day]
 
 
 def test_another_annotation_is_refused_with_those_that_there_are(lake: DeltaLake, instance: dg.DagsterInstance) -> None:
