@@ -295,7 +295,7 @@ def stream_asset(
     storage_options: Mapping[str, str] | None = None,
     single_writer: bool = False,
     name: str | None = None,
-    key_prefix: Sequence[str] | None = None,
+    key_prefix: str | Sequence[str] | None = None,
     group_name: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
@@ -369,7 +369,7 @@ def stream_asset(
             until Dagster knows that the last one has ended: set ``run_monitoring``. The jobs for replays, redrives and
             maintenance share ``pool``, whose limit has to be 1, and are refused without one.
         name: of the asset; the function's name by default.
-        key_prefix: what comes before the name in the asset key.
+        key_prefix: what comes before the name in the asset key, one part or several.
         group_name: Dagster's group of the asset; it has nothing to do with the consumer group.
         owners: of the asset.
         tags: of the asset.
@@ -456,8 +456,9 @@ def stream_asset(
             automation_condition=automation_condition,
             freshness_policy=freshness_policy,
         )
+        prefix = (key_prefix,) if isinstance(key_prefix, str) else key_prefix or ()
         data = StreamTranslatorData(
-            key=dg.AssetKey([*(key_prefix or ()), str(own_name)]),
+            key=dg.AssetKey([*prefix, str(own_name)]),
             origin=origin,
             group=group or shown_group or chosen_mode.value,
             table=_shown(table),

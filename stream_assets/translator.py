@@ -16,6 +16,7 @@ from stream_assets.connections import Origin
 from stream_assets.deferred import shown_text, variable
 from stream_assets.metadata import TABLE_URI
 from stream_consumers.backend import find_backend
+from stream_consumers.options import check_several
 from stream_consumers.urls import StreamUrl
 
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
@@ -37,6 +38,10 @@ class AssetOptions:
     code_version: str | None = None
     automation_condition: dg.AutomationCondition[Any] | None = None
     freshness_policy: dg.FreshnessPolicy | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("deps", "owners", "kinds"):
+            check_several(option, getattr(self, option))
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,29 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
     return value
 
 
+def check_several(name: str, values: object) -> None:
+    """Refuse text where several values are expected: each of its letters would be one.
+
+    Args:
+        name: of the argument.
+        values: what it is set to.
+
+    Raises:
+        InvalidOptionError: it is text.
+
+    Example:
+        >>> check_several("owners", ["team:shop"])
+        >>> check_several("owners", "team:shop")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: owners='team:shop' is text, where several values are expected. \
+Write owners=['team:shop'].
+    """
+    if isinstance(values, str | bytes):
+        raise InvalidOptionError(
+            f"{name}={values!r} is text, where several values are expected", remedy=f"Write {name}=[{values!r}]."
+        )
+
+
 def is_plain_text(text: str) -> bool:
     r"""Whether a client that is written in C takes this text as it is.
 

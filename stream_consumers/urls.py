@@ -94,13 +94,19 @@ class StreamUrl:
     def with_streams(self, keys: Iterable[str]) -> StreamUrl:
         """This URL with other streams.
 
+        Args:
+            keys: the stream keys; text is one.
+
         Raises:
             InvalidStreamKeyError: a stream key with characters that it cannot have.
 
         Example:
             >>> str(StreamUrl.parse("redis://localhost/").with_streams(["user:events", "*"]))
             'redis://localhost/user:events,SEA_STREAMER_WILDCARD'
+            >>> StreamUrl.parse("redis://localhost/").with_streams("orders").streams
+            ('orders',)
         """
+        keys = (keys,) if isinstance(keys, str) else keys
         return replace(self, streams=tuple(WILDCARD if key == "*" else self.stream_key(key) for key in keys))
 
     def stream_key(self, text: str) -> str:

@@ -210,10 +210,7 @@ class Streamer:
         )
 
     def _url_of(self, streams: str | Sequence[str] | None) -> StreamUrl:
-        if streams is None:
-            return self._url
-        names = (streams,) if isinstance(streams, str) else tuple(streams)
-        return self._url.with_streams(names)
+        return self._url if streams is None else self._url.with_streams(streams)
 
 
 def connect(

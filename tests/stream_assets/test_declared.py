@@ -45,6 +45,9 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
         "s3a:/b/a",
         "dbfs:/a",
     ),
+    "deps": ("orders", b"orders"),
+    "owners": ("team:shop",),
+    "kinds": ("kafka",),
     "replay_partitions": ("daily", dg.StaticPartitionsDefinition(["a"])),
 }
 
@@ -55,6 +58,11 @@ def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: o
         declare(**{option: value})
     assert f"{option}={value!r}" in str(refused.value)
     assert refused.value.remedy
+
+
+@pytest.mark.parametrize("prefix", ["sales", ["sales"], ("sales",)], ids=repr)
+def test_a_prefix_of_one_part_may_be_text(prefix: object) -> None:
+    assert declare(key_prefix=prefix).key == dg.AssetKey(["sales", "orders"])
 
 
 @pytest.mark.parametrize("decode", ["json", Json, "", 5], ids=repr)
