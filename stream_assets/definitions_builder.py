@@ -12,6 +12,7 @@ from stream_assets.asset import StreamAsset
 from stream_assets.conflicts import check_conflicts
 from stream_assets.redrive_job import build_redrive_job
 from stream_assets.replay_job import build_replay_job
+from stream_assets.translator import STREAM_URL
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -65,8 +66,8 @@ def stream_definitions(
         InvalidOptionError: something else among ``streams``, like an asset that Dagster has made of a stream asset; two
             assets whose names differ only by characters that Dagster folds into one, or whose tables share a group of
             mode ``load_balanced``; that write streams of one key at two places into one table, or one table of a
-            ``DeltaLake`` by accident, or where dead letters of the other go; or an asset with a single writer and
-            without a pool, which would get a replay job or a redrive job.
+            ``DeltaLake`` by accident, or where dead letters of the other go; two streams that would be one asset; or an
+            asset with a single writer and without a pool, which would get a replay job or a redrive job.
 
     Example:
         >>> from stream_assets import stream_asset
@@ -98,9 +99,8 @@ def stream_definitions(
     jobs = {name: build_ingest_job(stream) for name, stream in names.items()}
     replayed = [(stream, stream.declared.replay_partitions) for stream in assets]
     redriven = [stream for stream in assets if redrive_jobs and not stream.declared.is_claimed]
-    upstream = {spec.key: spec for stream in assets for spec in stream.streams.values()}
     return dg.Definitions(
-        assets=[*assets, *{**upstream, **own}.values()],
+        assets=[*assets, *_upstream(assets, own)],
         jobs=[
             *jobs.values(),
             *(build_replay_job(stream, days) for stream, days in replayed if days),
@@ -109,3 +109,17 @@ def stream_definitions(
         sensors=[build_sensor(stream, jobs[name]) for name, stream in names.items()],
         resources=resources,
     )
+
+
+def _upstream(assets: Sequence[StreamAsset], own: Mapping[dg.AssetKey, dg.AssetSpec]) -> list[dg.AssetSpec]:
+    """The assets that stand for the streams: the user's own, and ours for the others."""
+    found = dict(own)
+    for spec in (spec for stream in assets for spec in stream.streams.values()):
+        urls = [one.metadata.get(STREAM_URL) for one in (found.setdefault(spec.key, spec), spec)]
+        if spec.key not in own and urls[0] != urls[1]:
+            raise InvalidOptionError(
+                f"the streams {urls[0]} and {urls[1]} would be one asset, {spec.key.to_user_string()}",
+                remedy="Tell them apart in get_stream_spec of a StreamTranslator; or add an AssetSpec of that key, "
+                "which stands for both.",
+            )
+    return list(found.values())

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +19,8 @@ from stream_consumers.backend import find_backend
 from stream_consumers.options import check_several
 from stream_consumers.urls import StreamUrl
 
+STREAM_URL = "stream/url"
+"""The metadata of a stream's asset that says where it is."""
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 _ENCODED = "percent-encoded"
 _DEFAULT_PORTS = {"kafka": ":9092", "redis": ":6379", "rediss": ":6379"}
@@ -134,12 +136,14 @@ class StreamTranslator:
         shown = data.origin.shown
         if shown is None:
             return dg.AssetSpec(["stream", stream], description=f"What the variable {stream} names.")
-        place = shown.with_streams([])
+        cluster = cluster_name(shown)
+        # Nothing else than what the key says: Dagster refuses two specs of one key that differ.
+        place = shown if shown.protocol == "file" else replace(shown, nodes=(cluster,))
         return dg.AssetSpec(
-            stream_asset_key(shown.protocol, cluster_name(shown), stream),
-            description=f"Stream {stream} of {place}.",
+            stream_asset_key(shown.protocol, cluster, stream),
+            description=f"Stream {stream} of {place.with_streams([])}.",
             kinds={data.kind} if data.kind else None,
-            metadata={"stream/url": str(shown.with_streams([stream])), "stream/key": stream},
+            metadata={STREAM_URL: str(place.with_streams([stream])), "stream/key": stream},
         )
 
 

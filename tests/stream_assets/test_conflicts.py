@@ -23,7 +23,7 @@ def declare(name: str, source: Any, table: Any = "lake/all", **options: Any) -> 
         ("kafka://eu:9092/orders", "kafka://us:9092/orders,returns"),
         ("redis://a/orders", "redis://b/orders"),
         ("redis://a/orders", "kafka://a/orders"),
-        ("file:///eu/orders.ss/orders", "file:///us/orders.ss/orders"),
+        ("file:///lake/eu.ss/orders", "file:///lake/us.ss/orders"),
         (
             KafkaCluster(bootstrap_servers=dg.EnvVar("EU")).stream("orders"),
             KafkaCluster(bootstrap_servers=dg.EnvVar("US")).stream("orders"),

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from stream_assets import StreamAsset, StreamTranslator, StreamTranslatorData, stream_asset, stream_definitions
+from stream_consumers.errors import InvalidOptionError
 
 
 def declare(name: str, source: str, **options: Any) -> StreamAsset:
@@ -31,10 +32,34 @@ def test_the_streams_of_two_clusters_are_two_nodes(one: str, other: str) -> None
     assert not parents[0] & parents[1]
 
 
-def test_the_order_of_the_servers_makes_no_other_node() -> None:
-    assert (
-        declare("a", "kafka://a:9092,b:9092/orders").upstream == declare("b", "kafka://b:9092,a:9092/orders").upstream
-    )
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("kafka://a:9092,b:9092/orders", "kafka://b:9092,a:9092/orders"),
+        ("kafka://a:9092,b:9092/orders", "kafka://a/orders"),
+        ("redis://a/orders", "redis://a:6379/orders,returns"),
+        ("file:///lake/orders.ss/orders", "file:///lake/orders.ss/orders,returns"),
+    ],
+)
+def test_a_stream_is_one_node_however_its_servers_are_written(one: str, other: str) -> None:
+    first, second = declare("a", one), declare("b", other)
+    assert first.upstream["orders"] == second.upstream["orders"]
+    merged = dg.Definitions.merge(stream_definitions([first]), stream_definitions([second]))
+    for definitions in (merged, stream_definitions([first, second])):
+        dg.Definitions.validate_loadable(definitions)
+        node = definitions.resolve_asset_graph().get(first.upstream["orders"])
+        assert node.child_keys == {first.key, second.key}
+
+
+def test_two_streams_are_not_one_node_unless_somebody_says_so() -> None:
+    files = [declare("a", "file:///eu/orders.ss/o"), declare("b", "file:///us/orders.ss/o")]
+    with pytest.raises(
+        InvalidOptionError, match=r"file:///eu/orders.ss/o and file:///us/orders.ss/o would be one asset"
+    ):
+        stream_definitions(files)
+    both = dg.AssetSpec(["file", "orders.ss", "o"], description="Of both halls.")
+    definitions = stream_definitions([*files, both])
+    assert definitions.resolve_asset_graph().get(both.key).description == "Of both halls."
 
 
 class Sales(StreamTranslator):
