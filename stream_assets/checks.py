@@ -6,13 +6,15 @@ What is not there is not right: a check of a table that nobody has written does 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
 import dagster as dg
 
 from sensors.lag import Measurement, measure
+from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from stream_assets.materializations import materializations
@@ -89,7 +91,8 @@ def build_freshness_check(
 ) -> StreamCheck:
     """A check that no message waits while nothing is written. It asks the broker.
 
-    A quiet stream is fresh: it passes if there is nothing to read, however old the last batch is. A run writes what
+    A quiet stream is fresh: it passes if there is nothing to read, however old the last batch is. Replays, redrives and
+    maintenance write no new messages: they are no batches, and neither is one that a RESTORE removed. A run writes what
     there is before its checks are evaluated; so give them a schedule of their own, too.
 
     Args:
@@ -114,7 +117,7 @@ def build_freshness_check(
         found = _measured(context, budget_seconds, answer_seconds)
         if isinstance(found, str):
             return dg.AssetCheckResult(passed=False, severity=level, description=found)
-        newest = next(context.ledger.newest_first(), None)
+        newest = next(filter(_is_ingested, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
         age = None if written_ms is None else time.time() - written_ms / 1000
         written = "the log does not tell when the last batch was written"
@@ -144,7 +147,10 @@ def build_dead_letter_ratio_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
     blocking: bool = False,
 ) -> StreamCheck:
-    """A check that few of the messages of the newest batches could not be decoded. It reads only the Delta log.
+    """A check that few of the messages of the newest batches could not be decoded.
+
+    It reads only the Delta log; and where rows were replaced, the dead-letter table, since dead letters that were
+    redriven or replayed count no more.
 
     Args:
         max_ratio: of messages that are dead letters, from 0 to 1.
@@ -167,13 +173,15 @@ def build_dead_letter_ratio_check(
         raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than all", remedy="Use a number from 0 to 1.")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        entries: list[LedgerEntry] = []
-        # Behind a RESTORE to who knows where the log does not tell.
-        with suppress(LedgerUnreadableError, LedgerTruncatedError):
-            found = (commit.entry for commit in context.ledger.surviving(context.state.version))
-            entries.extend(islice((one for one in found if one and one.kind in ("batch", "replay")), batches))
-        dead = sum(entry.dead for entry in entries)
-        messages = dead + sum(entry.rows for entry in entries)
+        # A redrive makes rows of dead letters of other batches; they were counted with those.
+        made = (
+            commit.entry
+            for commit in _surviving(context)
+            if commit.entry and commit.entry.kind in ("batch", "replay") and not commit.entry.places
+        )
+        entries = list(islice(made, batches))
+        dead = _still_dead(context, entries)
+        messages = sum(entry.rows + entry.dead for entry in entries)
         ratio = dead / messages if messages else 0.0
         nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
@@ -301,6 +309,32 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
             "stream/dead_letter_table": dead_letters.path,
         },
     )
+
+
+def _surviving(context: StreamCheckContext) -> Iterator[Commit]:
+    """The commits of the group whose rows are there, the newest first, as far as the log tells."""
+    # Behind a RESTORE to who knows where it does not tell.
+    with suppress(LedgerUnreadableError, LedgerTruncatedError):
+        yield from context.ledger.surviving(context.state.version)
+
+
+def _is_ingested(commit: Commit) -> bool:
+    """Whether it is a batch that ingestion wrote: none that only moves the group, or replaces rows."""
+    entry = commit.entry
+    return entry is not None and entry.kind == "batch" and not (entry.skipped or entry.until)
+
+
+def _still_dead(context: StreamCheckContext, entries: Sequence[LedgerEntry]) -> int:
+    """How many dead letters of these batches count: those that were redriven or replayed do no more."""
+    if not context.ledger.totals(context.state).replaced:
+        return sum(entry.dead for entry in entries)
+    letters, ledger = context.stream.ingestion.dead_letters(), context.ledger
+    # A range that was gone has neither; it is no message.
+    is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
+    counted: Counter[str] = Counter()
+    for part in letters.scan(ledger.group, letters.uncounted(ledger), ["_batch"], where=is_message):
+        counted.update(map(str, part.column("_batch").to_pylist()))
+    return sum(counted[entry.bid] for entry in entries)
 
 
 def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import dagster as dg
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets import (
     DEFAULT_CHECKS,
     StreamCheck,
@@ -53,8 +56,8 @@ def ten_messages() -> Iterator[None]:
     forget_memory_broker(URL)
 
 
-def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None = None) -> None:
-    """Batches of group ``g``, each with its messages, rows that were decoded and dead letters."""
+def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None = None) -> WrittenLog:
+    """Batches of group ``g``, each with its messages, rows that were decoded and dead letters; the log of the table."""
     log, position = WrittenLog(table), 0
     with open_batch_source(str(URL)) as source:
         identities = source.identities()
@@ -77,6 +80,31 @@ def write(table: Path, *batches: tuple[int, int, int], timestamp_ms: int | None 
         )
         log.ours(entry, timestamp_ms=timestamp_ms)
         position += messages
+    return log
+
+
+def write_next(log: WrittenLog, kind: str, *, number: int, rows: int = 0, **fields: Any) -> None:
+    """A commit of the group ``g`` now, behind the others, that is no batch of :func:`write`."""
+    member = "main" if kind == "batch" else kind
+    # It is not full, so that what the one before says of the shards stays.
+    entry = LedgerEntry(
+        kind, "g", f"g/{member}", number, member, f"{kind}{number}", log.next - 1, state=None, rows=rows, **fields
+    )
+    log.ours(entry, timestamp_ms=int(time.time() * 1000))
+
+
+def write_dead_letters(table: Path, batch: str, sequences: range) -> None:
+    """Dead letters of a batch of the group ``g``, and one for a range that was gone."""
+    places = [*sequences, None]
+    rows = {
+        "_stream": pa.array([SHARD.stream] * len(places), pa.string()),
+        "_shard": pa.array([SHARD.id] * len(places), pa.int64()),
+        "_sequence": pa.array(places, pa.int64()),
+        "payload": pa.array([None] * len(places), pa.binary()),
+        "_batch": pa.array([batch] * len(places), pa.string()),
+        "_group": pa.array(["g"] * len(places), pa.string()),
+    }
+    write_deltalake(dead_letter_path(str(table)), pa.table(rows), mode="append")
 
 
 def evaluate(
@@ -138,6 +166,49 @@ def test_few_dead_letters_may_be_among_the_newest_messages(folder: Path, instanc
     assert found.description == "2 of 200 messages of the newest 2 batches"
     assert not evaluate(build_dead_letter_ratio_check(batches=2, max_ratio=0.009), folder, instance).passed
     assert not evaluate(build_dead_letter_ratio_check(), folder, instance).passed, "older batches count, too"
+
+
+def test_dead_letters_that_were_redriven_or_replayed_count_no_more(folder: Path, instance: dg.DagsterInstance) -> None:
+    log = write(folder / "t", (20, 0, 20), (20, 20, 0))
+    write_dead_letters(folder / "t", "b1", range(20))
+    check = build_dead_letter_ratio_check()
+    assert evaluate(check, folder, instance).description == "20 of 40 messages of the newest 2 batches"
+    redriven = {SHARD: Intervals.of((0, 15))}
+    write_next(log, "replay", number=1, rows=15, mode="replace", replay="r1", places=redriven)
+    assert evaluate(check, folder, instance).description == "5 of 40 messages of the newest 2 batches"
+    write_next(log, "replay", number=2, rows=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
+    found = evaluate(check, folder, instance)
+    assert found.description == "0 of 45 messages of the newest 3 batches"
+    assert found.passed
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("replay", {"mode": "replace", "ranges": {SHARD: Range(0, 2)}, "replay": "r"}),
+        ("replay", {"mode": "replace", "places": {SHARD: Intervals.of((0, 2))}, "replay": "r"}),
+        ("keep", {}),
+        ("batch", {"mode": "replace", "ranges": {SHARD: Range(1, 1)}, "until": {SHARD: 2}, "replay": "r"}),
+    ],
+    ids=["replay", "redrive", "maintenance", "rewind"],
+)
+def test_what_writes_no_new_messages_is_no_batch_that_makes_a_table_fresh(
+    folder: Path, instance: dg.DagsterInstance, kind: str, fields: dict[str, Any]
+) -> None:
+    log = write(folder / "t", (4, 4, 0), timestamp_ms=int((time.time() - 3600) * 1000))
+    write_next(log, kind, number=2 if kind == "batch" else 1, **fields)
+    found = evaluate(build_freshness_check(max_seconds=900), folder, instance)
+    assert not found.passed
+    assert "the last batch was written 3600 s ago" in (found.description or "")
+
+
+def test_a_batch_that_a_restore_removed_makes_no_table_fresh(folder: Path, instance: dg.DagsterInstance) -> None:
+    log = write(folder / "t", (4, 4, 0), timestamp_ms=int((time.time() - 3600) * 1000))
+    write_next(log, "batch", number=2, rows=2, ranges={SHARD: Range(4, 6)})
+    check = build_freshness_check(max_seconds=900)
+    assert evaluate(check, folder, instance).passed
+    log.restore(back_to=0, version=0)
+    assert not evaluate(check, folder, instance).passed
 
 
 def test_other_columns_than_those_of_the_run_before_are_told(folder: Path, instance: dg.DagsterInstance) -> None:
