@@ -243,10 +243,11 @@ def build_schema_change_check(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN,
     blocking: bool = False,
 ) -> StreamCheck:
-    """A check that the columns of the table are those of the run before. It reads only what Dagster was told.
+    """A check that the columns of the table are those that it saw the last time. It reads only what Dagster was told.
 
-    It compares the columns in the newest materialization with those in the one of another run before it, so that a
-    change is told once, by the run that has made or found it.
+    It compares the columns in the newest materialization with those in the newest one that it was evaluated after, so
+    that a change is told once: by the run that has made it, or if that run ended before its checks, by the next one.
+    The first time it compares two runs.
 
     Args:
         name: of the check.
@@ -265,8 +266,11 @@ def build_schema_change_check(
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
         if nothing := _nothing_written(context, context.state):
             return dg.AssetCheckResult(passed=False, severity=level, description=nothing)
-        columns = _columns_of_runs(context)
-        newest, before = next(columns, None), next(columns, None)
+        of_runs = _columns_of_runs(context)
+        newest, before = next(of_runs, None), next(of_runs, None)
+        evaluated = _last_evaluated(context, name)
+        if evaluated is not None:
+            before = next(_columns_of_runs(context, before=evaluated), None)
         if newest is None or before is None:
             return dg.AssetCheckResult(
                 passed=True, severity=level, description="There is no materialization before it to compare with."
@@ -287,7 +291,7 @@ def build_schema_change_check(
             },
         )
 
-    return StreamCheck(name, "The columns are those of the run before.", evaluate, blocking)
+    return StreamCheck(name, "The columns are those that the last check has seen.", evaluate, blocking)
 
 
 def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
@@ -349,14 +353,28 @@ def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds
     return _nothing_written(context, found.state) or found
 
 
-def _columns_of_runs(context: StreamCheckContext) -> Iterator[Mapping[str, str]]:
-    """The columns with their types, as the materializations of each run tell them, the newest run first."""
+def _columns_of_runs(context: StreamCheckContext, *, before: float | None = None) -> Iterator[Mapping[str, str]]:
+    """The columns with their types, as the materializations of each run tell them, the newest run first.
+
+    Args:
+        context: of the check.
+        before: only materializations from before this time, in seconds since 1970.
+    """
     last_run = None
-    for run, made in materializations(context.instance, context.key, most=_MOST_COMPARED):
+    for run, made in materializations(context.instance, context.key, most=_MOST_COMPARED, before=before):
         told = made.metadata.get(COLUMN_SCHEMA)
         if isinstance(told, dg.TableSchemaMetadataValue) and run != last_run:
             last_run = run
             yield {column.name: column.type for column in told.schema.columns}
+
+
+def _last_evaluated(context: StreamCheckContext, name: str) -> float | None:
+    """When a check of the asset was evaluated the last time, in seconds since 1970; ``None`` if it never was."""
+    key = dg.AssetCheckKey(context.key, name)
+    # Runs that end before their checks, and the one that this check is in, have records without an evaluation.
+    history = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_MOST_COMPARED)
+    evaluated = (record for record in history if isinstance(record.evaluation, dg.AssetCheckEvaluation))
+    return max((record.event.timestamp for record in evaluated if record.event), default=None)
 
 
 def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:

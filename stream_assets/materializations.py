@@ -373,7 +373,7 @@ def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partition
 
 
 def materializations(
-    instance: dg.DagsterInstance, key: dg.AssetKey, *, most: int | None = None
+    instance: dg.DagsterInstance, key: dg.AssetKey, *, most: int | None = None, before: float | None = None
 ) -> Iterator[tuple[str, dg.AssetMaterialization]]:
     """The materializations of an asset with the runs that made them, the newest first.
 
@@ -381,17 +381,18 @@ def materializations(
         instance: where they are.
         key: of the asset.
         most: so many at most; ``None`` for all.
+        before: only those from before this time, in seconds since 1970.
     """
-    records = _records(instance, key)
+    records = _records(instance, dg.AssetRecordsFilter(asset_key=key, before_timestamp=before))
     for record in records if most is None else islice(records, most):
         if record.asset_materialization is not None:
             yield record.run_id, record.asset_materialization
 
 
-def _records(instance: dg.DagsterInstance, key: dg.AssetKey) -> Iterator[dg.EventLogRecord]:
+def _records(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.EventLogRecord]:
     cursor, has_more = None, True
     while has_more:
-        page = instance.fetch_materializations(key, limit=_PAGE, cursor=cursor)
+        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
         yield from page.records
         cursor, has_more = page.cursor, page.has_more
 

@@ -211,22 +211,35 @@ def test_a_batch_that_a_restore_removed_makes_no_table_fresh(folder: Path, insta
     assert not evaluate(check, folder, instance).passed
 
 
-def test_other_columns_than_those_of_the_run_before_are_told(folder: Path, instance: dg.DagsterInstance) -> None:
+def materialize(instance: dg.DagsterInstance, **columns: str) -> None:
+    """A run that tells of columns, and ends before its checks."""
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+
+    @dg.asset
+    def orders() -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata={"dagster/column_schema": schema})
+
+    dg.materialize([orders], instance=instance)
+
+
+def evaluate_schema(folder: Path, instance: dg.DagsterInstance) -> dg.AssetCheckResult:
+    """The check of the columns, as a schedule evaluates it: Dagster knows what it told."""
+    found = evaluate(build_schema_change_check(), folder, instance)
+    evaluation = dg.AssetCheckEvaluation(
+        asset_key=dg.AssetKey("orders"), check_name="schema_change", passed=found.passed, metadata=found.metadata
+    )
+    instance.report_runless_asset_event(evaluation)
+    return found
+
+
+def test_a_change_of_the_columns_is_told_once(folder: Path, instance: dg.DagsterInstance) -> None:
     write(folder / "t", (4, 4, 0))
-
-    def materialize(**columns: str) -> dg.AssetCheckResult:
-        schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
-
-        @dg.asset
-        def orders() -> dg.MaterializeResult[Any]:
-            return dg.MaterializeResult(metadata={"dagster/column_schema": schema})
-
-        dg.materialize([orders], instance=instance)
-        return evaluate(build_schema_change_check(), folder, instance)
-
-    assert materialize(id="bigint", user="string").passed, "there is nothing before it"
-    assert materialize(id="bigint", user="string").passed
-    changed = materialize(id="string", amount="double")
+    materialize(instance, id="bigint", user="string")
+    assert evaluate_schema(folder, instance).passed, "there is nothing before it"
+    materialize(instance, id="bigint", user="string")
+    assert evaluate_schema(folder, instance).passed
+    materialize(instance, id="string", amount="double")
+    changed = evaluate_schema(folder, instance)
     assert not changed.passed
     assert changed.severity is dg.AssetCheckSeverity.WARN
     assert {name: value.value for name, value in changed.metadata.items()} == {
@@ -234,7 +247,30 @@ def test_other_columns_than_those_of_the_run_before_are_told(folder: Path, insta
         "stream/removed_columns": ["user"],
         "stream/changed_columns": {"id": "bigint to string"},
     }
-    assert materialize(id="string", amount="double").passed, "a change is told once"
+    assert evaluate_schema(folder, instance).passed, "nothing was materialized since"
+    materialize(instance, id="string", amount="double")
+    assert evaluate_schema(folder, instance).passed
+
+
+def test_a_change_by_a_run_that_ended_before_its_checks_is_told_by_the_next(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(folder / "t", (4, 4, 0))
+    materialize(instance, id="bigint")
+    assert evaluate_schema(folder, instance).passed
+    for _ in range(2):
+        materialize(instance, id="bigint", amount="double")
+    assert evaluate_schema(folder, instance).metadata["stream/added_columns"].value == ["amount"]
+    assert evaluate_schema(folder, instance).passed
+
+
+def test_the_first_time_the_columns_are_compared_with_those_of_the_run_before(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write(folder / "t", (4, 4, 0))
+    for columns in ({"id": "bigint"}, {"id": "string"}):
+        materialize(instance, **columns)
+    assert not evaluate_schema(folder, instance).passed
 
 
 @pytest.mark.parametrize(
