@@ -64,6 +64,27 @@ class LagPolicy:
             if field.name.endswith("_seconds"):
                 check_range(field.name, getattr(self, field.name))
 
+    def with_runs(self, *, max_runs: int, linger_seconds: float) -> LagPolicy:
+        """The policy for runs like these; what of it is not at its default stays as it is.
+
+        Args:
+            max_runs: how many share the work.
+            linger_seconds: how long each stays and waits for messages; 0 for one that ends when there are none.
+
+        Example:
+            >>> policy = LagPolicy(max_wait_seconds=5).with_runs(max_runs=4, linger_seconds=600)
+            >>> policy.max_runs, policy.keeps_alive, policy.stale_run_seconds - STALE_RUN_SECONDS
+            (4, True, 600.0)
+        """
+        # A run that stays is not stale before its time is over.
+        is_usual = self.stale_run_seconds == STALE_RUN_SECONDS
+        return replace(
+            self,
+            max_runs=max_runs if self.max_runs == 1 else self.max_runs,
+            keeps_alive=self.keeps_alive or linger_seconds > 0,
+            stale_run_seconds=STALE_RUN_SECONDS + linger_seconds if is_usual else self.stale_run_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LagCursor:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 from pydantic import ValidationError
 
-from sensors.lag_sensor import STALE_RUN_SECONDS, LagPolicy
+from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.replay import Replay
 from spark_jobs.reading.decode import Decoder, Raw
@@ -387,6 +387,7 @@ def stream_asset(
         run_tags: of the runs that the sensor asks for, like ``{"dagster/priority": "3"}``.
         checks: what is checked after each run.
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
+            ``members`` and ``linger_seconds`` do, where it leaves how many runs there are and how long at the defaults.
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
             that the definitions have; by default a local Spark that outlives the run.
         translator: decides the key, the streams' keys, groups, tags, freshness and automation.
@@ -417,9 +418,11 @@ def stream_asset(
             f"single_writer=True says that one run writes at a time, but members={members} lets several do so",
             remedy="Use members=1; or a log store that puts a commit only if it is absent, without single_writer.",
         )
-    if linger_seconds and min_lag > 1:
+    given = policy or LagPolicy(min_lag=min_lag, max_wait_seconds=max_wait_seconds)
+    if linger_seconds and given.min_lag > 1:
         raise InvalidOptionError(
-            f"min_lag={min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for them",
+            f"min_lag={given.min_lag} lets messages wait, but linger_seconds={linger_seconds:g} lets a run wait for "
+            "them",
             remedy="Leave one of them out.",
         )
     shown_group = None if group is None else shown_text(group) if isinstance(group, str) else group
@@ -430,13 +433,9 @@ def stream_asset(
     chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
     limits = Limits().override(max_records, max_bytes)
 
-    # A run that stays is not stale before its time is over.
-    chosen_policy = policy or LagPolicy(
-        min_lag=min_lag,
-        max_wait_seconds=max_wait_seconds,
-        stale_run_seconds=STALE_RUN_SECONDS + linger_seconds,
-        max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1,
-        keeps_alive=linger_seconds > 0,
+    # A policy that says nothing of members and of runs that stay has them as the other options say.
+    chosen_policy = given.with_runs(
+        max_runs=members if chosen_mode is ConsumerMode.LOAD_BALANCED else 1, linger_seconds=linger_seconds
     )
 
     def declare(function: Callable[..., Any]) -> StreamAsset:

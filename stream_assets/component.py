@@ -3,7 +3,7 @@
 # No annotations from the future: Dagster reads those of the classes that it makes a schema of.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
@@ -52,9 +52,14 @@ class OpOptions(dg.Resolvable):
 
     pool: Annotated[str | None, _about("Its limit says how many runs write at the same time.")] = None
     tags: Annotated[Mapping[str, Any] | None, _about("Of the op, like dagster-k8s/config.")] = None
-    max_retries: Annotated[int, _about("How often a run that failed is tried again.")] = 0
+    max_retries: Annotated[int | None, _about("How often a run that failed is tried again.")] = None
     retry_delay_seconds: Annotated[float | None, _about("How long it waits before.")] = None
     run_tags: Annotated[Mapping[str, str] | None, _about("Of the runs that the sensor asks for.")] = None
+
+    def beside(self, defaults: "OpOptions | None") -> "OpOptions":
+        """With what the defaults have where this says nothing."""
+        own = {field.name: getattr(self, field.name) for field in fields(OpOptions)}
+        return replace(defaults or self, **{name: value for name, value in own.items() if value is not None})
 
     def as_arguments(self) -> dict[str, Any]:
         """The arguments of ``stream_asset``."""
@@ -266,14 +271,19 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         return [(name,) for name in self._all_streams() if fnmatchcase(name, entry.pattern) and name not in taken]
 
     def _asset(self, entry: StreamEntry, names: Sequence[str]) -> StreamAsset:
-        options = {**(self.defaults.given() if self.defaults else {}), **entry.given()}
-        op: OpOptions = options.pop("op", OpOptions())
-        translation = options.pop("translation", None)
+        defaults = self.defaults or StreamOptions()
+        options = {**defaults.given(), **entry.given()}
+        # Of these two an entry may say a part, and have the rest of the defaults.
+        op = (entry.op or OpOptions()).beside(defaults.op)
+        translator = self.translator or StreamTranslator()
+        for change in filter(None, (defaults.translation, entry.translation)):
+            translator = _Translated(translator, change)
+        for merged in ("op", "translation"):
+            options.pop(merged, None)
         transform = options.pop("transform", _as_it_is)
         table = entry.table or self.lake
         if table is None:
             raise InvalidOptionError("there is no table", remedy="Add lake: {root: …}, or table: to the entry.")
-        base = self.translator or StreamTranslator()
         declare = stream_asset(
             source=self._source(names),
             table=table,
@@ -281,7 +291,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             name=entry.name or re.sub(r"\W+", "_", names[0]).strip("_"),
             description=getattr(transform, "__doc__", None) or f"Of the stream {', '.join(names)}.",
             spark=self.spark,
-            translator=_Translated(base, translation) if translation else base,
+            translator=translator,
             **op.as_arguments(),
             **options,
         )

@@ -140,9 +140,17 @@ def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
         attributes:
           connection: memory://patterns
           lake: /lake
-          defaults: {group: shop, decode: {type: text}}
+          defaults:
+            group: shop
+            decode: {type: text}
+            op: {pool: lake, max_retries: 3, run_tags: {team: shop}}
+            translation: {group_name: shop, owners: ["team:shop"]}
           streams:
-            - {stream: orders-test, name: trial, group: tests}
+            - stream: orders-test
+              name: trial
+              group: tests
+              op: {max_retries: 0}
+              translation: {group_name: trials}
             - {pattern: orders-*}
             - {stream: [clicks, other], name: both, table: elsewhere/both}
         """,
@@ -157,6 +165,11 @@ def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
     assert spec_of(loaded, "orders_eu").metadata["dagster/uri"] == "/lake/public/orders_eu"
     assert spec_of(loaded, "orders_eu").metadata["stream/group"] == "shop"
     assert spec_of(loaded, "trial").metadata["stream/group"] == "tests"
+    for name, group, retries in (("orders_eu", "shop", 3), ("trial", "trials", 0)):
+        spec, op = spec_of(loaded, name), op_of(loaded, f"ingest_{name}")
+        assert (spec.group_name, list(spec.owners), op.pool) == (group, ["team:shop"], "lake"), "each field for itself"
+        assert (op.retry_policy.max_retries if op.retry_policy else 0) == retries
+        assert loaded.resolve_job_def(f"ingest_{name}").run_tags["team"] == "shop"
     assert len(graph.get(dg.AssetKey("both")).parent_keys) == 2
 
 

@@ -97,6 +97,17 @@ def test_the_times_of_a_policy_are_numbers(name: str, seconds: Any) -> None:
         LagPolicy(**{name: seconds})
 
 
+def test_a_policy_keeps_the_members_and_the_stay_that_the_other_options_say() -> None:
+    source = {"source": "kafka://localhost:9092/orders", "mode": "load_balanced", "members": 4, "linger_seconds": 600}
+    usual = declare(**source).declared.policy
+    assert (usual.max_runs, usual.keeps_alive) == (4, True)
+    assert declare(**source, policy=LagPolicy()).declared.policy == usual
+    own = declare(**source, policy=LagPolicy(max_runs=2, stale_run_seconds=60, retry_seconds=5)).declared.policy
+    assert (own.max_runs, own.keeps_alive, own.stale_run_seconds, own.retry_seconds) == (2, True, 60, 5)
+    with pytest.raises(InvalidOptionError, match=r"min_lag=5 lets messages wait, but linger_seconds=600"):
+        declare(**source, policy=LagPolicy(min_lag=5))
+
+
 def claiming(name: str, **options: Any) -> StreamAsset:
     source = "redis://localhost:6379/jobs,more"
     return declare(**{"name": name, "source": source, "mode": "load_balanced", "table": f"lake/{name}", **options})
