@@ -62,7 +62,7 @@ class StreamAsset(dg.AssetsDefinition):
         declared: the stream, the table, and how.
         function: what was decorated.
         streams: the external assets that stand for the streams, by the names of those.
-        run_tags: of the runs that the sensor asks for.
+        run_tags: of the runs of its jobs.
         attributes: those of the definition.
     """
 
@@ -72,7 +72,7 @@ class StreamAsset(dg.AssetsDefinition):
         function: AssetFunction,
         *,
         streams: Mapping[str, dg.AssetSpec],
-        run_tags: Mapping[str, str],
+        run_tags: Mapping[str, Any],
         **attributes: Any,
     ) -> None:
         super().__init__(**attributes)
@@ -136,8 +136,8 @@ class StreamAsset(dg.AssetsDefinition):
         return self._declared.ingestion
 
     @property
-    def run_tags(self) -> Mapping[str, str]:
-        """The tags of the runs that the sensor asks for."""
+    def run_tags(self) -> Mapping[str, Any]:
+        """The tags of the runs of its jobs."""
         return self._run_tags
 
     @property
@@ -207,7 +207,7 @@ def make_stream_asset(
     *,
     streams: Mapping[str, dg.AssetSpec],
     op: OpOptions = OpOptions(),
-    run_tags: Mapping[str, str],
+    run_tags: Mapping[str, Any],
 ) -> StreamAsset:
     """The asset of a stream that goes into a table.
 
@@ -217,7 +217,7 @@ def make_stream_asset(
         spec: Dagster's description of it.
         streams: those of the streams.
         op: of what runs.
-        run_tags: of the runs that the sensor asks for.
+        run_tags: of the runs of its jobs.
     """
     known = {dep.asset_key for dep in spec.deps}
     uri = {TABLE_URI: str(declared.table)}
@@ -310,7 +310,7 @@ def stream_asset(
     op_tags: Mapping[str, Any] | None = None,
     pool: str | None = None,
     hooks: AbstractSet[dg.HookDefinition] = frozenset(),
-    run_tags: Mapping[str, str] | None = None,
+    run_tags: Mapping[str, Any] | None = None,
     checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
     policy: LagPolicy | None = None,
     spark: Any = None,
@@ -381,10 +381,11 @@ def stream_asset(
         automation_condition: of the asset, for runs beside those that the sensor asks for.
         freshness_policy: of the asset.
         retry_policy: of a run that fails.
-        op_tags: of the op, which can say how much memory a container of Kubernetes gets.
+        op_tags: of the op, for executors that give each step a process or a pod of its own; the jobs here do not.
         pool: of the op; its limit says how many runs write at the same time.
         hooks: of the op.
-        run_tags: of the runs that the sensor asks for, like ``{"dagster/priority": "3"}``.
+        run_tags: of the runs of its jobs, those that ingest, replay, redrive and maintain: ``{"dagster/priority":
+            "3"}``, or ``{"dagster-k8s/config": {…}}``, which says how much memory the pod of a run gets.
         checks: what is checked after each run.
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
             ``members`` and ``linger_seconds`` do, where it leaves how many runs there are and how long at the defaults.

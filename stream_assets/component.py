@@ -51,10 +51,10 @@ class OpOptions(dg.Resolvable):
     """What runs in Dagster."""
 
     pool: Annotated[str | None, _about("Its limit says how many runs write at the same time.")] = None
-    tags: Annotated[Mapping[str, Any] | None, _about("Of the op, like dagster-k8s/config.")] = None
+    tags: Annotated[Mapping[str, Any] | None, _about("Of the op.")] = None
     max_retries: Annotated[int | None, _about("How often a run that failed is tried again.")] = None
     retry_delay_seconds: Annotated[float | None, _about("How long it waits before.")] = None
-    run_tags: Annotated[Mapping[str, str] | None, _about("Of the runs that the sensor asks for.")] = None
+    run_tags: Annotated[Mapping[str, Any] | None, _about("Of the runs of its jobs, like dagster-k8s/config.")] = None
 
     def beside(self, defaults: "OpOptions | None") -> "OpOptions":
         """With what the defaults have where this says nothing."""

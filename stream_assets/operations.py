@@ -75,6 +75,7 @@ def build_maintenance(
         f"maintain_{stream.name}",
         selection=dg.AssetSelection.assets(maintenance),
         executor_def=dg.in_process_executor,
+        run_tags=dict(stream.run_tags),
         description=f"Maintain the table of {stream.key.to_user_string()}.",
     )
     schedule = dg.ScheduleDefinition(

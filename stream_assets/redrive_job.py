@@ -58,6 +58,7 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
             "With dry_run the log says how many would become rows, and why the others do not."
         ),
         executor_def=dg.in_process_executor,
+        run_tags=dict(stream.run_tags),
     )
     def redrive_job() -> None:
         redrive()

@@ -55,6 +55,7 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         ),
         partitions_def=partitions,
         executor_def=dg.in_process_executor,
+        run_tags=dict(stream.run_tags),
     )
     def replay_job() -> None:
         replay()

@@ -203,8 +203,10 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
               op:
                 pool: lake
                 max_retries: 3
-                tags: {{dagster-k8s/config: {{container_config: {{resources: {{limits: {{memory: 4Gi}}}}}}}}}}
-                run_tags: {{dagster/priority: "3"}}
+                tags: {{team/op: orders}}
+                run_tags:
+                  dagster/priority: "3"
+                  dagster-k8s/config: {{container_config: {{resources: {{limits: {{memory: 4Gi}}}}}}}}
         post_processing:
           assets:
             - target: "key:sales/orders"
@@ -220,8 +222,10 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
     assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["events/orders"]
     op = op_of(loaded, "ingest_sales__orders")
     assert (op.pool, op.retry_policy.max_retries) == ("lake", 3)
-    assert "4Gi" in str(op.tags)
-    assert loaded.resolve_job_def("ingest_sales__orders").run_tags["dagster/priority"] == "3"
+    assert op.tags["team/op"] == "orders"
+    run_tags = loaded.resolve_job_def("ingest_sales__orders").run_tags
+    assert run_tags["dagster/priority"] == "3"
+    assert "4Gi" in run_tags["dagster-k8s/config"]
 
 
 SECRET = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets import StreamAsset, StreamRun, build_ingest_job, stream_asset, stream_definitions
+from stream_assets import (
+    StreamAsset,
+    StreamRun,
+    build_ingest_job,
+    build_maintenance,
+    stream_asset,
+    stream_definitions,
+)
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -147,6 +155,7 @@ def test_a_body_without_its_parameter_is_refused() -> None:
 
 def test_everything_that_dagster_has_is_passed_on() -> None:
     retry, condition = dg.RetryPolicy(max_retries=3), dg.AutomationCondition.eager()
+    pod = {"container_config": {"resources": {"limits": {"memory": "4Gi"}}}}
     freshness = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_HOUR)
 
     @dg.success_hook
@@ -157,14 +166,14 @@ def test_everything_that_dagster_has_is_passed_on() -> None:
         automation_condition=condition,
         freshness_policy=freshness,
         retry_policy=retry,
-        op_tags={"dagster-k8s/config": {"container_config": {"resources": {"limits": {"memory": "4Gi"}}}}},
+        op_tags={"team/op": "orders"},
         pool="lake",
         kinds={"kafka"},
         metadata={"team/page": "https://example.org"},
         code_version="2",
         hooks={done},
         tags={"domain": "sales"},
-        run_tags={"dagster/priority": "3"},
+        run_tags={"dagster/priority": "3", "dagster-k8s/config": pod},
     )
     spec = orders.get_asset_spec()
     assert spec.automation_condition == condition
@@ -175,9 +184,11 @@ def test_everything_that_dagster_has_is_passed_on() -> None:
     assert spec.metadata["team/page"] == "https://example.org"
     assert orders.op.retry_policy == retry
     assert orders.op.pool == "lake"
-    assert "memory" in str(orders.op.tags)
-    job = stream_definitions([orders]).resolve_job_def("ingest_orders")
-    assert job.run_tags["dagster/priority"] == "3"
+    assert orders.op.tags["team/op"] == "orders"
+    every = dg.Definitions.merge(stream_definitions([orders], redrive_jobs=True), build_maintenance(orders))
+    for name in ("ingest_orders", "replay_orders", "redrive_orders", "maintain_orders"):
+        tags = every.resolve_job_def(name).run_tags
+        assert (tags["dagster/priority"], json.loads(tags["dagster-k8s/config"])) == ("3", pod), name
 
 
 def test_what_others_change_of_the_asset_is_changed() -> None:
