@@ -130,7 +130,8 @@ class IngestMaterializations(Told):
 
     Whoever makes a table of this one when it is materialized does so once a run, for all that came. What a run wrote
     that was killed before it could tell is told by the next one. With partitions there is a materialization for each
-    that was touched, and none without; the first time, for each that the table has rows of.
+    that was touched (the first time, for each that the table has rows of), and one of the asset as a whole: the run was
+    not asked for partitions, and without a result what is downstream in it would be skipped.
 
     Args:
         context: of the run.
@@ -159,6 +160,7 @@ class IngestMaterializations(Told):
         self._partitions = partitions
         self._clock = clock
         self._due_at = clock()
+        self._whole: dg.AssetMaterialization | None = None
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: it is a point in the plots of the asset."""
@@ -178,11 +180,11 @@ class IngestMaterializations(Told):
     def result(self) -> dg.AssetMaterialization | None:
         """What is left to tell, of this run or of one that was killed; ``None`` if Dagster knows of all batches.
 
-        That of partitions is told as events, since the run was not asked for any.
+        That of partitions is told as events; the result is that of the whole, if the run has told of any.
         """
         if self._partitions is not None:
             self._tell()
-            return None
+            return self._whole
         return next(self._untold(is_spark_asked=True), None)
 
     def _tell(self, *, is_spark_asked: bool = True) -> None:
@@ -232,6 +234,8 @@ class IngestMaterializations(Told):
                 # A run that is killed before this one has not told of all of them.
                 metadata[TOLD] = dg.MetadataValue.int(version)
             yield _with_metadata(made, metadata, partition=partition)
+        # Without the version up to which Dagster was told: that is of the partitions.
+        self._whole = made
 
 
 class ReplayMaterialization(Told):
@@ -282,16 +286,18 @@ class ReplayMaterialization(Told):
             )
 
     def result(self) -> dg.AssetMaterialization | None:
-        """What was replaced; ``None`` if there was nothing, or if partitions were told of as events."""
+        """What was replaced, of the asset as a whole; ``None`` if there was nothing.
+
+        Those of its partitions that were touched are told as events, since the run was not asked for them.
+        """
         commits = replay_commits(self._ledger, self._replay_id)
         if self._sum is None and not commits:
             return None
         made = self._replay_made()
-        if self._partitions is None:
-            return made
-        for partition in self._touched(self._partitions, commits).rows:
-            self._context.log_event(_with_metadata(made, {}, partition=partition))
-        return None
+        if self._partitions is not None:
+            for partition in self._touched(self._partitions, commits).rows:
+                self._context.log_event(_with_metadata(made, {}, partition=partition))
+        return made
 
     def _replay_made(self) -> dg.AssetMaterialization:
         version = self._sum.last.version if self._sum else self._ledger.read().version

@@ -31,7 +31,7 @@ def told(instance: dg.DagsterInstance, run_id: str) -> dict[str | None, dict[str
     """The metadata of the partitions that a run has materialized."""
     found = instance.fetch_materializations(KEY, limit=100).records
     made = [record.asset_materialization for record in found if record.run_id == run_id]
-    return {one.partition: {name: v.value for name, v in one.metadata.items()} for one in made if one}
+    return {one.partition: {n: v.value for n, v in one.metadata.items()} for one in made if one and one.partition}
 
 
 @pytest.mark.spark

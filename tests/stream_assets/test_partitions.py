@@ -143,7 +143,12 @@ class Run:
 
     def end(self) -> dict[str | None, Any]:
         """The partitions that it tells of at its end, and how many rows came into them."""
-        assert self._made.result() is None, "the run was not asked for partitions, so it has no result"
+        whole = self._made.result()
+        assert (whole is None) == (not self.told), "what is downstream in the run is made if anything came"
+        if whole is not None:
+            assert whole.partition is None
+            self.tell(whole)
+            self.told.remove(whole)
         return {one.partition: one.metadata["ingest/partition_rows"].value for one in self.told}
 
 
