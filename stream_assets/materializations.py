@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -266,8 +266,18 @@ class ReplayMaterialization(Told):
         self._replay_id = replay_id
         self._what = what
         self._partitions = partitions
+        self._last_copies: Mapping[Shard, Range] = {}
         self._messages = 0
         self._left: int | None = None
+
+    def leave(self, last_copies: Mapping[Shard, Range]) -> None:
+        """These rows of the time of the replay cannot be made again."""
+        self._last_copies = last_copies
+        if last_copies:
+            self._context.log.warning(
+                f"the stream does not hold the messages of {describe_ranges(last_copies)} any more: their rows of this "
+                "time are the last copy, and stay as they are"
+            )
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: say how far the replay is."""
@@ -318,6 +328,7 @@ class PartitionMaterialization(ReplayMaterialization):
         ingestion: what went where.
         spark: the session.
         replay_id: of the replay.
+        streams: the keys of those that are replayed.
         partitions: those of the asset.
     """
 
@@ -329,11 +340,13 @@ class PartitionMaterialization(ReplayMaterialization):
         spark: SparkSession,
         *,
         replay_id: str,
+        streams: Collection[str],
         partitions: dg.TimeWindowPartitionsDefinition,
     ) -> None:
         what = {"partitions": describe_partitions(context)}
         super().__init__(context, key, ingestion, spark, replay_id=replay_id, what=what)
         self._of_partitions = context
+        self._streams = streams
         self._windows = partitions
 
     def result(self) -> dg.AssetMaterialization:
@@ -343,7 +356,8 @@ class PartitionMaterialization(ReplayMaterialization):
         commits = replay_commits(self._ledger, self._replay_id)
         try:
             rows = rows_in_partitions(self._ledger, self._windows, window)
-            late = rows_elsewhere(self._ledger, window, _goal(commits))
+            told = _joined(_goal(commits), self._last_copies)
+            late = rows_elsewhere(self._ledger, window, told, streams=self._streams)
         except TableUnreadableError as error:
             context.log.warning(f"the rows of the partitions are not counted: {error}")
         else:
@@ -428,6 +442,12 @@ def as_result(made: dg.AssetMaterialization) -> dg.MaterializeResult[Any]:
 def _goal(commits: Sequence[Commit]) -> Mapping[Shard, Range]:
     """All that a replay was to replace: each of its commits says it."""
     return commits[-1].entry.goal if commits and commits[-1].entry else {}
+
+
+def _joined(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
+    """Per shard the range from the start of the first to the end of the last."""
+    both = {shard: [ranges[shard] for ranges in (one, other) if shard in ranges] for shard in {**one, **other}}
+    return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in both.items()}
 
 
 def _with_metadata(

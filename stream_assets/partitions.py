@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timezone
 
@@ -14,10 +14,11 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.replay import OnReplay, Replay
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import count_where, in_ranges, names_in_files
-from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, times_in_table
+from spark_jobs.ledger.table_rows import PLACE, in_ranges, names_in_files, scan, sequences_of
+from spark_jobs.ledger.table_times import COLUMNS, Times, changed_times, in_time, times_in_table
 from stream_assets.config import ReplayConfig, StreamConfig
 from stream_consumers.batches import Range
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 
@@ -166,20 +167,28 @@ def rows_in_partitions(
     return count_by_partition(times_in_table(ledger.log, within_window(window)), partitions).rows
 
 
-def rows_elsewhere(ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range]) -> int:
+def rows_elsewhere(
+    ledger: Ledger, window: dg.TimeWindow, ranges: Mapping[Shard, Range], *, streams: Collection[str]
+) -> int:
     """How many rows of a window of time lie outside of these ranges: late messages, among those of another time.
+
+    Args:
+        ledger: of the group.
+        window: of time.
+        ranges: what was replayed, and what cannot be.
+        streams: the keys of those that are replayed; the table may have rows of others.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
     outside = f" AND NOT ({in_ranges(ranges)})" if ranges else ""
-    return count_where(ledger.log, within_window(window) + outside)
+    found = sequences_of(scan(ledger.log, PLACE, where=within_window(window) + outside))
+    return sum(len(part) for shard, part in found.items() if split_epoch(shard.stream)[0] in streams)
 
 
 def within_window(window: dg.TimeWindow) -> str:
-    """The rows whose messages are of a window of time, as a SQL condition."""
-    first, last = (moment.astimezone(timezone.utc).isoformat() for moment in (window.start, window.end))
-    return f"_timestamp >= TIMESTAMP '{first}' AND _timestamp < TIMESTAMP '{last}'"
+    """The rows whose messages have times in a window, as a SQL condition."""
+    return in_time(window.start, window.end)
 
 
 def is_of_partitions(context: dg.AssetExecutionContext) -> bool:

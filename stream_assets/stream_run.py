@@ -26,7 +26,6 @@ from stream_assets.materializations import (
     IngestMaterializations,
     PartitionMaterialization,
     ReplayMaterialization,
-    Told,
     as_result,
     describe_partitions,
     describe_ranges,
@@ -110,7 +109,7 @@ class StreamRun:
         assert isinstance(self.config, ReplayConfig)
         partitions = describe_partitions(context)
         told = _replay_told(context, declared.key, declared, spark, wanted, partitions=partitions)
-        return told.tell(_replayed(context, declared, spark, wanted, self.config))
+        return _replayed(context, declared, spark, wanted, self.config, told=told)
 
 
 def _made(
@@ -123,15 +122,21 @@ def _made(
     if declared.partitions is not None and is_of_partitions(context):
         wanted = partition_replay(context.partition_time_window, config, replay_id(context, key))
         of_partitions = PartitionMaterialization(
-            context, key, declared.ingestion, spark, replay_id=wanted.id, partitions=declared.partitions
+            context,
+            key,
+            declared.ingestion,
+            spark,
+            replay_id=wanted.id,
+            streams=declared.source.required_streams(),
+            partitions=declared.partitions,
         )
-        return of_partitions.tell(_replayed(context, declared, spark, wanted, config))
+        return _replayed(context, declared, spark, wanted, config, told=of_partitions)
     config.check()
     _accept(context, declared, spark, config)
     if config.start.bound() is not None and not config.move_group:
         wanted = config.replay(replay_id(context, key))
         told = _replay_told(context, key, declared, spark, wanted)
-        return told.tell(_replayed(context, declared, spark, wanted, config))
+        return _replayed(context, declared, spark, wanted, config, told=told)
     linger_seconds, every_seconds = staying(declared, config)
     ingested = IngestMaterializations(
         context, key, declared.ingestion, spark, every_seconds=every_seconds, partitions=declared.partitions
@@ -156,7 +161,7 @@ def _accept(context: Context, declared: StreamToTable, spark: SparkSession, conf
 
 def _replay_told(
     context: Context, key: dg.AssetKey, declared: StreamToTable, spark: SparkSession, wanted: Replay, **what: str
-) -> Told:
+) -> ReplayMaterialization:
     what = {"start": str(wanted.start or "earliest"), "stop": str(wanted.stop or "the group's position"), **what}
     return ReplayMaterialization(
         context, key, declared.ingestion, spark, replay_id=wanted.id, what=what, partitions=declared.partitions
@@ -223,14 +228,17 @@ def _replayed(
     spark: SparkSession,
     wanted: Replay,
     config: ReplayConfig,
-) -> Iterator[BatchReport]:
+    *,
+    told: ReplayMaterialization,
+) -> dg.AssetMaterialization | None:
     ingestion = config.configured(declared.ingestion)
     with declared.stream.open() as opened:
         job = ReplayJob(spark, opened, ingestion, wanted, observer=declared.observer, on_wait=context.log.warning)
         start, stop = wanted.start or "the beginning", wanted.stop or "the position of the group"
         ranges = describe_ranges(job.goal()) or "nothing"
         context.log.info(f"replaying from {start} to {stop}: {ranges}")
-        yield from drain_batches(job)
+        told.leave(job.last_copies())
+        return told.tell(drain_batches(job))
 
 
 def replay_id(context: Context, key: dg.AssetKey) -> str:

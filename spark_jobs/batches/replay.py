@@ -37,8 +37,11 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.fold import tally_all
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_rows import PLACE, extents_of, in_ranges, scan
+from spark_jobs.ledger.table_times import in_time
 from spark_jobs.ledger.totals import ReplayProgress, replay_key
 from stream_consumers.batches import BatchSource, Extent, Range
+from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import (
     DataLossError,
     InvalidOptionError,
@@ -46,7 +49,7 @@ from stream_consumers.errors import (
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import choose_fields
+from stream_consumers.options import DataLoss, choose_fields
 
 REPLAY_MEMBER = "replay"
 LONGEST_PAUSE_SECONDS = 5.0
@@ -157,6 +160,48 @@ def goal_of(
     return goal
 
 
+def last_copies(
+    replay: Replay,
+    source: BatchSource,
+    ledger: Ledger,
+    *,
+    extents: Mapping[Shard, Extent],
+    goal: Mapping[Shard, Range],
+) -> Mapping[Shard, Range]:
+    """Where rows of the time of a replay are whose messages the stream does not hold any more.
+
+    Only a time can begin before the stream does; sequences that are gone are refused.
+
+    Args:
+        replay: what to replay.
+        source: the stream.
+        ledger: of the group.
+        extents: what the stream holds.
+        goal: what is replaced.
+
+    Returns:
+        From the first to behind the last of them, per shard.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table's data.
+    """
+    if replay.start is None or replay.start.moment is None:
+        return {}
+    streams = source.url.required_streams()
+    gone = {}
+    for shard, known in ledger.read().shards.items():
+        if split_epoch(shard.stream)[0] not in streams or not known.covered:
+            continue
+        end = known.covered.ranges[-1].end
+        first = extents[shard].start if shard in extents else end
+        if shard not in goal or goal[shard].start <= first:
+            gone[shard] = Range(0, min(first, end))
+    if not any(part.start < part.end for part in gone.values()):
+        return {}
+    time = in_time(replay.start.moment, replay.stop.moment if replay.stop else None)
+    return extents_of(scan(ledger.log, PLACE, where=f"{time} AND ({in_ranges(gone)})"))
+
+
 def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
     """Refuse what cannot be replayed.
 
@@ -218,12 +263,14 @@ class ReplayJob(SourceJob):
         super().__init__(spark, source, own, observer=observer, on_wait=on_wait)
         self._replay = replay
         self._goal: Mapping[Shard, Range] | None = None
+        self._last_copies: Mapping[Shard, Range] | None = None
 
     def goal(self) -> Mapping[Shard, Range]:
         """All that is replaced, in this run and in those that were killed.
 
         Raises:
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+            DataLossError: the stream does not hold all messages of its time any more.
         """
 
         def find() -> Mapping[Shard, Range]:
@@ -232,6 +279,11 @@ class ReplayJob(SourceJob):
             return self._progress(state).goal
 
         return self._retries.call(find)
+
+    def last_copies(self) -> Mapping[Shard, Range]:
+        """Where rows of its time are that it leaves as they are; see :func:`last_copies`."""
+        self.goal()
+        return self._last_copies or {}
 
     def _next_batch(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
@@ -275,7 +327,22 @@ class ReplayJob(SourceJob):
         check_source(self._source, self._ingestion.group, state, extents)
         if known is None and self._goal is None:
             self._goal = goal_of(self._replay, self._source, state, extents)
+        if self._last_copies is None:
+            goal = known.goal if known else self._goal or {}
+            gone = last_copies(self._replay, self._source, self._ledger, extents=extents, goal=goal)
+            if known is None:
+                self._check_held(gone)
+            self._last_copies = gone
         return known or ReplayProgress(self._goal or {})
+
+    def _check_held(self, gone: Mapping[Shard, Range]) -> None:
+        if gone and self._ingestion.on_data_loss is not DataLoss.RECORD:
+            raise DataLossError(
+                f"{self._source.url} no longer holds all messages of the time that was to be replayed",
+                remedy="The rows in the table are the last copy, so they are not touched. Start later; or, with "
+                "on_data_loss='record', leave them as they are and replace the others.",
+                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
+            )
 
     def _plan(self, state: LedgerState, progress: ReplayProgress, gaps: Mapping[Shard, Range]) -> Batch | None:
         lost = self._source.lost(gaps)

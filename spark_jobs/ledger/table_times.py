@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,24 @@ def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Times]:
     """
     for batch in scan(log, (TIME,), where=where):
         yield _milliseconds(batch.column(0))
+
+
+def in_time(start: datetime | None, end: datetime | None) -> str:
+    """The rows whose messages are of a time, as a SQL condition.
+
+    Args:
+        start: its first moment, in any zone; ``None`` if it has none.
+        end: the moment behind the last one; ``None`` if it has none.
+
+    Example:
+        >>> in_time(datetime(2026, 11, 17, tzinfo=timezone.utc), None)
+        "_timestamp >= TIMESTAMP '2026-11-17T00:00:00+00:00'"
+    """
+    bounds = [(">=", start), ("<", end)]
+    told = [
+        f"{TIME} {sign} TIMESTAMP '{moment.astimezone(timezone.utc).isoformat()}'" for sign, moment in bounds if moment
+    ]
+    return " AND ".join(told) or "TRUE"
 
 
 def _milliseconds(column: Any) -> Times:

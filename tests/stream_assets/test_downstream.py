@@ -112,7 +112,7 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
     def orders(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         what = context, stream.key, stream.ingestion, spark
         if is_of_partitions(context):
-            made = PartitionMaterialization(*what, replay_id="id", partitions=DAYS).tell(replayed())
+            made = PartitionMaterialization(*what, replay_id="id", streams=["orders"], partitions=DAYS).tell(replayed())
             assert made is not None
             yield as_result(made)
             return

@@ -121,8 +121,10 @@ def test_the_rows_of_a_window_are_counted_by_its_partitions(tmp_path: Path) -> N
     window = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 19, tzinfo=timezone.utc))
     ledger = ingestion(tmp_path).ledger()
     assert rows_in_partitions(ledger, DAYS, window) == {"2026-11-17": 2}
-    assert rows_elsewhere(ledger, window, {Shard("orders", 0): Range(0, 2)}) == 1, "sequence 2"
-    assert rows_elsewhere(ledger, window, {}) == 2
+    replayed = {Shard("orders", 0): Range(0, 2)}
+    assert rows_elsewhere(ledger, window, replayed, streams=["orders"]) == 1, "sequence 2"
+    assert rows_elsewhere(ledger, window, {}, streams=["orders"]) == 2
+    assert rows_elsewhere(ledger, window, {}, streams=["returns"]) == 0, "the table has rows of another stream"
 
 
 class Run:
@@ -198,21 +200,42 @@ def test_a_retry_tells_what_the_run_has_replaced_that_was_killed_before_it_could
     write_batch(tmp_path / "t", {0: "2026-11-16", 1: "2026-11-17", 2: "2026-11-16", 3: "2026-11-17", 4: "2026-11-18"})
     rows = {1: "2026-11-17", 2: "2026-11-16", 3: "2026-11-17"}
     write_batch(tmp_path / "t", rows, kind="replay", ranges=rows, replay="killed")
-    context = Run(tmp_path, instance).context
-    context.partition_keys = ["2026-11-17"]
-    context.partition_time_window = dg.TimeWindow(WINDOW.start, WINDOW.start + timedelta(days=1))
-    context.add_asset_metadata = lambda metadata, **of: counts.update({of["partition_key"]: metadata})
-    counts: dict[str, Any] = {}
-    told: list[dg.AssetMaterialization] = []
-    warned: list[str] = []
-    context.log_event, context.log.warning = told.append, warned.append
-    spark: Any = None
-    what = context, KEY, ingestion(tmp_path), spark
-    made = PartitionMaterialization(*what, replay_id="killed", partitions=DAYS).tell(())
+    replayed = ReplayedDay(tmp_path, instance)
+    made = replayed.told.tell(())
     assert made is not None
-    assert counts["2026-11-17"]["dagster/partition_row_count"].value == 2
-    assert [one.partition for one in told] == ["2026-11-16"]
-    assert warned == [], "no row of the day is as it was"
+    assert replayed.counts["2026-11-17"]["dagster/partition_row_count"].value == 2
+    assert [one.partition for one in replayed.made] == ["2026-11-16"]
+    assert replayed.warned == [], "no row of the day is as it was"
+
+
+def test_rows_that_the_stream_does_not_hold_any_more_did_not_come_late(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    write_batch(tmp_path / "t", {0: "2026-11-17", 1: "2026-11-17", 2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-17"})
+    write_batch(tmp_path / "t", {2: "2026-11-17"}, kind="replay", ranges=[2], replay="killed")
+    replayed = ReplayedDay(tmp_path, instance)
+    replayed.told.leave({Shard("orders", 0): Range(0, 2)})
+    replayed.told.tell(())
+    gone, late = replayed.warned
+    assert gone.startswith("the stream does not hold the messages of orders/0 [0, 2) any more")
+    assert late.startswith("1 rows of these partitions are as they were: their messages lie in the stream among")
+
+
+class ReplayedDay:
+    """A run that replays the 17th, and goes on with what another one has replaced that was killed."""
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
+        self.counts: dict[str, Any] = {}
+        self.made: list[dg.AssetMaterialization] = []
+        self.warned: list[str] = []
+        context = Run(folder, instance).context
+        context.partition_keys = ["2026-11-17"]
+        context.partition_time_window = dg.TimeWindow(WINDOW.start, WINDOW.start + timedelta(days=1))
+        context.add_asset_metadata = lambda metadata, **of: self.counts.update({of["partition_key"]: metadata})
+        context.log_event, context.log.warning = self.made.append, self.warned.append
+        spark: Any = None
+        what = context, KEY, ingestion(folder), spark
+        self.told = PartitionMaterialization(*what, replay_id="killed", streams=["orders"], partitions=DAYS)
 
 
 WINDOW = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 20, tzinfo=timezone.utc))

@@ -302,4 +302,9 @@ def test_rows_whose_messages_are_gone_are_never_replaced(spark: SparkSession, fo
     gone = {(0, 3), (0, 5)}
     is_new = expected(40, lambda *place: 1 <= place[1] < 11 and place not in gone, first=0)
     assert rows_of(folder / "t") == is_new
+    # As retention would.
+    del log[:8]
+    with pytest.raises(DataLossError, match=r"no longer holds all messages of the time(?s:.*)orders/0=0 to 10"):
+        run_replay(spark, url, what, Replay(start=Bound.parse("2026-01-01T00:00:00Z")))
+    assert rows_of(folder / "t") == is_new
     forget_memory_broker(StreamUrl.parse(url))
