@@ -27,7 +27,10 @@ from spark_jobs.writing.storage import HISTORY, check_log_store
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
+SET_FILE_RETENTION = "stream_assets.deletedFileRetentionDuration"
+"""The file retention that maintenance has set; where the table has another one, somebody has chosen it."""
 DEFAULT_LOG_RETENTION = "interval 30 days"
+LEAST_FILE_RETENTION = "interval 1 day"
 LEAST_FILE_RETENTION_MS = 86_400_000
 KEEPER = "keep"
 """The member in whose transaction sequence a group says what its ledger knows: it races with no batch."""
@@ -143,24 +146,48 @@ def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
 
 
 def _keep_files(spark: SparkSession, log: DeltaLog) -> None:
-    """Let files stay as long as the log does: so long somebody may go back to a version that needs them.
-
-    It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that it
-    holds for whoever else runs VACUUM. By default Delta keeps files for 7 days and the log for 30.
-    """
     snapshot = log.snapshot()
-    configuration = snapshot.configuration if snapshot else {}
+    wanted = file_retention(snapshot.configuration if snapshot else {}, table=log.path)
+    if wanted:
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in wanted.items())
+        spark.sql(f"ALTER TABLE {sql_name(log.path)} SET TBLPROPERTIES ({properties})")
+
+
+def file_retention(configuration: Mapping[str, str], *, table: str) -> Mapping[str, str]:
+    """The table properties that let files stay as long as the log does; empty where nothing is to be set.
+
+    So long somebody may go back to a version that needs them. By default Delta keeps files for 7 days and the log for
+    30. It is a property of the table, since Delta takes the time from nowhere else (``RETAIN`` is ignored), and so that
+    it holds for whoever else runs VACUUM. A second property remembers the value, so that it follows the log as long as
+    nobody chooses another one.
+
+    Args:
+        configuration: the properties of the table.
+        table: its path, for the error.
+
+    Raises:
+        InvalidOptionError: somebody chose less than a day, so that a batch on its way could lose its files.
+
+    Example:
+        >>> file_retention({"delta.logRetentionDuration": "interval 60 days"}, table="lake/orders")[FILE_RETENTION]
+        'interval 60 days'
+        >>> file_retention({"delta.deletedFileRetentionDuration": "interval 7 days"}, table="lake/orders")
+        {}
+    """
     chosen = configuration.get(FILE_RETENTION)
-    if chosen is None:
+    if chosen is None or chosen == configuration.get(SET_FILE_RETENTION):
         kept = configuration.get(LOG_RETENTION, DEFAULT_LOG_RETENTION)
-        spark.sql(f"ALTER TABLE {sql_name(log.path)} SET TBLPROPERTIES ('{FILE_RETENTION}' = '{kept}')")
-        return
+        length = interval_ms(kept)
+        if length is not None and length < LEAST_FILE_RETENTION_MS:
+            kept = LEAST_FILE_RETENTION
+        return {} if kept == chosen else {FILE_RETENTION: kept, SET_FILE_RETENTION: kept}
     length = interval_ms(chosen)
     if length is not None and length < LEAST_FILE_RETENTION_MS:
         raise InvalidOptionError(
-            f"{log.path} lets files be deleted after {chosen!r} ({FILE_RETENTION}), also those of a batch on its way",
+            f"{table} lets files be deleted after {chosen!r} ({FILE_RETENTION}), also those of a batch on its way",
             remedy=f"Set it to a day or more; or unset it, and files stay as long as the log ({LOG_RETENTION}).",
         )
+    return {}
 
 
 def _deleted_files(spark: SparkSession, log: DeltaLog) -> int | None:

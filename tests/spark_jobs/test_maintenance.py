@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.maintenance import maintain
+from spark_jobs.ledger.ledger import LOG_RETENTION
+from spark_jobs.maintenance import FILE_RETENTION, SET_FILE_RETENTION, file_retention, maintain
 from spark_jobs.table_location import sql_name
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 from stream_consumers.memory import forget_memory_broker, memory_broker
@@ -21,7 +22,6 @@ from stream_consumers.urls import StreamUrl
 from tests.support.aged_tables import aged
 from tests.support.kafka_topics import Once, Pipeline, assert_each_once, orders
 
-pytestmark = pytest.mark.spark
 SHARD = Shard("orders")
 
 
@@ -53,6 +53,7 @@ def clean_before(table: str, version: int) -> None:
             commit.unlink()
 
 
+@pytest.mark.spark
 def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: StreamUrl, folder: Path) -> None:
     send(url, 6)
     what = Pipeline.of(spark, str(url), folder / "t", records=2)
@@ -65,6 +66,8 @@ def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: St
     (done,) = maintain(spark, what.ingestion)
     assert (done.files_before, done.files_after, done.deleted_files, done.is_kept) == (files, 1, 0, False)
     assert_each_once(what.rows(), messages(url))
+    kept = DeltaTable(what.table).metadata().configuration
+    assert kept[FILE_RETENTION] == kept[SET_FILE_RETENTION] == "interval 30 days"
     # Ten days are more than Delta keeps files by itself, and less than it keeps the log.
     later = what.having(table=aged(what.table, folder / "later", days=10))
     (done,) = maintain(spark, later.ingestion)
@@ -76,6 +79,7 @@ def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: St
     assert_each_once(later.rows(), messages(url))
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 def test_what_is_older_than_the_log_is_deleted_and_the_log_may_be_cleaned(
     spark: SparkSession, url: StreamUrl, folder: Path
@@ -101,6 +105,7 @@ def test_what_is_older_than_the_log_is_deleted_and_the_log_may_be_cleaned(
     assert_each_once(later.rows(), messages(url))
 
 
+@pytest.mark.spark
 def test_a_table_that_is_not_there_or_deletes_too_early_is_refused(
     spark: SparkSession, url: StreamUrl, folder: Path
 ) -> None:
@@ -115,3 +120,22 @@ def test_a_table_that_is_not_there_or_deletes_too_early_is_refused(
     unsafe = replace(what.ingestion, table="s3a://lake/orders")
     with pytest.raises(Exception, match=r"overwrite each other's commits"):
         maintain(spark, unsafe)
+
+
+def test_files_stay_as_long_as_the_log_and_a_day_at_least_until_somebody_chooses() -> None:
+    table: dict[str, str] = {}
+
+    def maintained(**changes: str) -> str:
+        table.update({f"delta.{name}": value for name, value in changes.items()})
+        table.update(file_retention(table, table="lake/orders"))
+        assert not file_retention(table, table="lake/orders"), "the next run sets nothing, and refuses nothing"
+        return table[FILE_RETENTION]
+
+    table[LOG_RETENTION] = "interval 12 hours"
+    assert maintained() == "interval 1 day"
+    assert maintained(logRetentionDuration="interval 60 days") == "interval 60 days"
+    assert maintained(logRetentionDuration="interval 20 days") == "interval 20 days"
+    assert maintained(deletedFileRetentionDuration="interval 7 days") == "interval 7 days"
+    assert maintained(logRetentionDuration="interval 90 days") == "interval 7 days", "somebody chose it"
+    del table[FILE_RETENTION]
+    assert maintained() == "interval 90 days"
