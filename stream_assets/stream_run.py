@@ -148,7 +148,7 @@ def _made(
 def _accept(context: Context, declared: StreamToTable, spark: SparkSession, config: StreamConfig) -> None:
     if not config.accept:
         return
-    stream, ingestion = declared.stream, declared.ingestion
+    stream, ingestion = declared.stream, config.configured(declared.ingestion)
     with ExitStack() as stack:
         opened = stack.enter_context(stream.open())
         names = ingestion.epochs(stream.url.required_streams())

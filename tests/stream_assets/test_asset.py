@@ -178,7 +178,9 @@ def test_a_run_accepts_a_replaced_file_and_the_sensor_goes_on_with_it(
     (folder / "orders.ss").unlink()
     write_stream(folder / "orders.ss", 20)
     assert not execute(declare(folder), instance).success
-    assert execute(declare(folder), instance, config=config).success
+    # A log store that two drivers can overwrite commits with.
+    unsafe = SparkSessionResource(spark_config={"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"})
+    assert execute(declare(folder, spark=unsafe), instance, config={**config, "single_writer": True}).success
     write_stream(folder / "orders.ss", 4)
     asked = tick(declare(folder), instance)
     (observed,) = asked.asset_events
