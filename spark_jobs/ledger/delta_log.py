@@ -68,6 +68,20 @@ class Commit:
     output_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file of a table.
+
+    Args:
+        path: from the folder of the table, or a URI.
+        partition: what the columns hold that the table is partitioned by, as text, by their names in the files; they
+            are not in the file itself.
+    """
+
+    path: str
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
 class TableSnapshot:
     """One version of a table: its number and the last transaction version of any app id."""
 
@@ -288,23 +302,25 @@ class DeltaLog:
             raise self._not_certain(restore, "no version is as old and has the files that the RESTORE left behind")
         return tuple(reversed(found))
 
-    def added_files(self, version: int) -> list[str]:
-        """The data files that a commit wrote: paths from the folder of the table, or URIs.
+    def added_files(self, version: int) -> list[DataFile]:
+        """The data files that a commit wrote.
 
         Files that only got another deletion vector are not among them.
 
         Raises:
             LedgerUnreadableError: the commit cannot be read.
         """
-        return sorted(unquote(path) for path, vector in self._file_changes(version).added if not vector)
+        changes = self._file_changes(version)
+        return changes.files(path for path, vector in changes.added if not vector)
 
-    def removed_files(self, version: int) -> list[str]:
-        """The data files that a commit took out of the table, or some rows of them: paths as in :meth:`added_files`.
+    def removed_files(self, version: int) -> list[DataFile]:
+        """The data files that a commit took out of the table, or some rows of them.
 
         Raises:
             LedgerUnreadableError: the commit cannot be read.
         """
-        return sorted(unquote(path) for path, _ in self._file_changes(version).removed)
+        changes = self._file_changes(version)
+        return changes.files(path for path, _ in changes.removed)
 
     def files(self) -> pyarrow.fs.FileSystem:
         """The file system whose root is the folder of the table."""
@@ -422,14 +438,19 @@ def _is_within(instants: list[int], commit: Commit, ends: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _FileChanges:
-    """The data files that a commit added and removed, with their deletion vectors."""
+    """The data files that a commit added and removed, with their deletion vectors, and the partition of each file."""
 
     added: frozenset[tuple[str, str]] = frozenset()
     removed: frozenset[tuple[str, str]] = frozenset()
+    partitions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+    def files(self, paths: Iterable[str]) -> list[DataFile]:
+        return [DataFile(unquote(path), self.partitions[path]) for path in sorted(paths)]
 
 
 def _file_changes(text: str) -> _FileChanges:
     found: dict[str, set[tuple[str, str]]] = {"add": set(), "remove": set()}
+    partitions: dict[str, Mapping[str, str | None]] = {}
     is_data_changed = False
     for line in text.split("\n"):
         kind = _FILE_ACTION.match(line)
@@ -437,11 +458,12 @@ def _file_changes(text: str) -> _FileChanges:
             action = json.loads(line)[kind[1]]
             vector = action.get("deletionVector")
             found[kind[1]].add((action["path"], json.dumps(vector, sort_keys=True) if vector else ""))
+            partitions[action["path"]] = action.get("partitionValues") or partitions.get(action["path"], {})
             is_data_changed |= bool(action.get("dataChange", True))
     if not is_data_changed and not found["remove"]:
         # Files that are there already, added once more with other statistics.
         return _FileChanges()
-    return _FileChanges(frozenset(found["add"]), frozenset(found["remove"]))
+    return _FileChanges(frozenset(found["add"]), frozenset(found["remove"]), partitions)
 
 
 def _json_object(text: str | None) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow.dataset
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.ledger.delta_log import Commit, DeltaLog
+from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
@@ -25,6 +25,9 @@ from stream_consumers.messages import Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
 Sequences = npt.NDArray[np.int64]
+_PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
+# What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
+_PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
 
 def scan(
@@ -94,14 +97,41 @@ def written_sequences(
         Per shard; ``None`` if a file is gone (VACUUM removes those that were rewritten), so that it is unknown.
     """
     try:
-        paths = log.added_files(commit.version)
-        if not paths:
+        files = log.added_files(commit.version)
+        if not files:
             return {}
-        files = pyarrow.dataset.dataset(paths, filesystem=log.files(), format="parquet")
-        found = files.to_table(columns=list(names), filter=inside(ranges, names)).to_pandas()
-    except (OSError, ValueError, LedgerUnreadableError):
+        found = open_files(log, files, names).to_table(filter=inside(ranges, names)).to_pandas()
+    except (OSError, ValueError, KeyError, LedgerUnreadableError):
         return None
     return dict(by_shard(found, *names))
+
+
+def open_files(log: DeltaLog, files: Sequence[DataFile], names: Sequence[str]) -> pyarrow.dataset.Dataset:
+    """The rows that data files hold, with the columns of the place also where the table is partitioned by them.
+
+    Args:
+        log: of the table.
+        files: one or more.
+        names: of the columns in the files: those of :data:`PLACE`, and others behind them.
+
+    Raises:
+        OSError: a file is gone.
+        KeyError: a column is neither in the first file nor in the partition of each.
+    """
+    types, told = dict(zip(names, _PLACE_TYPES)), [name for name in names if name in files[0].partition]
+    where = log.files()
+    fragments = []
+    for file in files:
+        holds = reduce(and_, (_holds(name, file.partition[name], types[name]) for name in told), pc.scalar(True))
+        fragments.append(_PARQUET.make_fragment(file.path, where, partition_expression=holds))
+    written = fragments[0].physical_schema
+    columns = [pa.field(name, types[name]) if name in told else written.field(name) for name in names]
+    return pyarrow.dataset.FileSystemDataset(fragments, pa.schema(columns), _PARQUET, where)
+
+
+def _holds(name: str, text: str | None, kind: pa.DataType) -> pc.Expression:
+    # Delta writes nothing for a null.
+    return pc.field(name) == pa.scalar(text).cast(kind) if text else pc.field(name).is_null()
 
 
 def inside(ranges: Mapping[Shard, Range], names: Sequence[str]) -> pc.Expression:

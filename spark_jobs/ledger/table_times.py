@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.dataset
-import pyarrow.parquet
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.table_rows import PLACE, inside, scan
+from spark_jobs.ledger.table_rows import PLACE, inside, open_files, scan
 from stream_consumers.errors import LedgerUnreadableError
 
 TIME = "_timestamp"
 COLUMNS = (*PLACE, TIME)
 """The columns whose names in the data files :func:`changed_times` asks for."""
 Times = npt.NDArray[np.int64]
-# What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
-_PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
 
 def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Times | None:
@@ -43,12 +39,11 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Tim
         # Files that hold a part of the range were written again as a whole.
         condition = inside({shard: parts.hull for shard, parts in entry.written.items() if parts}, names[:-1])
     try:
-        paths = [*log.added_files(commit.version), *(log.removed_files(commit.version) if is_replaced else ())]
-        if not paths:
+        files = [*log.added_files(commit.version), *(log.removed_files(commit.version) if is_replaced else ())]
+        if not files:
             return np.empty(0, np.int64)
-        files = pyarrow.dataset.dataset(paths, filesystem=log.files(), format=_PARQUET)
-        found = files.to_table(columns=[names[-1]], filter=condition)
-    except (OSError, ValueError, LedgerUnreadableError):
+        found = open_files(log, files, names).to_table(columns=[names[-1]], filter=condition)
+    except (OSError, ValueError, KeyError, LedgerUnreadableError):
         return None
     return _milliseconds(found.column(0))
 

@@ -28,7 +28,14 @@ def at(text: str) -> int:
 
 
 def write_batch(
-    table: Path, rows: Mapping[int, str], *, kind: str = "batch", ranges: Iterable[int] | None = None, replay: str = ""
+    table: Path,
+    rows: Mapping[int, str],
+    *,
+    kind: str = "batch",
+    ranges: Iterable[int] | None = None,
+    replay: str = "",
+    partition_by: list[str] | None = None,
+    properties: dict[str, str | None] | None = None,
 ) -> int:
     """A commit of a batch of one shard: rows by their sequences, each with its time; the version.
 
@@ -38,6 +45,8 @@ def write_batch(
         kind: of its entry.
         ranges: the sequences that it replaces; without any it appends.
         replay: the id of the replay that it begins and ends.
+        partition_by: what the table is partitioned by, where this makes it.
+        properties: of the table, where this makes it.
     """
     version = DeltaTable(str(table)).version() if table.exists() else -1
     number = version + 2
@@ -65,12 +74,19 @@ def write_batch(
             "_timestamp": pa.array([at(moment) * 1000 for moment in rows.values()], pa.timestamp("us", "UTC")),
         }
     )
-    properties = CommitProperties(
+    commit = CommitProperties(
         custom_metadata={"userMetadata": entry.to_json()}, app_transactions=[Transaction(entry.app, number)]
     )
     if ranges is None:
-        write_deltalake(str(table), data, mode="append", commit_properties=properties)
+        write_deltalake(
+            str(table),
+            data,
+            mode="append",
+            partition_by=partition_by,
+            configuration=properties,
+            commit_properties=commit,
+        )
     else:
         condition = in_ranges(entry.ranges)
-        write_deltalake(str(table), data, mode="overwrite", predicate=condition, commit_properties=properties)
+        write_deltalake(str(table), data, mode="overwrite", predicate=condition, commit_properties=commit)
     return version + 1

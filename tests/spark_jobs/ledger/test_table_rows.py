@@ -7,11 +7,18 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.table_rows import scan
+from spark_jobs.ledger.table_rows import names_in_files, scan, written_sequences
+from spark_jobs.ledger.table_times import COLUMNS, changed_times
+from stream_consumers.batches import Range
+from stream_consumers.messages import Shard
+from tests.support.ledger_tables import STREAM, at, write_batch
 from tests.support.settings import ROOT
+
+MONDAY, TUESDAY, WEDNESDAY = "2026-11-16", "2026-11-17", "2026-11-18"
 
 READ = """
 import sys
@@ -45,3 +52,27 @@ def test_versions_and_names_that_the_log_escapes(folder: Path) -> None:
     write_deltalake(str(folder / "parts"), named, partition_by=["day"])
     found = [row for batch in scan(DeltaLog(str(folder / "parts")), ["id", "day"]) for row in batch.to_pylist()]
     assert sorted(found, key=lambda row: row["id"]) == named.to_pylist()
+
+
+@pytest.mark.parametrize("partition_by", [None, ["_stream"], ["_shard", "_stream"]], ids=repr)
+@pytest.mark.parametrize("mapping", ["none", "name"])
+def test_what_a_commit_wrote_is_told_also_of_a_table_that_is_partitioned_by_the_place(
+    folder: Path, partition_by: list[str] | None, mapping: str
+) -> None:
+    table = folder / "t"
+    properties: dict[str, str | None] = {"delta.columnMapping.mode": mapping}
+    first = write_batch(table, {0: MONDAY, 1: TUESDAY}, partition_by=partition_by, properties=properties)
+    second = write_batch(table, {1: WEDNESDAY}, kind="replay", ranges=[1])
+    log, shard = DeltaLog(str(table)), Shard(STREAM, 0)
+    commits = [log.commit(version) for version in (first, second)]
+    names = names_in_files(log, COLUMNS)
+    times = [changed_times(log, commit, names=names) for commit in commits if commit]
+    assert [None if of is None else sorted(of) for of in times] == [
+        [at(MONDAY), at(TUESDAY)],
+        [at(TUESDAY), at(WEDNESDAY)],
+    ]
+    for part, expected in ((Range(0, 9), [0, 1]), (Range(1, 9), [1])):
+        assert commits[0]
+        found = written_sequences(log, commits[0], {shard: part}, names=names[:-1])
+        assert found is not None
+        assert found[shard].tolist() == expected
