@@ -27,7 +27,7 @@ from spark_jobs.writing.storage import HISTORY, check_log_store
 from stream_consumers.errors import InvalidOptionError, StreamNotFoundError
 
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
-SET_FILE_RETENTION = "stream_assets.deletedFileRetentionDuration"
+SET_FILE_RETENTION = "stream-assets.deletedFileRetentionDuration"
 """The file retention that maintenance has set; where the table has another one, somebody has chosen it."""
 DEFAULT_LOG_RETENTION = "interval 30 days"
 LEAST_FILE_RETENTION = "interval 1 day"
