@@ -58,7 +58,7 @@ class Group:
         assert set(found.values()) == {1}
 
 
-@pytest.mark.parametrize(("before", "after"), [(ONE, SHARED), (SHARED, ONE)])
+@pytest.mark.parametrize(("before", "after"), [(ONE, SHARED), pytest.param(SHARED, ONE, marks=pytest.mark.slow)])
 def test_a_batch_in_flight_over_a_switch_is_dropped(
     spark: SparkSession, kafka: str, folder: Path, before: ConsumerMode, after: ConsumerMode
 ) -> None:

@@ -26,7 +26,7 @@ from tests.support.streams import assert_each_once, sequences_in_table, write_st
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 
 
-@pytest.mark.parametrize("kind", ["own", pytest.param("eager", marks=pytest.mark.slow), "lazy"])
+@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.slow) for kind in ("own", "eager")), "lazy"])
 def test_any_resource_with_a_spark_session_works(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance, kind: str
 ) -> None:

@@ -163,15 +163,12 @@ def test_in_another_thread_nothing_is_held() -> None:
     assert found == [signal.getsignal(signal.SIGTERM)]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("step", "code", "batches"),
-    [
-        pytest.param("planned", -signal.SIGTERM, 1, marks=pytest.mark.slow),
-        ("writing", 128 + signal.SIGTERM, 2),
-        pytest.param("verified", 128 + signal.SIGTERM, 2, marks=pytest.mark.slow),
-    ],
+    [("planned", -signal.SIGTERM, 1), ("writing", 128 + signal.SIGTERM, 2), ("verified", 128 + signal.SIGTERM, 2)],
 )
 def test_a_run_that_is_asked_to_end_finishes_its_batch_and_tells_of_it(
     spark: SparkSession, server: str, folder: Path, step: str, code: int, batches: int

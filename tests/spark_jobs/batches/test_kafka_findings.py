@@ -55,6 +55,7 @@ def test_messages_of_an_added_partition_that_are_gone_before_its_first_batch_are
         what.drain()
 
 
+@pytest.mark.slow
 def test_dead_letters_of_batches_that_a_restore_removed_during_a_run_count_once(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:

@@ -257,8 +257,15 @@ def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing
 
 
 # Where the next plan finds the messages gone, and where the read does.
-@pytest.mark.parametrize("step", [Step.PLANNED, Step.COMMITTED])
-@pytest.mark.parametrize("policy", [DataLoss.ERROR, DataLoss.RECORD])
+@pytest.mark.parametrize(
+    ("policy", "step"),
+    [
+        (DataLoss.ERROR, Step.PLANNED),
+        pytest.param(DataLoss.ERROR, Step.COMMITTED, marks=pytest.mark.slow),
+        pytest.param(DataLoss.RECORD, Step.PLANNED, marks=pytest.mark.slow),
+        (DataLoss.RECORD, Step.COMMITTED),
+    ],
+)
 def test_k06_messages_that_retention_removes_during_a_run(
     spark: SparkSession, broker: Broker, folder: Path, policy: DataLoss, step: Step
 ) -> None:
@@ -299,7 +306,9 @@ def test_k07_a_topic_recreated_between_runs_is_another_one(
     assert broker.committed(what.group, topic) == {}
 
 
-@pytest.mark.parametrize(("count", "step"), [(5, Step.PLANNED), (20, Step.PLANNED), (5, Step.COMMITTED)])
+@pytest.mark.parametrize(
+    ("count", "step"), [(5, Step.PLANNED), pytest.param(20, Step.PLANNED, marks=pytest.mark.slow), (5, Step.COMMITTED)]
+)
 def test_k07_a_topic_recreated_during_a_run_is_another_one(
     spark: SparkSession, broker: Broker, folder: Path, count: int, step: Step
 ) -> None:

@@ -242,6 +242,7 @@ def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends
     forget_memory_broker(url)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_what_a_restore_or_a_rewind_leaves_to_read_is_read_by_the_run_that_stays(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch

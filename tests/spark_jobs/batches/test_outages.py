@@ -42,8 +42,19 @@ def stopping(server: Stoppable, step: Step, number: int | None = None) -> Once:
     return Once(step, server.stop, number=number)
 
 
-@pytest.mark.parametrize("mode", ["resumable", "load_balanced"])
-@pytest.mark.parametrize("step", [Step.PLANNED, Step.ROWS_WRITTEN, Step.VERIFIED, Step.COMMITTED])
+@pytest.mark.parametrize(
+    ("mode", "step"),
+    [
+        ("resumable", Step.PLANNED),
+        pytest.param("resumable", Step.ROWS_WRITTEN, marks=pytest.mark.slow),
+        ("resumable", Step.VERIFIED),
+        pytest.param("resumable", Step.COMMITTED, marks=pytest.mark.slow),
+        pytest.param("load_balanced", Step.PLANNED, marks=pytest.mark.slow),
+        ("load_balanced", Step.ROWS_WRITTEN),
+        pytest.param("load_balanced", Step.VERIFIED, marks=pytest.mark.slow),
+        ("load_balanced", Step.COMMITTED),
+    ],
+)
 def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(
     spark: SparkSession, folder: Path, redis: tuple[Stoppable, str], step: Step, mode: str
 ) -> None:

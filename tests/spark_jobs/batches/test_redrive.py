@@ -141,6 +141,7 @@ def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, f
     lake.assert_each_once(dead=HOPELESS, count=80)
 
 
+@pytest.mark.slow
 def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSession, folder: Path) -> None:
     lake = Lake.of(spark, folder, transform=even)
     # In shard 0 are 10, 24, 38 and 52, in shard 1 3, 5, 17, 31, 33, 45 and 59.

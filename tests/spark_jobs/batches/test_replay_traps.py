@@ -288,6 +288,7 @@ def test_d07_a_rewind_that_a_restore_took_away_is_made_again_by_its_id(lake: Lak
     lake.assert_made(by_new=range(30, MESSAGES))
 
 
+@pytest.mark.slow
 def test_d07_a_restore_in_the_middle_of_what_a_rewind_left_to_do(lake: Lake) -> None:
     """What the RESTORE brings back is to be replaced again, and nothing is appended to it."""
     lake.rewind(0)

@@ -24,6 +24,7 @@ def rows(*words: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_produce_ingest_lag_verify_and_switch(spark: SparkSession, redis_address: str, folder: Path) -> None:
     name = f"orders-{uuid.uuid4().hex[:8]}"
     url, group = f"redis://{redis_address}/{name}", f"g-{name}"

@@ -331,8 +331,16 @@ def test_any_operations_on_a_consumer_do_what_the_model_does(
     run(ConsumerMachine, backend, request, tmp_path)
 
 
+# A real broker takes a second to let a member come back, each time.
+WITH_POSITIONS = [
+    pytest.param(backend, id=str(backend), marks=[pytest.mark.slow] if backend.name == "kafka" else [])
+    for backend in BACKENDS
+    if backend.positions_mode is not None
+]
+
+
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b.positions_mode is not None], ids=str)
+@pytest.mark.parametrize("backend", WITH_POSITIONS)
 def test_a_group_goes_on_behind_what_is_finished_whatever_happens(
     backend: Backend, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
