@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # Processes that share the tests; each has a Spark session, which takes 2 GB.
 WORKERS ?= 2
 
-.PHONY: help setup demo dev bench kafka redis test test-all lint types tests soak format lock test-versions clean
+.PHONY: help setup demo dev pictures bench kafka redis test test-all lint types tests soak format lock test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -26,6 +26,10 @@ dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
 	@mkdir -p .demo/dagster
 	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
+
+pictures: setup ## The pictures of the Dagster UI in docs/images, by the tests that look at its pages
+	@tools/browser
+	STREAM_ASSETS_PICTURES=1 $(PYTEST) -m browser tests/stream_assets $(ARGS)
 
 bench: setup ## How fast it is, beside its peers, into docs/benchmarks.md: an hour; ARGS="--scale 0.1 --only kafka --rounds 3"
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.run_ingestion import drain
 from stream_assets import StreamAsset
 from tests.support import days
-from tests.support.browser import Browser, browser
+from tests.support.browser import Browser
 from tests.support.dagster_services import Dagster, dagster_services
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.browser, pytest.mark.slow]
@@ -23,24 +22,18 @@ BACKFILL_SECONDS = 240.0
 JOBS = "locations/tests.support.days/jobs"
 
 
-@pytest.fixture
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("browser")) as made:
-        yield made
-
-
 def ingest(spark: SparkSession, stream: StreamAsset) -> Counter[days.Row]:
     list(drain(spark, stream.stream, stream.ingestion))
     return days.rows(stream.ingestion.table)
 
 
-def test_a_day_is_replayed_from_the_backfill_page(spark: SparkSession, folder: Path, page: Browser) -> None:
+def test_a_day_is_replayed_from_the_backfill_page(spark: SparkSession, home: Path, page: Browser) -> None:
     tuesday = days.last_tuesday()
-    days.write_days(folder, tuesday)
-    variables = {days.FOLDER_VARIABLE: str(folder)}
-    with dagster_services(folder / "dagster", "tests.support.days", variables) as dagster:
-        stream = days.declare(folder, "old")
-        old, new = ingest(spark, stream), ingest(spark, days.declare(folder, "new", table="clean"))
+    days.write_days(home, tuesday)
+    variables = {days.FOLDER_VARIABLE: str(home)}
+    with dagster_services(home / "dagster", "tests.support.days", variables) as dagster:
+        stream = days.declare(home, "old")
+        old, new = ingest(spark, stream), ingest(spark, days.declare(home, "new", table="clean"))
         files = days.times(stream.ingestion.table)
 
         launch_backfill(page, dagster, tuesday.date().isoformat())
@@ -61,21 +54,22 @@ def test_a_day_is_replayed_from_the_backfill_page(spark: SparkSession, folder: P
 
 
 def test_three_days_are_replayed_by_one_run_from_the_page_of_an_asset_with_partitions(
-    spark: SparkSession, folder: Path, page: Browser
+    spark: SparkSession, home: Path, page: Browser
 ) -> None:
     tuesday = days.last_tuesday()
-    days.write_days(folder, tuesday)
+    days.write_days(home, tuesday)
     sunday = tuesday - timedelta(days=2)
-    variables = {days.FOLDER_VARIABLE: str(folder), days.PARTITIONS_VARIABLE: "yes"}
-    with dagster_services(folder / "dagster", "tests.support.days", variables) as dagster:
-        stream = days.declare(folder, "old", partitions=days.PARTITIONS)
-        old, new = ingest(spark, stream), ingest(spark, days.declare(folder, "new", table="clean"))
+    variables = {days.FOLDER_VARIABLE: str(home), days.PARTITIONS_VARIABLE: "yes"}
+    with dagster_services(home / "dagster", "tests.support.days", variables) as dagster:
+        stream = days.declare(home, "old", partitions=days.PARTITIONS)
+        old, new = ingest(spark, stream), ingest(spark, days.declare(home, "new", table="clean"))
         page.open(f"{dagster.address}/assets/orders?view=overview")
         page.click("Materialize…")
         page.see("Partition selection", "Backfills all partitions in a single run")
         first, last = sunday.date().isoformat(), tuesday.date().isoformat()
         page.enter("//input[@placeholder='No matching partitions']", f"[{first}...{last}]")
         page.see("3 partitions")
+        page.picture("backfill")
         save_config(page)
         page.click("Launch backfill")
         page.see("Created backfill")
@@ -170,6 +164,7 @@ def look_at_a_wrong_key(page: Browser, dagster: Dagster) -> None:
     page.replace("//*[contains(@class, 'CodeMirror-lines')]", "ops: {orders: {config: {start: {rewnd: earliest}}}}\n")
     page.see('Received unexpected config entry "rewnd" at path root:ops:orders:config:start', "rewind?: Any?")
     assert not page.find("//button[normalize-space()='Launch Run']").is_enabled()
+    page.picture("launchpad")
     page.replace("//*[contains(@class, 'CodeMirror-lines')]", "ops: {orders: {config: {start: {rewind: earliest}}}}\n")
     page.see("No errors")
     page.until(page.find("//button[normalize-space()='Launch Run']").is_enabled, what="'Launch Run'")

@@ -25,6 +25,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.support.servers import running
+from tests.support.settings import ROOT
 
 T = TypeVar("T")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -40,6 +41,8 @@ OPTIONS = (
     "--no-proxy-server",
     "--window-size=1500,1100",
 )
+PICTURES_VARIABLE = "STREAM_ASSETS_PICTURES"
+IMAGES = ROOT / "docs" / "images"
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.2
 # What a page says that is being drawn anew.
@@ -112,6 +115,19 @@ class Browser:
             return text if all(word in text for word in words) else None
 
         return self.until(read, seconds=seconds, what=f"{words} on the page")
+
+    def picture(self, name: str, *, top: str | None = None) -> None:
+        """The page as the pictures of the documentation show it; ``make pictures`` keeps it as one.
+
+        Args:
+            name: of the picture.
+            top: words that are to be at its top.
+        """
+        self.driver.execute_script("document.activeElement?.blur()")
+        if top:
+            self.driver.execute_script("arguments[0].scrollIntoView()", self.find(f"//*[text()='{top}']"))
+        folder = IMAGES if PICTURES_VARIABLE in os.environ else self.screenshots
+        assert self.driver.save_screenshot(str(folder / f"{name}.png"))
 
     def until(self, condition: Callable[[], T | None], *, seconds: float = WAIT_SECONDS, what: str) -> T:
         """The first truthy value of ``condition``.

@@ -25,15 +25,15 @@ class DgProject:
 
     Args:
         root: its folder.
-        package: the name of its package; no two are alike, since Python remembers what it has imported.
+        package: the name of its package; no two in one process are alike, since Python remembers what it imports.
     """
 
     root: Path
     package: str
 
     @classmethod
-    def make(cls, folder: Path) -> DgProject:
-        project = cls(folder / "project", f"project_{secrets.token_hex(4)}")
+    def make(cls, folder: Path, *, package: str | None = None) -> DgProject:
+        project = cls(folder / "project", package or f"project_{secrets.token_hex(4)}")
         project.write("__init__.py", "")
         project.write("defs/__init__.py", "")
         project.write(

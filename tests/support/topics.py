@@ -98,10 +98,18 @@ def sequences_in_topic(address: str, topic: str) -> set[Identity]:
 
 
 def committed(address: str, group: str, topic: str) -> dict[int, int]:
-    """What Kafka's own admin API says that a group has committed, per partition."""
-    request = [ConsumerGroupTopicPartitions(group)]
+    """What Kafka's own admin API says that a group has committed, per partition.
+
+    The end of a transaction is told before its offsets are those of the group: then they are waited for.
+    """
     client = admin(address)
-    places = client.list_consumer_group_offsets(request)[group].result(60).topic_partitions
+
+    def stable() -> tuple[list[TopicPartition]] | None:
+        request = [ConsumerGroupTopicPartitions(group)]
+        places = client.list_consumer_group_offsets(request, require_stable=True)[group].result(60).topic_partitions
+        return None if any(place.error for place in places) else (places,)
+
+    (places,) = until(stable, what=f"the offsets of {group}")
     return {place.partition: place.offset for place in places if place.topic == topic}
 
 

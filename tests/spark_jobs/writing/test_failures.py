@@ -47,7 +47,7 @@ class Sessions:
         return self._remote
 
 
-@pytest.fixture(scope="module", params=["classic", "connect"])
+@pytest.fixture(scope="module", params=["classic", pytest.param("connect", marks=pytest.mark.xdist_group("server"))])
 def session(request: pytest.FixtureRequest) -> Any:
     return Sessions(request).get(request.param)
 
