@@ -36,6 +36,9 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
         ({"max_records": -5}, "max_records=-5: Input should be greater than 0"),
         ({"linger_seconds": -1.0}, "linger_seconds=-1.0: Input should be greater than or equal to 0"),
         ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "Give one of the two"),
+        ({"start": {"rewind": "2026-11-17"}}, "Use seek for that"),
+        ({"start": {"rewind": {"orders/0": "x"}}}, "'x' is no sequence of shard 'orders/0'"),
+        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "does not go together"),
         ({"move_group": True}, "move_group says nothing without start"),
         ({"start": {"rewind": "earliest"}, "max_batches": 3}, "max_batches=3 would leave a replay in the middle"),
     ],
@@ -52,9 +55,14 @@ def test_nonsense_is_refused_before_there_is_a_run(
         dg.validate_run_config(JOB, run_config(config))
 
 
-def test_a_wrong_key_is_explained() -> None:
-    with pytest.raises(dg.DagsterInvalidConfigError, match="max_recrods"):
-        dg.validate_run_config(JOB, run_config({"max_recrods": 10}))
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [({"max_recrods": 10}, "max_recrods"), ({"start": {"sek": "2026-11-17"}}, "sek"), ({"on_replay": "put"}, "put")],
+    ids=repr,
+)
+def test_a_wrong_key_or_name_is_explained(config: dict[str, Any], word: str) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match=word):
+        dg.validate_run_config(JOB, run_config(config))
 
 
 def test_the_job_of_a_replay_does_all_of_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -77,33 +76,15 @@ def test_move_group_says_where_a_new_group_begins(
     assert new_ids(folder) == set(range(60, 100))
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"start": {"sek": "2026-11-17"}}, 'unexpected config entry "sek"'),
-        ({"on_replay": "replacee"}, "replacee"),
-        ({"start": {"rewind": "earliest", "seek": "2026-11-17"}}, "exactly one of the two"),
-        ({"start": {"rewind": "2026-11-17"}}, "Use seek for that"),
-        ({"start": {"rewind": {"orders/0": "x"}}}, "'x' is no sequence of shard 'orders/0'"),
-        ({"start": {"seek": "tuesday"}}, "'tuesday' is no place in a stream"),
-        ({"move_group": True}, "move_group says nothing without start"),
-        ({"start": {"rewind": "earliest"}, "move_group": True, "on_replay": "append"}, "does not go together"),
-        ({"start": {"rewind": 5000}}, "does not hold sequence 5000"),
-    ],
-)
-def test_a_wrong_config_says_what_is_wrong(
-    spark: SparkSession, folder: Path, instance: dg.DagsterInstance, config: dict[str, Any], words: str
+def test_a_place_that_the_stream_does_not_hold_fails_the_run(
+    spark: SparkSession, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write_stream(folder / "orders.ss", 10)
     execute(declare(folder, "old"), instance)
-    if words in ('unexpected config entry "sek"', "replacee"):
-        with pytest.raises(dg.DagsterInvalidConfigError, match=words):
-            execute(declare(folder, "new"), instance, config=config)
-    else:
-        result = execute(declare(folder, "new"), instance, config=config)
-        failure = result.get_step_failure_events()[0].step_failure_data.user_failure_data
-        assert failure is not None
-        assert words in (failure.description or "")
+    result = execute(declare(folder, "new"), instance, config={"start": {"rewind": 5000}})
+    failure = result.get_step_failure_events()[0].step_failure_data.user_failure_data
+    assert failure is not None
+    assert "does not hold sequence 5000" in (failure.description or "")
     assert makers(folder) == {"old": 10}
 
 
