@@ -447,6 +447,7 @@ def test_i8_dead_letters_count_once_over_restores_back_and_forth(spark: SparkSes
         ]
 
 
+@pytest.mark.slow
 def test_i8_a_replaced_range_brings_its_own_dead_letters(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 40, malformed=frozenset({2, 30}))
     what = ingestion(folder / "t", records=20)

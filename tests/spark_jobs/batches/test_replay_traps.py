@@ -150,6 +150,7 @@ def test_d05_no_transaction_of_a_replay_or_a_rewind_leaks_into_the_session(lake:
     assert DeltaTable(path).to_pyarrow_table().column("id").to_pylist() == [1]
 
 
+@pytest.mark.slow
 def test_d05_a_transaction_that_leaked_into_the_session_hides_no_replay_and_no_rewind(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -266,6 +267,7 @@ def test_d06_a_rewind_next_to_a_batch_is_tried_again(lake: Lake, monkeypatch: py
     assert lake.rows() == made(lake.feed, range(69), by_new=range(30, 69))
 
 
+@pytest.mark.slow
 def test_d07_a_replay_that_a_restore_took_away_is_written_under_new_numbers(lake: Lake) -> None:
     fresh = lake.with_transform(new)
     fresh.rerun(lake.replay)
