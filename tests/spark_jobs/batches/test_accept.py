@@ -182,6 +182,7 @@ def test_a_batch_that_is_on_its_way_loses_its_number_to_the_accept(spark: SparkS
     assert stage.is_right()
 
 
+@pytest.mark.slow
 def test_a_batch_in_another_sequence_that_lands_after_the_accept_does_not_take_it_back(
     spark: SparkSession, stage: Stage
 ) -> None:

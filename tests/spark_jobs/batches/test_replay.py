@@ -194,6 +194,7 @@ def test_a_replay_next_to_ingestion_is_written_again_not_read_again(spark: Spark
     assert steps.count(Step.READ) == 1
 
 
+@pytest.mark.slow
 def test_f16_a_replay_over_a_restore_loses_nothing(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 100), ingestion(folder / "t", records=20)
     ingest(spark, url, what)
