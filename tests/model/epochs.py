@@ -243,7 +243,7 @@ VARIANTS = [
             "made again twice, and a RESTORE",
             "PASS",
             partial(model, per_shard=per_shard, recreations=2, restores=1, accepts=1, runs=1),
-            is_small=True,
+            is_small=not per_shard,
         ),
         Variant(
             f"{name}-no-epochs",

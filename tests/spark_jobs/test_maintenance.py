@@ -55,11 +55,11 @@ def clean_before(table: str, version: int) -> None:
 
 @pytest.mark.spark
 def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: StreamUrl, folder: Path) -> None:
-    send(url, 6)
+    send(url, 4)
     what = Pipeline.of(spark, str(url), folder / "t", records=2)
-    # In the middle of the third batch, too.
+    # In the middle of the second batch, too.
     meanwhile = Once(Step.WRITING, lambda: maintain(spark, what.ingestion))
-    what.drain(max_batches=2)
+    what.drain(max_batches=1)
     what.drain(meanwhile)
     assert meanwhile.is_done
     files = data_files(what)
@@ -68,6 +68,15 @@ def test_nothing_that_the_ledger_promises_is_broken(spark: SparkSession, url: St
     assert_each_once(what.rows(), messages(url))
     kept = DeltaTable(what.table).metadata().configuration
     assert kept[FILE_RETENTION] == kept[SET_FILE_RETENTION] == "interval 30 days"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_table_goes_back_behind_its_maintenance(spark: SparkSession, url: StreamUrl, folder: Path) -> None:
+    send(url, 6)
+    what = Pipeline.of(spark, str(url), folder / "t", records=2)
+    what.drain()
+    maintain(spark, what.ingestion)
     # Ten days are more than Delta keeps files by itself, and less than it keeps the log.
     later = what.having(table=aged(what.table, folder / "later", days=10))
     (done,) = maintain(spark, later.ingestion)

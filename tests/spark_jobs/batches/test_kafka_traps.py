@@ -263,7 +263,7 @@ def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing
         (DataLoss.ERROR, Step.PLANNED),
         pytest.param(DataLoss.ERROR, Step.COMMITTED, marks=pytest.mark.slow),
         pytest.param(DataLoss.RECORD, Step.PLANNED, marks=pytest.mark.slow),
-        (DataLoss.RECORD, Step.COMMITTED),
+        pytest.param(DataLoss.RECORD, Step.COMMITTED, marks=pytest.mark.slow),
     ],
 )
 def test_k06_messages_that_retention_removes_during_a_run(

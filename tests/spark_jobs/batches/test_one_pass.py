@@ -46,14 +46,14 @@ class Steps:
 
 def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSession, folder: Path) -> None:
     """The second one has a dead letter, so that the third one is not tried, and a new run begins as the ledger says."""
-    url = write_stream(folder / "orders.ss", 600, malformed=frozenset({199, 450}))
+    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({199}))
     what, steps, again = ingestion(folder / "t", records=100), Steps(), Steps()
     drain(spark, url, what, steps)
-    assert steps.ways() == ["one", "both", "careful", "one", "both", "careful"]
+    assert steps.ways() == ["one", "both", "careful", "one"]
     assert_each_once(folder / "orders.ss", folder / "t")
     written = [entry for entry in entries(what) if entry.kind == "batch"]
-    assert [(entry.rows, entry.dead) for entry in written] == [(100, 0), (99, 1), (100, 0), (100, 0), (99, 1), (100, 0)]
-    assert [entry.number for entry in written] == [2, 3, 4, 5, 6, 7], "a try takes no number"
+    assert [(entry.rows, entry.dead) for entry in written] == [(100, 0), (99, 1), (100, 0), (100, 0)]
+    assert [entry.number for entry in written] == [2, 3, 4, 5], "a try takes no number"
     write_stream(folder / "orders.ss", 50, malformed=frozenset({49}))
     drain(spark, url, what)
     write_stream(folder / "orders.ss", 50)

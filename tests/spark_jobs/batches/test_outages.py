@@ -47,7 +47,7 @@ def stopping(server: Stoppable, step: Step, number: int | None = None) -> Once:
     [
         ("resumable", Step.PLANNED),
         pytest.param("resumable", Step.ROWS_WRITTEN, marks=pytest.mark.slow),
-        ("resumable", Step.VERIFIED),
+        pytest.param("resumable", Step.VERIFIED, marks=pytest.mark.slow),
         pytest.param("resumable", Step.COMMITTED, marks=pytest.mark.slow),
         pytest.param("load_balanced", Step.PLANNED, marks=pytest.mark.slow),
         ("load_balanced", Step.ROWS_WRITTEN),

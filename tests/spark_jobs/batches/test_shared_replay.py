@@ -49,13 +49,13 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Group:
     """A group that shares a feed, and the table that its members write."""
 
-    def __init__(self, spark: SparkSession, feed: Feed, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, feed: Feed, folder: Path, *, records: int = 10) -> None:
         self.spark = spark
         self.feed = feed
         self.url = StreamUrl.parse(feed.url)
         client = QUICK if feed.kind == "kafka" else QUICK_CLAIMS
         self.source = StreamSource(self.url, SHARED, client)
-        limits = Limits(max_records=10)
+        limits = Limits(max_records=records)
         self.what = Ingestion(feed.group, str(folder / "t"), DECODER, old, sharing=SHARED, limits=limits)
         feed.send(MESSAGES)
         self.drain()
@@ -176,7 +176,7 @@ def test_a_replay_next_to_a_member_in_a_process_of_its_own(group: Group, server:
 
 @pytest.fixture
 def claiming(spark: SparkSession, redis_address: str, folder: Path) -> Group:
-    return Group(spark, RedisFeed(redis_address), folder)
+    return Group(spark, RedisFeed(redis_address), folder, records=MESSAGES)
 
 
 def facts(group: Group) -> tuple[int, Counter[object], object]:
