@@ -224,10 +224,11 @@ class IngestMaterializations(Told):
             return
         touched, version = found
         self._log_what_is_left_out(touched)
-        if not touched.rows:
+        # Rows may be of no partition, and a batch may have none: what this run wrote is told all the same.
+        if not touched.rows and self._sum is None:
             return
         made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
-        *_, last = touched.rows
+        last = max(touched.rows, default=None)
         for partition, rows in touched.rows.items():
             metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows)}
             if partition == last:

@@ -27,6 +27,7 @@ from stream_assets.partitions import (
 from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
+from tests.support.batch_reports import report
 from tests.support.ledger_tables import at, write_batch
 
 pytestmark = pytest.mark.dagster
@@ -135,9 +136,13 @@ class Run:
         self.told: list[dg.AssetMaterialization] = []
         self._instance = instance
         log = SimpleNamespace(info=self.said.append, warning=self.said.append)
-        self.context: Any = SimpleNamespace(log_event=self.tell, log=log, instance=instance)
+        self.context: Any = SimpleNamespace(log_event=self._log_event, log=log, instance=instance)
         spark: Any = None
-        self._made = IngestMaterializations(self.context, KEY, ingestion(folder), spark, partitions=DAYS)
+        self.made = IngestMaterializations(self.context, KEY, ingestion(folder), spark, partitions=DAYS)
+
+    def _log_event(self, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+        if isinstance(event, dg.AssetMaterialization):
+            self.tell(event)
 
     def tell(self, made: dg.AssetMaterialization) -> None:
         self._instance.report_runless_asset_event(made)
@@ -145,7 +150,7 @@ class Run:
 
     def end(self) -> dict[str | None, Any]:
         """The partitions that it tells of at its end, and how many rows came into them."""
-        whole = self._made.result()
+        whole = self.made.result()
         assert (whole is None) == (not self.told), "what is downstream in the run is made if anything came"
         if whole is not None:
             assert whole.partition is None
@@ -172,6 +177,19 @@ def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
     assert run.end() == {"2026-11-17": 1, "2026-11-18": 2}
     assert "1 rows are of no partition: their time lies outside of all" in run.said
     assert instance.get_materialized_partitions(KEY) == {"2026-11-16", "2026-11-17", "2026-11-18"}
+
+
+def test_a_run_whose_rows_are_of_no_partition_is_materialized_without_one(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    write_batch(tmp_path / "t", {0: "2026-11-01"})
+    run = Run(tmp_path, instance)
+    run.made.add(report(0))
+    whole = run.made.result()
+    assert whole is not None, "what is downstream in the run would be skipped"
+    assert whole.partition is None
+    assert whole.metadata["ingest/rows"].value == 9
+    assert Run(tmp_path, instance).end() == {}, "nothing came since"
 
 
 def test_a_run_that_is_killed_while_it_tells_is_followed_by_one_that_tells_all(
