@@ -29,6 +29,7 @@ from stream_consumers.errors import (
 from stream_consumers.options import check_count, check_range, choice
 
 _MOST_COMPARED = 1000
+_PAGE = 25
 
 
 def build_lag_check(
@@ -371,10 +372,14 @@ def _columns_of_runs(context: StreamCheckContext, *, before: float | None = None
 def _last_evaluated(context: StreamCheckContext, name: str) -> float | None:
     """When a check of the asset was evaluated the last time, in seconds since 1970; ``None`` if it never was."""
     key = dg.AssetCheckKey(context.key, name)
-    # Runs that end before their checks, and the one that this check is in, have records without an evaluation.
-    history = context.instance.event_log_storage.get_asset_check_execution_history(key, limit=_MOST_COMPARED)
-    evaluated = (record for record in history if isinstance(record.evaluation, dg.AssetCheckEvaluation))
-    return max((record.event.timestamp for record in evaluated if record.event), default=None)
+    storage, oldest = context.instance.event_log_storage, None
+    while page := storage.get_asset_check_execution_history(key, limit=_PAGE, cursor=oldest):
+        # Runs that end before their checks, and the one that this check is in, have records without an evaluation.
+        evaluated = (record for record in page if isinstance(record.evaluation, dg.AssetCheckEvaluation))
+        if times := [record.event.timestamp for record in evaluated if record.event]:
+            return max(times)
+        oldest = page[-1].id
+    return None
 
 
 def _nothing_written(context: StreamCheckContext, state: LedgerState) -> str | None:

@@ -67,6 +67,12 @@ def _check_table(one: StreamToTable, other: StreamToTable) -> None:
             f"{other.origin} into one table, {one.table}, which tells streams apart by their keys only",
             remedy="Give each of them a table of its own.",
         )
+    if shared and one.template.group == other.template.group:
+        raise InvalidOptionError(
+            f"the assets {_name(one)} and {_name(other)} write {', '.join(shared)} into one table, {one.table}, for "
+            f"group {one.template.group!r}: each message would be in one of them, by chance",
+            remedy="Declare one asset, or give each a table and a group of its own.",
+        )
     if one.table.is_of_key and other.table.is_of_key:
         raise InvalidOptionError(
             f"the keys {_name(one)} and {_name(other)} stand for one table of the lake, {one.table}",

@@ -40,10 +40,18 @@ def test_streams_of_one_key_at_two_places_need_two_tables(one: Any, other: Any, 
 
 
 @pytest.mark.parametrize("table", ["lake/all", LAKE.table("all")], ids=["path", "lake"])
-@pytest.mark.parametrize("other", ["kafka://a:9092/returns", "kafka://b:9092/returns", "kafka://b:9092,a:9092/orders"])
+@pytest.mark.parametrize("other", ["kafka://a:9092/returns", "kafka://b:9092/returns"])
 def test_several_assets_may_write_one_table(other: str, table: Any) -> None:
     one = declare("orders", "kafka://a:9092,b:9092/orders", table)
     assert stream_definitions([one, declare("others", other, table)])
+
+
+@pytest.mark.parametrize("table", ["lake/all", LAKE.table("all")], ids=["path", "lake"])
+def test_one_stream_goes_into_one_table_once(table: Any) -> None:
+    one = declare("orders", "kafka://a:9092,b:9092/orders", table)
+    other = declare("others", "kafka://b:9092,a:9092/returns,orders", table)
+    with pytest.raises(InvalidOptionError, match=r"assets orders and others write orders into one table.* group 'g'"):
+        stream_definitions([one, other])
 
 
 def test_one_table_is_found_however_it_is_written() -> None:
