@@ -153,6 +153,11 @@ class StreamEntry(StreamOptions):
                 f"the streams of pattern={self.pattern!r} would all have name={self.name!r} and table={self.table!r}",
                 remedy="Leave both out, and say in lake where the tables are; translation changes the keys.",
             )
+        if self.pattern is None and not (self.names and all(self.names)):
+            raise InvalidOptionError(
+                f"an entry of streams has stream={self.stream!r}, which names none",
+                remedy="Give the stream key: the topic, or the key of Redis; or leave the entry out.",
+            )
         if self.names and len(self.names) > 1 and self.name is None:
             raise InvalidOptionError(
                 f"the asset of stream={list(self.names)!r} has no name", remedy="Add one, like name: orders."
@@ -244,6 +249,11 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             description="A reference to a StreamTranslator, which decides the keys of tables and streams.",
         ),
     ] = None
+
+    @classmethod
+    def get_additional_scope(cls) -> Mapping[str, Any]:
+        """What templates know beside what they know of Dagster."""
+        return {**super().get_additional_scope(), "env": attributes.Variables()}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """The assets with their checks, the streams, jobs and sensors.

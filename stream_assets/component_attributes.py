@@ -1,6 +1,7 @@
 """How the attributes of a ``defs.yaml`` become what ``stream_asset`` takes: connections, decoders, references."""
 
 # No annotations from the future: Dagster reads those of the classes that it makes a schema of.
+import os
 import re
 from importlib import import_module
 from typing import Annotated, Any, Literal
@@ -87,6 +88,33 @@ class _Variable:
     def __bool__(self) -> bool:
         # As in "env.A or 'b'".
         return bool(str(self))
+
+
+class Variables:
+    """The ``env`` of templates in attributes whose values are looked up when the code is loaded.
+
+    That of Dagster gives nothing for a variable that is not set, which would be an attribute that was left out.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Jinja looks for what is its own.
+        if name.startswith(("jinja", "_")):
+            raise AttributeError(name)
+        return self(name)
+
+    def __call__(self, name: str, *default: Any) -> Any:
+        """The value of a variable.
+
+        Raises:
+            InvalidOptionError: it is not set, and there is no default.
+        """
+        value = os.environ.get(name, *default)
+        if value is None and not default:
+            raise InvalidOptionError(
+                f"the variable {name} is not set",
+                remedy=f"Set it where the code is loaded; or write {{{{ env('{name}', 'a default') }}}}.",
+            )
+        return value
 
 
 class _Known:
