@@ -33,6 +33,7 @@ from stream_consumers.options import (
     DataLoss,
     Limits,
     check_count,
+    check_range,
     choice,
 )
 from stream_consumers.urls import StreamUrl
@@ -414,6 +415,13 @@ def stream_asset(
     origin = Origin(source, chosen_mode, client or {})
     origin.check()
     check_count("members", members)
+    check_range("linger_seconds", linger_seconds)
+    if isinstance(translator, type):
+        raise InvalidOptionError(
+            f"translator={translator!r} is a class, and no translator", remedy=f"Write {translator.__name__}()."
+        )
+    if pool is not None and not pool:
+        raise InvalidOptionError(f"pool={pool!r} names none", remedy="Give a name, or leave it out.")
     if single_writer and chosen_mode is ConsumerMode.LOAD_BALANCED and members > 1:
         raise InvalidOptionError(
             f"single_writer=True says that one run writes at a time, but members={members} lets several do so",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import dagster as dg
 
 from spark_jobs.batches.ingestion import Transform
 from stream_assets.materializations import Context
@@ -76,7 +78,15 @@ class AssetFunction:
         if self.takes_context:
             given[CONTEXT] = context
         if self.run is not None:
-            yield from self.function(**given, **{self.run: stream})
+            told = self.function(**given, **{self.run: stream})
+            # A result of Dagster's is a tuple of its fields.
+            if not isinstance(told, Iterable) or isinstance(told, dg.MaterializeResult):
+                raise InvalidOptionError(
+                    f"the body {getattr(self.function, '__name__', self.function)!r} returned {told!r}, but a body "
+                    "yields what Dagster is told, and a stream that nobody iterates over is not read",
+                    remedy=f"Write in it: yield from {self.run}.run(context)",
+                )
+            yield from told
         else:
             yield from stream.run(context, transform=self._transform(given))
 

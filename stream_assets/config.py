@@ -74,6 +74,7 @@ class LimitsConfig(dg.Config):
     retry_seconds: float | None = Field(
         default=None,
         ge=0,
+        allow_inf_nan=False,
         description="How long to try again, with growing pauses, what failed for a reason that may be gone soon, "
         "like a broker that does not answer; 0 for not at all.",
     )
@@ -169,11 +170,15 @@ class StreamConfig(ReplayConfig):
     linger_seconds: float | None = Field(
         default=None,
         ge=0,
+        allow_inf_nan=False,
         description="How long the run has: until then it looks for new messages when it has written all that there "
         "were; 0 for a run that ends then.",
     )
     materialize_seconds: float | None = Field(
-        default=None, ge=0, description="The least time between two materializations of the run; 0 for one a batch."
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="The least time between two materializations of the run; 0 for one a batch.",
     )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ import dagster as dg
 
 from stream_assets.asset import DAILY, StreamAsset
 from stream_assets.config import ReplayConfig
-from stream_assets.partitions import window_replay
+from stream_assets.partitions import check_partitions, window_replay
 from stream_assets.stream_run import replay_id
 from stream_consumers.errors import InvalidOptionError
 
@@ -23,10 +23,12 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         partitions: the days or hours, in the zone that counts.
 
     Raises:
-        InvalidOptionError: the members of the group claim entries one by one, so that there are no ranges; or the
-            table has a single writer, and the asset has no pool that would keep the two apart.
+        InvalidOptionError: the partitions are no windows of time; the members of the group claim entries one by one, so
+            that there are no ranges; or the table has a single writer, and the asset has no pool that would keep the
+            two apart.
     """
     declared = stream.declared
+    check_partitions(partitions, option="partitions")
     if declared.is_claimed:
         raise InvalidOptionError(
             f"{stream.key.to_user_string()} claims entries one by one, so that there are no ranges to replay",

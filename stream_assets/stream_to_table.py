@@ -19,7 +19,7 @@ from stream_assets.delta_lake import LakeTable
 from stream_assets.partitions import check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import check_count, check_range, choose_fields
+from stream_consumers.options import check_count, check_range, check_switch, choose_fields
 from stream_consumers.urls import StreamUrl
 
 
@@ -63,6 +63,9 @@ class StreamCheck:
     description: str
     evaluate: Callable[[StreamCheckContext], dg.AssetCheckResult]
     blocking: bool = False
+
+    def __post_init__(self) -> None:
+        check_switch("blocking", self.blocking)
 
     def spec(self, key: dg.AssetKey) -> dg.AssetCheckSpec:
         """Dagster's description of the check of an asset."""
@@ -124,6 +127,15 @@ class StreamToTable:
 
     def __post_init__(self) -> None:
         choose_fields(self, sensor_status=dg.DefaultSensorStatus)
+        if not isinstance(self.checks, Sequence) or not all(isinstance(check, StreamCheck) for check in self.checks):
+            raise InvalidOptionError(
+                f"checks={self.checks!r} are no checks of a stream asset",
+                remedy="Give a list, like [*DEFAULT_CHECKS, build_lag_check(max_messages=1000)].",
+            )
+        if isinstance(self.spark, type):
+            raise InvalidOptionError(
+                f"spark={self.spark!r} is a class, and no resource", remedy=f"Write {self.spark.__name__}()."
+            )
         check_count("sensor_seconds", self.sensor_seconds)
         for option in ("partitions", "replay_partitions"):
             check_partitions(getattr(self, option), option=option)
@@ -133,7 +145,6 @@ class StreamToTable:
                 f"that a run of partitions={self.partitions!r} could replay",
                 remedy="Use mode 'resumable', or leave the partitions out.",
             )
-        check_range("linger_seconds", self.linger_seconds)
         if self.materialize_seconds is not None:
             check_range("materialize_seconds", self.materialize_seconds)
 

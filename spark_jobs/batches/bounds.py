@@ -87,9 +87,12 @@ class Bound:
         """
         try:
             moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError as error:
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            # In another zone it may lie in a year that there is not.
+            moment.astimezone(timezone.utc)
+        except (ValueError, OverflowError) as error:
             raise InvalidOptionError(f"{text!r} is no place in a stream", remedy=_REMEDY) from error
-        return cls(moment=moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+        return cls(moment=moment)
 
     @property
     def timestamp_ms(self) -> int | None:

@@ -283,6 +283,7 @@ def test_the_first_time_the_columns_are_compared_with_those_of_the_run_before(
         (build_freshness_check, {"max_seconds": "900"}),
         (build_dead_letter_ratio_check, {"max_ratio": 1.5}),
         (build_dead_letter_ratio_check, {"batches": 0}),
+        (build_continuity_check, {"blocking": "no"}),
     ],
 )
 def test_a_threshold_that_makes_no_sense_is_refused(build: Any, options: dict[str, Any]) -> None:

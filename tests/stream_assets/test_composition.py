@@ -153,6 +153,17 @@ def test_a_body_without_its_parameter_is_refused() -> None:
             yield None
 
 
+@pytest.mark.parametrize("returned", [None, dg.MaterializeResult()], ids=repr)
+def test_a_body_that_yields_nothing_is_told_what_to_write(instance: dg.DagsterInstance, returned: Any) -> None:
+    @stream_asset(source="memory://composed/orders", group="g", table="lake/orders", checks=())
+    def orders(context: Any, stream: StreamRun) -> Any:
+        stream.run(context)
+        return returned
+
+    with pytest.raises(InvalidOptionError, match=r"'orders' returned .* in it: yield from stream\.run\(context\)"):
+        dg.materialize([orders], instance=instance)
+
+
 def test_everything_that_dagster_has_is_passed_on() -> None:
     retry, condition = dg.RetryPolicy(max_retries=3), dg.AutomationCondition.eager()
     pod = {"container_config": {"resources": {"limits": {"memory": "4Gi"}}}}

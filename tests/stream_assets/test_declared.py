@@ -10,7 +10,16 @@ import dagster as dg
 import pytest
 
 from sensors.lag_sensor import LagPolicy
-from stream_assets import Json, StreamAsset, stream_asset, stream_definitions
+from stream_assets import (
+    NO_GAPS,
+    Json,
+    SparkSessionResource,
+    StreamAsset,
+    StreamTranslator,
+    build_replay_job,
+    stream_asset,
+    stream_definitions,
+)
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 
 
@@ -48,6 +57,11 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
     "deps": ("orders", b"orders"),
     "owners": ("team:shop",),
     "kinds": ("kafka",),
+    "linger_seconds": (-1, "60", True, None, math.nan, math.inf),
+    "checks": ("no_gaps", NO_GAPS, None, ["no_gaps"]),
+    "pool": ("",),
+    "spark": (SparkSessionResource,),
+    "translator": (StreamTranslator,),
     "replay_partitions": ("daily", dg.StaticPartitionsDefinition(["a"])),
 }
 
@@ -58,6 +72,12 @@ def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: o
         declare(**{option: value})
     assert f"{option}={value!r}" in str(refused.value)
     assert refused.value.remedy
+
+
+def test_a_replay_job_has_windows_of_time() -> None:
+    days: Any = dg.StaticPartitionsDefinition(["a"])
+    with pytest.raises(InvalidOptionError, match=r"partitions=.*no windows of time"):
+        build_replay_job(declare(), days)
 
 
 @pytest.mark.parametrize("prefix", ["sales", ["sales"], ("sales",)], ids=repr)

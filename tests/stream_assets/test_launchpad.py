@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import dagster as dg
@@ -32,9 +33,12 @@ def run_config(config: dict[str, Any]) -> dict[str, Any]:
     ("config", "text"),
     [
         ({"start": {"seek": "2026-13-99"}}, "'2026-13-99' is no place in a stream"),
+        ({"stop": {"seek": "9999-12-31T23:59:59-12:00"}}, "'9999-12-31T23:59:59-12:00' is no place in a stream"),
         ({"stop": {"seek": "yesterday"}}, "'yesterday' is no place in a stream"),
         ({"max_records": -5}, "max_records=-5: Input should be greater than 0"),
         ({"linger_seconds": -1.0}, "linger_seconds=-1.0: Input should be greater than or equal to 0"),
+        ({"linger_seconds": math.inf}, "linger_seconds=inf: Input should be a finite number"),
+        ({"retry_seconds": math.inf}, "retry_seconds=inf: Input should be a finite number"),
         ({"start": {"rewind": "earliest", "seek": "2026-11-01"}}, "Give one of the two"),
         ({"start": {"rewind": "2026-11-17"}}, "Use seek for that"),
         ({"start": {"rewind": {"orders/0": "x"}}}, "'x' is no sequence of shard 'orders/0'"),
