@@ -1,6 +1,5 @@
 package spark_jobs;
 
-import io.delta.storage.CloseableIterator;
 import io.delta.storage.HDFSLogStore;
 import java.io.File;
 import java.io.IOException;
@@ -24,7 +23,8 @@ public class HardLinkLogStore extends HDFSLogStore {
         super(configuration);
     }
 
-    public void write(Path path, CloseableIterator<String> actions, Boolean overwrite, Configuration configuration)
+    @Override
+    public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration configuration)
             throws IOException {
         if (overwrite.booleanValue()) {
             super.write(path, actions, overwrite, configuration);
@@ -35,9 +35,8 @@ public class HardLinkLogStore extends HDFSLogStore {
         try {
             OutputStream stream = Files.newOutputStream(draft.toPath());
             try {
-                Iterator lines = (Iterator) actions;
-                while (lines.hasNext()) {
-                    stream.write((lines.next() + "\n").getBytes(StandardCharsets.UTF_8));
+                while (actions.hasNext()) {
+                    stream.write((actions.next() + "\n").getBytes(StandardCharsets.UTF_8));
                 }
             } finally {
                 stream.close();

@@ -32,11 +32,8 @@ class Lines:
     def next(self) -> str:
         return self._left.pop(0)
 
-    def close(self) -> None:
-        self._left.clear()
-
     class Java:
-        implements = ["io.delta.storage.CloseableIterator"]  # noqa: RUF012 - py4j wants a list
+        implements = ["java.util.Iterator"]  # noqa: RUF012 - py4j wants a list
 
 
 class LogStore:
@@ -53,11 +50,8 @@ class LogStore:
     def put(self, file: Path, *lines: str, meanwhile: Callable[[], object] | None = None) -> bool:
         """Put a commit; ``False`` if the log store says that it is there."""
         path = self._jvm.org.apache.hadoop.fs.Path(f"file://{file}")
-        actions = (
-            Lines(lines, meanwhile)
-            if meanwhile
-            else self._jvm.io.delta.storage.LineCloseableIterator(self._jvm.java.io.StringReader("\n".join(lines)))
-        )
+        # As Delta calls it: a plain iterator, which chooses among methods of the same name.
+        actions = Lines(lines, meanwhile) if meanwhile else self._jvm.java.util.ArrayList(list(lines)).iterator()
         try:
             self._store.write(path, actions, False, self._configuration)
         except Py4JJavaError as error:
