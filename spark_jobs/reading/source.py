@@ -84,15 +84,18 @@ def decoded_schema(decoder: Decoder) -> StructType:
             f"the schema {decoder.ddl()!r} is not Spark DDL", remedy="Write it like 'id BIGINT, user STRING'."
         ) from error
     kept = [name for name in (decoder.key, decoder.headers) if name]
-    taken = [name for name in (*schema.names, *kept) if name in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
+    names = [*schema.names, *kept]
+    taken = [name for name in names if name.lower() in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
     if taken:
         raise SchemaMismatchError(
             f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
         )
-    twice = [name for name in kept if [*schema.names, *kept].count(name) > 1]
+    # Neither Spark nor Delta tells names apart by upper and lower case.
+    twice = [name for place, name in enumerate(names) if name.lower() in map(str.lower, names[:place])]
     if twice:
         raise SchemaMismatchError(
-            f"the column {twice[0]!r} is there twice", remedy="Give the key and the headers names of their own."
+            f"the column {twice[0]!r} is there twice, whether in upper or lower case",
+            remedy="Give each column, the key and the headers a name of their own.",
         )
     decoder.check(arrow_schema(schema))
     return schema

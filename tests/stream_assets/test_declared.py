@@ -143,7 +143,6 @@ def test_two_tables_do_not_share_a_group_that_claims_entries(other: dict[str, An
     "other",
     [
         {"group": "another"},
-        {"table": "lake/one"},
         {"source": "redis://localhost:6379/others"},
         {"source": "redis://localhost:6380/jobs"},
         {"mode": "resumable"},
