@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
 # Programs whose options are not ours to check.
-OTHERS = {"cat", "dg", "export", "jq", "pip", "producer", "tail"}
+OTHERS = {"cat", "cd", "cp", "dg", "export", "jq", "mkdir", "pip", "producer", "source", "tail", "uv", "uvx"}
 CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
 PATH = re.compile(
     r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
@@ -195,6 +196,23 @@ def check_commands(text: str) -> None:
 def test_the_shell_lines_of_a_page_are_accepted(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check_commands(block.text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if (page.parent / "definitions.py").exists()], ids=in_project)
+def test_what_an_example_ingests_by_hand_is_made_as_its_asset_makes_it(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of the asset refuses rows of no transform."""
+    monkeypatch.chdir(ROOT)
+    module = ".".join((*page.parent.relative_to(ROOT).parts, "definitions"))
+    made = {asset.ingestion.table: asset.name for asset in assets(vars(import_module(module)))}
+    shell = [block.text for block in blocks(page) if block.language == "sh"]
+    lines = [words for text in shell for words in commands(text) if words[:2] == ["stream-assets", "ingest"]]
+    by_hand = [words for words in lines if str(Path(words[words.index("--table") + 1]).absolute()) in made]
+    assert by_hand
+    for words in by_hand:
+        name = made[str(Path(words[words.index("--table") + 1]).absolute())]
+        assert words[words.index("--transform") + 1] == f"{module}:{name}"
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
