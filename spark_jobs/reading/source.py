@@ -80,8 +80,9 @@ def decoded_schema(decoder: Decoder) -> StructType:
     try:
         schema = struct_type(decoder.ddl())
     except Exception as error:  # the parser's errors have no common type over classic and Connect sessions
+        why = str(error).strip().partition("\n")[0]
         raise SchemaMismatchError(
-            f"the schema {decoder.ddl()!r} is not Spark DDL", remedy="Write it like 'id BIGINT, user STRING'."
+            f"the schema {decoder.ddl()!r} is not Spark DDL: {why}", remedy="Write it like 'id BIGINT, user STRING'."
         ) from error
     kept = [name for name in (decoder.key, decoder.headers) if name]
     names = [*schema.names, *kept]
