@@ -248,6 +248,8 @@ def _why_not(
     is_first_from_the_end = found.state.newest is None and ingestion.start is AutoStreamReset.LATEST
     is_lag_asked = found.is_exact and not policy.keeps_alive
     if is_lag_asked and not found.total and not is_first_from_the_end:
+        if not found.extents:
+            return "no lag: the stream is empty, or there is none of this name"
         return f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}"
     if is_lag_asked and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
         left = policy.max_wait_seconds - waited

@@ -29,6 +29,8 @@ LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
 REPORT_LINES = 40
+# Stands in a folder of jars that has all of them.
+COMPLETE = "complete"
 
 
 def cache_folder() -> Path:
@@ -50,6 +52,13 @@ def java() -> str:
             remedy="Install Java 17 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME.",
         )
     return found
+
+
+def download_note() -> str | None:
+    """What to tell somebody who waits while :func:`delta_jars` asks a repository; ``None`` if it does not have to."""
+    if (_folder(_name(DELTA_COORDINATE)) / COMPLETE).exists():
+        return None
+    return f"the jars of Delta are downloaded into {cache_folder()} first, once; that may take minutes"
 
 
 def delta_jars() -> list[Path]:
@@ -88,22 +97,30 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
             if _artifact(jar) in without:
                 jar.unlink()
 
-    return _once("-".join((*coordinate[1:], *(["alone"] if is_alone else []))), make)
+    return _once(_name(coordinate, is_alone=is_alone), make)
+
+
+def _name(coordinate: tuple[str, str, str], *, is_alone: bool = False) -> str:
+    return "-".join((*coordinate[1:], *(["alone"] if is_alone else [])))
+
+
+def _folder(name: str) -> Path:
+    return cache_folder() / "jars" / name
 
 
 def _once(name: str, make: Callable[[Path], None]) -> Path:
     """The folder of this name in the cache; ``make`` fills it at the first call, of one process at a time."""
-    folder = cache_folder() / "jars" / name
-    if (folder / "complete").exists():
+    folder = _folder(name)
+    if (folder / COMPLETE).exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "complete").exists():
+        if not (folder / COMPLETE).exists():
             with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
                 jars = Path(scratch) / "jars"
                 make(jars)
-                (jars / "complete").touch()
+                (jars / COMPLETE).touch()
                 shutil.rmtree(folder, ignore_errors=True)
                 jars.rename(folder)
     return folder

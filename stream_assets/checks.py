@@ -304,10 +304,15 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
         dead = sum(part.num_rows for part in dead_letters.counted_places(context.ledger))
     lost = [f"{shard} {part.start} to {part.end}" for shard, parts in sorted(totals.lost.items()) for part in parts]
     nothing = _nothing_written(context, context.state)
+    told = []
+    if dead:
+        told.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
+    if lost:
+        told.append(f"ranges that were gone before they were read: {len(lost)}")
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
         severity=dg.AssetCheckSeverity.WARN,
-        description=nothing,
+        description=nothing or "; ".join(told) or None,
         metadata={
             "stream/dead_letters": dead,
             "stream/lost": dg.MetadataValue.json(lost),

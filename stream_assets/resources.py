@@ -1,5 +1,6 @@
 """The Spark resource. Any other resource with a ``spark_session`` works in its place."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,7 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 from pyspark.sql import SparkSession
 
+from spark_jobs.jars import download_note
 from spark_jobs.session import SparkOptions, create_session
 
 
@@ -63,10 +65,20 @@ def run_session(context: Any, spark: Any) -> Iterator[SparkSession]:
         spark: a resource, or the key of one; ``None`` for a local Spark.
     """
     if isinstance(spark, str):
-        yield getattr(context.resources, spark).spark_session
+        yield _session_of(context, getattr(context.resources, spark))
         return
     resource = SparkSessionResource() if spark is None else spark
     # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
     # and no place in the run config, where a launchpad would keep its settings.
     with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
-        yield resources.spark.spark_session
+        yield _session_of(context, resources.spark)
+
+
+def _session_of(context: Any, resource: Any) -> SparkSession:
+    """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
+    note = None if getattr(resource, "remote", None) else download_note()
+    context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")
+    since = time.monotonic()
+    session: SparkSession = resource.spark_session
+    context.log.info(f"Spark is ready after {time.monotonic() - since:.1f} s")
+    return session

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from spark_jobs.session import SPARK_VARIABLE
 from spark_jobs.spark_server.folder import UnusableFolderError, server_folders, servers_folder
-from stream_assets.cli.options import SparkChoice
+from stream_assets.cli.options import SparkChoice, tell_of_download
 from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError
 
 NEEDED_JAVA = 17
@@ -25,6 +25,7 @@ TWO_RUNS = (
 
 def examine() -> list[dict[str, str]]:
     """What was looked at, what was found, and ``ok`` or what to do."""
+    tell_of_download()
     findings = [{"what": "Python", "found": platform.python_version(), "state": "ok"}]
     findings.append(_look("Java", _java_version))
     findings.append(_look("Delta jars", lambda: f"{len(delta_jars())} for {DELTA_COORDINATE[1]} {DELTA_COORDINATE[2]}"))

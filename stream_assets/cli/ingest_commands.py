@@ -227,7 +227,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
             }
             for shard, extent in extents.items()
         ]
-    print_rows(rows, as_json=as_json, title=f"{place.url}, group {group}", empty="the stream is empty: lag 0")
+    nothing = "the stream is empty, or there is none of this name: lag 0"
+    print_rows(rows, as_json=as_json, title=f"{place.url}, group {group}", empty=nothing)
 
 
 def _is_claimed(place: Place) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stream_assets.cli.output import err
+from stream_assets.cli.output import err, tell_waiting
 from stream_consumers.client_config import ClientConfig, parse_client_option
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
@@ -168,6 +168,14 @@ def place_options(group: Option = group_option) -> Option:
     )
 
 
+def tell_of_download() -> None:
+    """Say so where Delta's jars are downloaded first: nobody sees that a command does it."""
+    from spark_jobs.jars import download_note
+
+    if note := download_note():
+        tell_waiting(note)
+
+
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
     """Which Spark a command uses, and whether nobody else writes the table meanwhile; none is started yet."""
@@ -182,6 +190,8 @@ class SparkChoice:
         from spark_jobs.session import SparkOptions, create_session
         from spark_jobs.spark_server.client import ServerSession
 
+        if self.remote is None:
+            tell_of_download()
         session = create_session(SparkOptions(master=self.master, remote=self.remote, in_process=self.in_process))
         if isinstance(session, ServerSession):
             click.get_current_context().call_on_close(session.stop)

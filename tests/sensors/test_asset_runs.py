@@ -262,3 +262,11 @@ def test_members_that_stay_are_kept_alive_one_a_shard_at_most(folder: Path, inst
 def test_a_run_that_waits_for_messages_leaves_none_to_wait_for_others(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="min_lag=10 lets messages wait"):
         declare(tmp_path, linger_seconds=60.0, min_lag=10)
+
+
+def test_a_stream_whose_name_is_misspelt_does_not_look_like_one_that_is_read(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    write_stream(folder / "orders.ss", 5)
+    message = skip_message(tick(declare(folder, source=f"file://{folder}/orders.ss/ordrs"), instance))
+    assert message == "no lag: the stream is empty, or there is none of this name"

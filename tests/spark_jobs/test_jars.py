@@ -68,3 +68,10 @@ def test_processes_that_ask_at_the_same_time_download_once(repository: Path) -> 
         folders = {pool.submit(jars.resolved, COORDINATE) for _ in range(4)}
         assert len({folder.result() for folder in folders}) == 1
     assert calls(repository) == 1
+
+
+def test_who_waits_for_the_download_is_told_and_nobody_else(repository: Path) -> None:
+    fail_first(repository, 0)
+    assert f"downloaded into {repository / 'cache'} first" in (jars.download_note() or "")
+    jars.resolved(jars.DELTA_COORDINATE)
+    assert jars.download_note() is None

@@ -70,6 +70,7 @@ def test_each_micro_batch_is_an_observation_and_the_run_a_materialization(
     checks = {c.check_name: c for c in result.get_asset_check_evaluations()}
     assert checks["no_gaps"].passed
     assert not checks["no_dead_letters"].passed
+    assert checks["no_dead_letters"].description == f"dead letters: 1, with their errors in {folder}/t_dead_letters"
     again = execute(declare(folder), instance)
     assert again.success
     assert materializations(again) == []

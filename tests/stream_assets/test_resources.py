@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,7 @@ from stream_assets import (
     stream_asset,
     stream_definitions,
 )
+from stream_assets.resources import run_session
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from tests.support.dagster_runs import tick
@@ -193,3 +195,24 @@ def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any]
 )
 def test_a_lake_is_laid_out_as_dagster_deltalake_does_it(lake: Any, prefix: list[str], expected: str) -> None:
     assert declare(table=lake, key_prefix=prefix).ingestion.table == expected
+
+
+@pytest.mark.parametrize(
+    ("remote", "expected"),
+    [(None, "waiting for Spark; the jars of Delta are downloaded into"), ("sc://spark:15002", "waiting for Spark")],
+)
+def test_the_log_of_a_run_says_that_it_waits_for_spark(
+    remote: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAM_ASSETS_CACHE", str(tmp_path))
+    told: list[str] = []
+    context = SimpleNamespace(
+        log=SimpleNamespace(info=told.append),
+        resources=SimpleNamespace(spark=SimpleNamespace(spark_session="a session", remote=remote)),
+    )
+    with run_session(context, "spark") as session:
+        assert session == "a session"
+    waiting, ready = told
+    assert waiting.startswith(expected)
+    assert (str(tmp_path) in waiting) == (remote is None), "a server has the jars of its own"
+    assert ready.startswith("Spark is ready after 0.0 s")

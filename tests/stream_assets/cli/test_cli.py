@@ -177,7 +177,7 @@ def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path
         (("ingest", "--source", "ftp://x/o", "--table", "t"), "there is no backend for 'ftp'"),
         (("peek", "orders.ss"), "has no protocol"),
         (("peek", "file://x.ss/o", "--start", "yesterday"), "there is no file"),
-        (("lag", "memory://nothing/o"), "the stream is empty"),
+        (("lag", "memory://nothing/o"), "the stream is empty, or there is none of this name: lag 0"),
         (("verify", "--source", "memory://x/o", "--table", "nowhere"), "has written nothing of"),
         (("produce", "file:///nowhere/at/all/x.ss/o", "--count", "1"), "/nowhere/at/all does not exist"),
         (
