@@ -41,7 +41,8 @@ def write_interpreter(path: Path, *, python: str, folder: Path) -> None:
 
 
 def end_workers(folder: Path, session: str) -> None:
-    """End the daemons of a session, with their workers."""
+    """End the daemons of a session, with their workers; one that Spark still starts for it ends at once."""
+    _ended(folder, session).touch()
     for file in folder.glob(f"{session}.*"):
         with file.open("r+") as opened, suppress(BlockingIOError, ProcessLookupError):
             process = int(file.suffix[1:])
@@ -50,15 +51,25 @@ def end_workers(folder: Path, session: str) -> None:
             except BlockingIOError:
                 # The lock is held by the daemon or by workers that it forked, so that the number is theirs.
                 os.kill(process, signal.SIGTERM)
-        file.unlink()
+        file.unlink(missing_ok=True)
+
+
+def _ended(folder: Path, session: str) -> Path:
+    """Is there when the session has ended."""
+    return folder / f"ended.{session}"
 
 
 def main(words: list[str]) -> None:
     """Become what Spark asks for: ``-m pyspark.daemon pyspark.worker``, for instance."""
     folder, _, module, *rest = words
     session = os.environ.get(SESSION_VARIABLE, "none")
-    descriptor = os.open(Path(folder) / f"{session}.{os.getpid()}", os.O_RDWR | os.O_CREAT, 0o600)
+    file = Path(folder) / f"{session}.{os.getpid()}"
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    if _ended(Path(folder), session).exists():
+        # A query went on while the session was closed. Either that is known here, or the file was seen there.
+        file.unlink(missing_ok=True)
+        sys.exit(f"the session {session} has ended")
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -44,15 +44,37 @@ def test_workers_work_where_the_run_works_and_end_with_their_session(
     assert started["other"].poll() is None
     end_workers(folder, "other")
     assert until(lambda: started["other"].poll() is not None, seconds=20)
-    assert list(folder.iterdir()) == []
+    assert {file.name for file in folder.iterdir()} == {"ended.one", "ended.other"}
     for process in started.values():
         process.communicate()
+
+
+def test_a_worker_that_starts_when_its_session_has_ended_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query of a killed run may be planned while its session is closed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some_worker.py").write_text(MODULE)
+    interpreter, folder = tmp_path / "python", tmp_path / "workers"
+    write_interpreter(interpreter, python=sys.executable, folder=folder)
+    end_workers(folder, "one")
+    done = subprocess.run(
+        [str(interpreter), "-m", "some_worker"],
+        env={**os.environ, "SPARK_JOB_ARTIFACT_UUID": "one", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "the session one has ended\n"
+    assert [file.name for file in folder.iterdir()] == ["ended.one"]
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / f"gone.{os.getpid()}").touch()
     end_workers(tmp_path, "gone")
-    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["ended.gone"]
 
 
 def test_what_is_no_worker_is_answered_by_the_interpreter(tmp_path: Path) -> None:
