@@ -21,6 +21,7 @@ from stream_consumers.errors import (
     SchemaMismatchError,
     StreamAssetsError,
     TransformError,
+    Transient,
     UnsafeStorageError,
     UnsupportedError,
     WriteError,
@@ -108,6 +109,13 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     text, told = text_of(error), cause_of(error)
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
     raised = last_line(error) if is_python else ""
+    kind = raised_on_executor(raised)
+    if kind is not WriteError and issubclass(kind, Transient):
+        # To read it once more at once would wait for the same broker as long again, without a word.
+        return kind(
+            f"the messages for {table} could not be read: {raised.partition(': ')[2]}",
+            remedy="Nothing of the batch was written; it is read again.",
+        )
     if raised.startswith(_OF_A_READ):
         return UnfinishedReadError(
             f"the messages for {table} could not be read as planned: {raised.partition(': ')[2]}",

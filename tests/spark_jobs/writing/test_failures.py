@@ -15,10 +15,11 @@ from pyspark.sql.connect.session import SparkSession as RemoteSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.failures import cause_of, explain
+from spark_jobs.writing.failures import UnfinishedReadError, cause_of, explain
 from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.errors import (
     AccessDeniedError,
+    BrokerUnavailableError,
     ConstraintViolatedError,
     SchemaMismatchError,
     StreamAssetsError,
@@ -187,6 +188,20 @@ def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_a
     assert explain(known, table="t") is known
     assert cause_of(RuntimeError("")) == "RuntimeError"
     assert len(cause_of(RuntimeError("x" * 10_000))) < 2000
+
+
+def test_a_broker_that_does_not_answer_is_waited_for_and_the_messages_are_not_read_once_more_at_once() -> None:
+    reads = {
+        "BrokerUnavailableError: nothing came from kafka://a for 60 s": BrokerUnavailableError,
+        "DataLossError: orders/0 ends before the planned end": UnfinishedReadError,
+        "StreamRemovedError: orders/0 is gone": UnfinishedReadError,
+    }
+    for raised, kind in reads.items():
+        lines = ["Traceback (most recent call last):", '  File "reader.py"', f"stream_consumers.errors.{raised}", ""]
+        error = explain(PythonException("\n".join(lines)), table="/lake/t")
+        assert type(error) is kind
+        assert raised.partition(": ")[2] in str(error)
+        assert "Nothing of the batch was written" in str(error)
 
 
 def test_an_error_of_a_jvm_that_has_ended_is_told_too() -> None:
