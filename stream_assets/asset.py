@@ -17,7 +17,7 @@ from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.connections import Origin, StreamLocation
-from stream_assets.deferred import shown_text
+from stream_assets.deferred import is_deferred, shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
 from stream_assets.metadata import TABLE_URI, definition_metadata
 from stream_assets.stream_run import StreamRun
@@ -234,6 +234,12 @@ def make_stream_asset(
     spec = spec.replace_attributes(
         deps=[*spec.deps, *missing], metadata={**uri, **replayed, **described, **spec.metadata}, skippable=True
     )
+    if spec.partitions_def not in (None, declared.partitions):
+        raise InvalidOptionError(
+            f"the translator gave {declared.name} the partitions {spec.partitions_def!r}, by which nothing would be "
+            "replayed",
+            remedy="Give them to @stream_asset, or to the entry of a defs.yaml, as partitions.",
+        )
     if declared.partitions is not None:
         spec = spec.replace_attributes(partitions_def=declared.partitions)
     loader = f"{declared.name}__table"
@@ -419,6 +425,11 @@ def stream_asset(
     if isinstance(translator, type):
         raise InvalidOptionError(
             f"translator={translator!r} is a class, and no translator", remedy=f"Write {translator.__name__}()."
+        )
+    if is_deferred(key_prefix):
+        raise InvalidOptionError(
+            f"key_prefix={key_prefix!r} would be looked up when it is used, but keys are known when the code is loaded",
+            remedy="Look it up yourself, with os.environ or get_value().",
         )
     if pool is not None and not pool:
         raise InvalidOptionError(f"pool={pool!r} names none", remedy="Give a name, or leave it out.")

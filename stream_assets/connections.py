@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from stream_assets.deferred import is_deferred, resolved_text, shown_text, variable
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode, choose_fields
+from stream_consumers.options import ConsumerMode, check_name, choose_fields
 from stream_consumers.urls import StreamUrl
 
 Text = Callable[[str, str], str]
@@ -22,12 +22,20 @@ Text = Callable[[str, str], str]
 class StreamConnection(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
     """Where streams are. Each text of it may be a ``dg.EnvVar``, which is looked up when a client is made."""
 
+    # A misspelt option, like that of the security protocol, would be left out without a word.
+    model_config = ConfigDict(extra="forbid")
+
     def stream(self, *names: str) -> StreamLocation:
         """Streams of it, as the ``source=`` of a stream asset.
 
         Args:
             names: the stream keys: topics, keys of Redis, streams of a file.
+
+        Raises:
+            InvalidOptionError: one of them is no name.
         """
+        for name in names:
+            check_name("stream", name)
         return StreamLocation(self, names)
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
 from stream_consumers.options import check_name
@@ -27,6 +27,8 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
         >>> str(lake.table_of(dg.AssetKey(["sales", "orders"])))
         '{LAKE}/sales/orders'
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     root: str = Field(description="A folder or URI, like /lake or s3a://bucket/lake.")
     schema_name: str | None = Field(default=None, description="Of all tables, whatever their keys are.")
@@ -68,7 +70,7 @@ class LakeTable:
     @property
     def is_deferred(self) -> bool:
         """Whether a variable has to be looked up."""
-        return is_deferred(self.root)
+        return any(map(is_deferred, (self.root, *self.parts)))
 
     @property
     def path(self) -> str:
@@ -77,7 +79,8 @@ class LakeTable:
         Raises:
             InvalidOptionError: a variable is not set, or nothing says where the table is.
         """
-        return self._below(check_name("table", resolved_text("table", self.root)))
+        root = check_name("table", resolved_text("table", self.root))
+        return _joined(root, [check_name("table", resolved_text("table", part)) for part in self.parts])
 
     def options(self) -> dict[str, str]:
         """The storage options.
@@ -88,7 +91,8 @@ class LakeTable:
         return resolved_options("storage_options", self.storage_options)
 
     def __str__(self) -> str:
-        return self._below(shown_text(self.root))
+        return _joined(shown_text(self.root), [shown_text(part) for part in self.parts])
 
-    def _below(self, root: str) -> str:
-        return "/".join([root.rstrip("/"), *self.parts]) if self.parts else root
+
+def _joined(root: str, parts: Sequence[str]) -> str:
+    return "/".join([root.rstrip("/"), *parts]) if parts else root

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
@@ -23,6 +23,8 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
         >>> SparkSessionResource(master="local[2]").remote is None
         True
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
     remote: str | None = Field(default=None, description="A Spark Connect address, sc://host:port.")

@@ -13,8 +13,11 @@ from stream_assets import (
     DeltaLake,
     KafkaCluster,
     RedisServer,
+    SparkSessionResource,
     StreamAsset,
     StreamFile,
+    StreamTranslator,
+    StreamTranslatorData,
     stream_asset,
     stream_definitions,
 )
@@ -87,6 +90,31 @@ def test_an_empty_variable_is_refused_and_stands_for_no_default(
         _ = orders.ingestion
     monkeypatch.setenv(empty, SECRETS[empty])
     assert orders.ingestion.storage_options == {"AWS_SECRET_ACCESS_KEY": text}, "an option may be empty"
+
+
+def test_the_schema_and_the_name_of_a_table_may_be_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_schema = declare(table=DeltaLake(root="/lake", schema_name=dg.EnvVar("T_SCHEMA")))
+    by_name = declare(table=DeltaLake(root="/lake").table(dg.EnvVar("T_NAME"), schema="sales"))
+    assert (str(by_schema.declared.table), str(by_name.declared.table)) == (
+        "/lake/{T_SCHEMA}/orders",
+        "/lake/sales/{T_NAME}",
+    )
+    with pytest.raises(InvalidOptionError, match="T_SCHEMA, which is not set"):
+        _ = by_schema.ingestion
+    monkeypatch.setenv("T_SCHEMA", "production")
+    monkeypatch.setenv("T_NAME", "orders_of_all")
+    assert by_schema.ingestion.table == "/lake/production/orders"
+    assert by_name.ingestion.table == "/lake/sales/orders_of_all"
+
+
+@pytest.mark.parametrize("resource", [KafkaCluster, RedisServer, StreamFile, DeltaLake, SparkSessionResource])
+def test_a_misspelt_option_of_a_resource_is_refused(resource: type[Any]) -> None:
+    """Without the protocol of its security, a client would send its messages as plain text."""
+    known = {"bootstrap_servers": "kafka:9092", "address": "redis:6379", "path": "orders.ss", "root": "/lake"}
+    needed = {name: value for name, value in known.items() if name in resource.model_fields}
+    resource(**needed)
+    with pytest.raises(ValueError, match="securty_protocol"):
+        resource(**needed, securty_protocol="SASL_SSL")
 
 
 def test_a_lake_without_a_root_is_refused() -> None:
@@ -168,11 +196,26 @@ def test_a_connection_is_a_resource_of_dagster(instance: dg.DagsterInstance, mon
     assert result.output_for_node("report") == "kafka://kafka-1.internal:9092/orders"
 
 
+class WithPartitions(StreamTranslator):
+    def get_asset_spec(self, data: StreamTranslatorData) -> dg.AssetSpec:
+        days = dg.DailyPartitionsDefinition("2026-11-01")
+        return super().get_asset_spec(data).replace_attributes(partitions_def=days)
+
+
+@pytest.mark.parametrize("names", [("",), (["orders", "returns"],), ("orders", None)], ids=repr)
+def test_streams_of_a_connection_have_names(names: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidOptionError, match=r"stream=.*Use a name"):
+        KafkaCluster(bootstrap_servers="a:9092").stream(*names)
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         ({"source": KafkaCluster(bootstrap_servers="a:99999").stream("orders")}, InvalidUrlError),
         ({"source": KafkaCluster(bootstrap_servers="a:9092").stream()}, InvalidUrlError),
+        ({"table": DeltaLake(root="/lake").table("")}, InvalidOptionError),
+        ({"key_prefix": dg.EnvVar("T_PREFIX")}, InvalidOptionError),
+        ({"translator": WithPartitions()}, InvalidOptionError),
         ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
     ],
     ids=repr,
