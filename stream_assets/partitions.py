@@ -191,7 +191,7 @@ def within_window(window: dg.TimeWindow) -> str:
     return in_time(window.start, window.end)
 
 
-def is_of_partitions(context: dg.AssetExecutionContext) -> bool:
+def is_of_partitions(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether the run was asked for partitions: then it replays them."""
     return bool(context.has_partition_key or context.has_partition_key_range)
 

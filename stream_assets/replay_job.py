@@ -7,7 +7,7 @@ import dagster as dg
 
 from stream_assets.asset import DAILY, StreamAsset
 from stream_assets.config import ReplayConfig
-from stream_assets.partitions import check_partitions, window_replay
+from stream_assets.partitions import check_partitions, is_of_partitions, window_replay
 from stream_assets.stream_run import replay_id
 from stream_consumers.errors import InvalidOptionError
 
@@ -44,6 +44,11 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         out=dg.Out(dg.Nothing),
     )
     def replay(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[Any]:
+        if not is_of_partitions(context):
+            raise InvalidOptionError(
+                f"the job {declared.replay_job_name} replays partitions, and this run has none",
+                remedy="Choose one in the launchpad, or some with 'Launch backfill…' on the page of its partitions.",
+            )
         wanted = window_replay(context.partition_time_window, config, replay_id(context, declared.key))
         yield from stream.replay(context, wanted, config)
         yield dg.Output(None)

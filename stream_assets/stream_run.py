@@ -34,7 +34,7 @@ from stream_assets.partitions import is_of_partitions, partition_replay
 from stream_assets.redriven import redriven
 from stream_assets.resources import run_session
 from stream_assets.stream_to_table import StreamCheckContext, StreamToTable
-from stream_consumers.errors import StreamAssetsError, Terminal
+from stream_consumers.errors import InvalidOptionError, StreamAssetsError, Terminal
 
 MATERIALIZE_SECONDS = 30.0
 
@@ -89,7 +89,11 @@ class StreamRun:
                 checked = StreamCheckContext(declared.key, declared, context.instance)
                 yield from (check.evaluation(checked) for check in declared.checks)
                 return
-            assert isinstance(context, dg.AssetExecutionContext)
+            if not isinstance(context, dg.AssetExecutionContext):
+                raise InvalidOptionError(
+                    f"run({context!r}) has no context of an asset",
+                    remedy="Give the body a parameter context, and hand it on: yield from stream.run(context).",
+                )
             assert isinstance(self.config, StreamConfig)
             asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
             for key in context.selected_asset_keys:

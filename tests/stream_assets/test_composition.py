@@ -153,6 +153,16 @@ def test_a_body_without_its_parameter_is_refused() -> None:
             yield None
 
 
+def test_a_body_that_runs_without_a_context_is_told_what_to_write(instance: dg.DagsterInstance) -> None:
+    @stream_asset(source="memory://composed/orders", group="g", table="lake/orders", checks=())
+    def orders(stream: StreamRun) -> Any:
+        none: Any = None
+        yield from stream.run(none)
+
+    with pytest.raises(dg.Failure, match=r"has no context of an asset\. Give the body a parameter context"):
+        dg.materialize([orders], instance=instance)
+
+
 @pytest.mark.parametrize("returned", [None, dg.MaterializeResult()], ids=repr)
 def test_a_body_that_yields_nothing_is_told_what_to_write(instance: dg.DagsterInstance, returned: Any) -> None:
     @stream_asset(source="memory://composed/orders", group="g", table="lake/orders", checks=())

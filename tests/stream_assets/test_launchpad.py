@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from stream_assets import StreamRun, stream_asset, stream_definitions
+from stream_consumers.errors import InvalidOptionError
 
 
 @stream_asset(source="memory://launchpad/orders", group="g", table="lake/orders", checks=())
@@ -75,6 +76,11 @@ def test_the_job_of_a_replay_does_all_of_it() -> None:
         dg.validate_run_config(DEFINITIONS.resolve_job_def("replay_orders"), config)
     moved = run_config({"start": {"rewind": "earliest"}, "move_group": True, "max_batches": 3})
     assert dg.validate_run_config(JOB, moved), "the next run continues"
+
+
+def test_the_job_of_a_replay_has_a_partition(instance: dg.DagsterInstance) -> None:
+    with pytest.raises(InvalidOptionError, match=r"replays partitions, and this run has none\. Choose one"):
+        DEFINITIONS.resolve_job_def("replay_orders").execute_in_process(instance=instance)
 
 
 def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
