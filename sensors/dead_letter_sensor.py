@@ -61,7 +61,7 @@ class _Cursor:
         try:
             document: Any = json.loads(text or "{}")
             return cls(int(document.get("dead", 0)), int(document.get("lost", 0)))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
 
     def to_json(self) -> str:

@@ -109,8 +109,27 @@ class LagCursor:
                 None if silent is None else float(silent),
                 float(document.get("ask_at", 0.0)),
             )
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
+
+    def at(self, now: float) -> LagCursor:
+        """Without times that are not over yet: a clock was set back, and until then nothing would be asked for.
+
+        Args:
+            now: in seconds since 1970.
+
+        Example:
+            >>> LagCursor(waiting_since=1000.0, silent_since=1000.0, ask_at=1060.0).at(500.0)
+            LagCursor(waiting_since=None, observed='', number=0, silent_since=None, ask_at=0.0)
+        """
+        since, silent = self.waiting_since, self.silent_since
+        is_silent = silent is not None and silent <= now and self.ask_at <= now + LONGEST_SILENCE_SECONDS
+        return replace(
+            self,
+            waiting_since=since if since is not None and since <= now else None,
+            silent_since=silent if is_silent else None,
+            ask_at=self.ask_at if is_silent else 0.0,
+        )
 
     def to_json(self) -> str:
         """The cursor text."""
@@ -165,8 +184,8 @@ def build_lag_sensor(
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         looked_at = watched()
         source, ingestion, upstream = looked_at.source, looked_at.ingestion, looked_at.upstream
-        cursor = LagCursor.parse(context.cursor)
         now = time.time()
+        cursor = LagCursor.parse(context.cursor).at(now)
         if cursor.silent_since is not None and now < cursor.ask_at:
             return _wait_for_broker(cursor, f"{source.url} did not answer", now, ingestion.retry_seconds)
         observer = LagObserver(ingestion.group, source.url, asset_key, name, upstream)

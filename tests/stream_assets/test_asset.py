@@ -207,7 +207,26 @@ def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
     assert tick(stream, instance).run_requests
 
 
-@pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"waiting_since": "x"}', '{"v": 9, "more": 1}', None])
+NESTED = "[" * 9999
+LATER = '{"silent_since": 1e11, "ask_at": 1e11}'
+"""As one that was written before a clock was set back."""
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "nonsense",
+        "[]",
+        '{"waiting_since": "x"}',
+        '{"v": 9, "more": 1}',
+        None,
+        '{"number": 1e400}',
+        "[" * 9999,
+        LATER,
+    ],
+    ids=range(9),
+)
 def test_any_cursor_is_taken(folder: Path, instance: dg.DagsterInstance, cursor: str | None) -> None:
     write_stream(folder / "orders.ss", 5)
     assert tick(declare(folder), instance, cursor).run_requests
