@@ -252,7 +252,7 @@ def _show(place: Home) -> None:
 def _tell_of_the_ui(place: Home) -> None:
     """How to look at the runs; Dagster's web server is an extra, as nothing else needs it."""
     if find_spec("dagster_webserver") is None:
-        console.print("to see the runs in the Dagster UI, first: pip install '.[demo]', in a clone", markup=False)
+        console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
     names = f"DAGSTER_HOME={place.dagster_home} STREAM_ASSETS_DEMO={place.path}"
     console.print(
         f"the Dagster UI of these runs: {names} dagster dev -m stream_assets.definitions", markup=False, soft_wrap=True
