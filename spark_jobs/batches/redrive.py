@@ -77,12 +77,22 @@ class Redrive:
         """The same for those that read dead letters.
 
         Raises:
-            InvalidOptionError: it begins where the stream ends.
+            InvalidOptionError: it begins where the stream ends, or stops before it begins.
         """
         start, stop = self.start or Bound(), self.stop or Bound()
         if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
             raise InvalidOptionError(
                 "a redrive from latest, or until earliest, reads no dead letter", remedy="Leave that bound out."
+            )
+        both = [
+            (start.timestamp_ms, stop.timestamp_ms),
+            (start.sequence, stop.sequence),
+            *((first, stop.sequences.get(shard)) for shard, first in start.sequences.items()),
+        ]
+        if any(first is not None and end is not None and end < first for first, end in both):
+            raise InvalidOptionError(
+                f"the redrive would stop at {stop}, before its start at {start}",
+                remedy="Give a later stop, or an earlier start.",
             )
         return Span(
             start_ms=start.timestamp_ms,

@@ -119,6 +119,17 @@ def test_bounds_that_leave_nothing_and_a_limit_that_is_none_are_refused() -> Non
         Redrive(limit=0)
 
 
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [("9", "3"), ("orders/0=9", "orders/0=3,orders/1=20"), ("2026-11-18T00:00:00Z", "2026-11-17T00:00:00Z")],
+)
+def test_a_redrive_that_stops_before_it_begins_is_refused(start: str, stop: str) -> None:
+    with pytest.raises(InvalidOptionError, match=r"would stop at .*, before its start at .*Give a later stop"):
+        Redrive(Bound.parse(start), Bound.parse(stop)).span()
+    Redrive(Bound.parse(stop), Bound.parse(start)).span()
+    Redrive(Bound.parse(start), Bound.parse(start)).span()
+
+
 def test_a_dead_letter_is_the_message_that_the_stream_held(tables: Tables) -> None:
     tables.add(ORDERS, 2)
     reader = tables.reader()
