@@ -95,7 +95,11 @@ def test_two_runs_that_start_at_once_share_a_server_and_each_has_the_code_as_it_
     assert address.token not in server.log.read_text(errors="replace")
     assert not [pid for pid in _processes() if address.token in _words(pid)]
     # The workers of runs that are over have ended.
-    until(lambda: not list(server.workers.iterdir()), seconds=60, what="the end of all workers")
+    until(
+        lambda: {path.name.partition(".")[0] for path in server.workers.iterdir()} == {"ended"},
+        seconds=60,
+        what="the end of all workers",
+    )
     assert _knock(address.port, address.token)
     with pytest.raises(grpc.RpcError) as refused:
         _knock(address.port, "wrong")
