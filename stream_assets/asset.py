@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
-from pydantic import ValidationError
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
@@ -15,7 +14,7 @@ from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import check_location
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
-from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
+from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
 from stream_assets.connections import Origin, StreamLocation
 from stream_assets.deferred import is_deferred, shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
@@ -262,20 +261,8 @@ def make_stream_asset(
 
     attributes = _attributes(materialize)
     attributes["resource_defs"] = {loader: build_table_loader(declared)}
-    # A mapping of the config is evaluated before there is a run: a launchpad refuses what the types let pass.
-    made = materialize.op
-    attributes["node_def"] = made.configured(_checked, made.name, made.config_schema.config_type)
+    attributes["node_def"] = checked(materialize.op, StreamConfig)
     return StreamAsset(declared, function, streams=streams, run_tags=run_tags, **attributes)
-
-
-def _checked(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The run config as it was given, if it makes sense."""
-    try:
-        StreamConfig(**given).check()
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, one['loc']))}={one['input']!r}: {one['msg']}" for one in error.errors())
-        raise InvalidOptionError(f"the run config is refused: {found}", remedy="Correct it, or leave it out.") from None
-    return given
 
 
 def stream_asset(

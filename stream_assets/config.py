@@ -1,11 +1,12 @@
 """The run config of every stream asset, and of its jobs that replay and redrive."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
@@ -98,6 +99,13 @@ class WriterConfig(LimitsConfig):
         """The ingestion with what is set here."""
         return replace(super().configured(default), single_writer=default.single_writer or self.single_writer)
 
+    def check(self) -> None:
+        """Refuse what is no place, and what does not go together.
+
+        Raises:
+            InvalidOptionError: naming it.
+        """
+
 
 class ReplayConfig(WriterConfig):
     """The run config of a replay job; its partition says what is replayed, and all of it is."""
@@ -133,6 +141,10 @@ class RedriveConfig(WriterConfig):
         """
         start, stop = (bound.bound() if bound else None for bound in (self.start, self.stop))
         return Redrive(start, stop, self.limit)
+
+    def check(self) -> None:
+        """Refuse what is no place, and what does not go together."""
+        self.redrive().span()
 
 
 class StreamConfig(ReplayConfig):
@@ -182,11 +194,7 @@ class StreamConfig(ReplayConfig):
     )
 
     def check(self) -> None:
-        """Refuse what is no place, and what does not go together.
-
-        Raises:
-            InvalidOptionError: naming it.
-        """
+        """Refuse what is no place, and what does not go together."""
         start, stop = self.start.bound(), self.stop.bound()
         is_append = self.on_replay is ReplayMode.append
         if start is None and (self.move_group or is_append):
@@ -222,3 +230,28 @@ class StreamConfig(ReplayConfig):
             OnReplay(self.on_replay.value),
             replay_id,
         )
+
+
+def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
+    """The same op, whose run config is refused before there is a run if it makes no sense.
+
+    A mapping of the config is evaluated when a run is launched: a launchpad refuses what the types let pass.
+
+    Args:
+        op: that takes the config.
+        kind: of the config.
+    """
+
+    def check(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            kind(**given).check()
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, one['loc']))}={one['input']!r}: {one['msg']}" for one in error.errors()
+            )
+            raise InvalidOptionError(
+                f"the run config is refused: {found}", remedy="Correct it, or leave it out."
+            ) from None
+        return given
+
+    return op.configured(check, op.name, op.config_schema.config_type)

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from stream_assets.asset import StreamAsset
-from stream_assets.config import RedriveConfig
+from stream_assets.config import RedriveConfig, checked
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -61,6 +61,6 @@ def build_redrive_job(stream: StreamAsset) -> dg.JobDefinition:
         run_tags=dict(stream.run_tags),
     )
     def redrive_job() -> None:
-        redrive()
+        checked(redrive, RedriveConfig)()
 
     return redrive_job

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from stream_assets.asset import DAILY, StreamAsset
-from stream_assets.config import ReplayConfig
+from stream_assets.config import ReplayConfig, checked
 from stream_assets.partitions import check_partitions, is_of_partitions, window_replay
 from stream_assets.stream_run import replay_id
 from stream_consumers.errors import InvalidOptionError
@@ -65,6 +65,6 @@ def build_replay_job(stream: StreamAsset, partitions: dg.TimeWindowPartitionsDef
         run_tags=dict(stream.run_tags),
     )
     def replay_job() -> None:
-        replay()
+        checked(replay, ReplayConfig)()
 
     return replay_job

@@ -22,7 +22,7 @@ def is_of_asset(stream: Any) -> bool:
     return hasattr(stream.config, "start")
 
 
-DEFINITIONS = stream_definitions([orders])
+DEFINITIONS = stream_definitions([orders], redrive_jobs=True)
 JOB = DEFINITIONS.resolve_job_def("ingest_orders")
 
 
@@ -76,6 +76,31 @@ def test_the_job_of_a_replay_does_all_of_it() -> None:
         dg.validate_run_config(DEFINITIONS.resolve_job_def("replay_orders"), config)
     moved = run_config({"start": {"rewind": "earliest"}, "move_group": True, "max_batches": 3})
     assert dg.validate_run_config(JOB, moved), "the next run continues"
+
+
+@pytest.mark.parametrize(
+    ("job", "op", "config", "text"),
+    [
+        ("replay_orders", "replay_orders_partition", {"max_records": -1}, "max_records=-1: Input should be greater"),
+        ("redrive_orders", "redrive_orders_dead_letters", {"limit": 0}, "limit=0: Input should be greater than 0"),
+        ("redrive_orders", "redrive_orders_dead_letters", {"start": {"seek": "x"}}, "'x' is no place in a stream"),
+        (
+            "redrive_orders",
+            "redrive_orders_dead_letters",
+            {"start": {"rewind": 9}, "stop": {"rewind": 3}},
+            "would stop at 3, before its start at 9",
+        ),
+    ],
+    ids=repr,
+)
+def test_nonsense_for_another_job_is_refused_there_too(job: str, op: str, config: dict[str, Any], text: str) -> None:
+    definition = DEFINITIONS.resolve_job_def(job)
+    taken: Any = definition.nodes[0].definition
+    assert taken.pool == job, "what the op had, it has"
+    assert dg.validate_run_config(definition, {"ops": {op: {"config": {"max_records": 5}}}})
+    with pytest.raises(dg.DagsterConfigMappingFunctionError) as refused:
+        dg.validate_run_config(definition, {"ops": {op: {"config": config}}})
+    assert text in str(refused.value.__cause__)
 
 
 def test_the_job_of_a_replay_has_a_partition(instance: dg.DagsterInstance) -> None:
