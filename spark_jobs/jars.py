@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,8 +23,13 @@ from stream_consumers.errors import MissingDependencyError
 SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
 DELTA_COORDINATE = ("io.delta", f"delta-spark_{SPARK_LINE}_2.13", version("delta-spark"))
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
-LOG_STORE = Path(__file__).with_name("HardLinkLogStore.java")
 LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
+S3_LOG_STORE_CLASS = "spark_jobs.ConditionalWriteLogStore"
+_SOURCES = [
+    Path(__file__).with_name(f"{name.rpartition('.')[2]}.java") for name in (LOG_STORE_CLASS, S3_LOG_STORE_CLASS)
+]
+# What S3A was built with, for each Hadoop of Spark; 3.4.1, of Spark 4.0, cannot put an object only if it is absent.
+_AWS = {"3.4.2": ("2.29.52", "1.2.1"), "3.5.0": ("2.35.4", "1.3.1")}
 # The command of Janino, the compiler that Spark ships; a Java without its development kit has none.
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
@@ -68,9 +73,45 @@ def delta_jars() -> list[Path]:
         MissingDependencyError: no Java, or the download or the compiler failed.
     """
     delta = resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in _shipped()})
-    digest = hashlib.sha256(LOG_STORE.read_bytes()).hexdigest()[:12]
-    log_store = _once(f"{delta.name}-log-store-{digest}", lambda target: _compile(sorted(delta.glob("*.jar")), target))
-    return sorted((*delta.glob("*.jar"), *log_store.glob("*.jar")))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
+    log_stores = _once(
+        f"{delta.name}-log-stores-{digest}", lambda target: _compile(sorted(delta.glob("*.jar")), target)
+    )
+    return sorted((*delta.glob("*.jar"), *log_stores.glob("*.jar")))
+
+
+def s3_jars() -> list[Path]:
+    """The jars that Spark needs for tables on Amazon S3; downloaded at the first call.
+
+    They are S3A and the modules of the SDK that it uses, not the SDK as a whole, which has hundreds of megabytes.
+
+    Raises:
+        MissingDependencyError: no Java, the download failed, or this Spark has a Hadoop that is too old.
+    """
+    hadoop = next(jar.stem.rpartition("-")[2] for jar in _shipped() if jar.name.startswith("hadoop-client-api-"))
+    if hadoop not in _AWS:
+        raise MissingDependencyError(
+            f"Spark {pyspark.__version__} comes with Hadoop {hadoop}; tables on Amazon S3 are written with "
+            f"{' and '.join(_AWS)}, which put a commit only if it is absent",
+            remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and a log store that does so.",
+        )
+    sdk, accelerator = _AWS[hadoop]
+    parts = [("org.apache.hadoop", "hadoop-aws", hadoop)]
+    modules = [
+        ("software.amazon.awssdk", name, sdk) for name in ("s3", "s3-transfer-manager", "sts", "url-connection-client")
+    ]
+    modules.append(("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", accelerator))
+    there = {_artifact(jar) for jar in (*_shipped(), *delta_jars())}
+
+    def make(target: Path) -> None:
+        _download(parts, target, is_alone=True)
+        _download(modules, target)
+        for jar in target.glob("*.jar"):
+            # S3A uses no client on netty, of which Spark has another version.
+            if _artifact(jar) in there or jar.name.startswith("netty-"):
+                jar.unlink()
+
+    return sorted(_once(f"hadoop-aws-{hadoop}-{sdk}", make).glob("*.jar"))
 
 
 def _shipped() -> list[Path]:
@@ -92,7 +133,7 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
     """
 
     def make(target: Path) -> None:
-        _download(coordinate, target, *(["-notransitive"] if is_alone else []))
+        _download([coordinate], target, is_alone=is_alone)
         for jar in target.glob("*.jar"):
             if _artifact(jar) in without:
                 jar.unlink()
@@ -126,14 +167,25 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _download(coordinate: tuple[str, str, str], target: Path, *options: str) -> None:
-    """Fetch it with the Ivy that pyspark ships; more than once, since repositories have bad moments.
+def _download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_alone: bool = False) -> None:
+    """Fetch them with the Ivy that pyspark ships; more than once, since repositories have bad moments.
 
     Ivy has a cache of its own here: a Maven cache with a pom but no jar would make it give up.
     """
+    target.mkdir(parents=True, exist_ok=True)
+    transitive = str(not is_alone).lower()
+    wanted = "".join(
+        f'<dependency org="{group}" name="{name}" rev="{revision}" conf="default" transitive="{transitive}"/>'
+        for group, name, revision in coordinates
+    )
+    module = target / "ivy.xml"
+    module.write_text(
+        '<ivy-module version="2.0"><info organisation="stream-assets" module="jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{wanted}</dependencies></ivy-module>'
+    )
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     pattern = target / "[artifact]-[revision].[ext]"
-    command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-dependency", *coordinate, *options]
+    command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-ivy", str(module)]
     command += ["-confs", "default", "-retrieve", str(pattern)]
     for pause in (*RETRY_PAUSES_SECONDS, None):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
@@ -142,8 +194,9 @@ def _download(coordinate: tuple[str, str, str], target: Path, *options: str) -> 
         if pause is not None:
             time.sleep(pause)
     report = "\n".join((done.stdout + done.stderr).strip().splitlines()[-REPORT_LINES:])
+    names = ", ".join(":".join(coordinate) for coordinate in coordinates)
     raise MissingDependencyError(
-        f"{':'.join(coordinate)} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
+        f"{names} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
         remedy="Check the connection to your Maven repository and try again.",
     )
 
@@ -152,15 +205,16 @@ def _compile(delta: list[Path], target: Path) -> None:
     classpath = os.pathsep.join(str(jar) for jar in (*_shipped(), *delta))
     classes = target / "classes"
     classes.mkdir(parents=True)
-    command = [java(), "-cp", classpath, COMPILER, "-d", str(classes), "-classpath", classpath, str(LOG_STORE)]
+    command = [java(), "-cp", classpath, COMPILER, "-d", str(classes), "-classpath", classpath, *map(str, _SOURCES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
     compiled = sorted(classes.rglob("*.class"))
     if done.returncode or not compiled:
         report = "\n".join((done.stdout + done.stderr).strip().splitlines()[:REPORT_LINES])
         raise MissingDependencyError(
-            f"{LOG_STORE} could not be compiled:\n{report}\n", remedy="Check that Java 17 runs, and try again."
+            f"{' and '.join(map(str, _SOURCES))} could not be compiled:\n{report}\n",
+            remedy="Check that Java 17 runs, and try again.",
         )
-    with zipfile.ZipFile(target / "hard-link-log-store.jar", "w") as jar:
+    with zipfile.ZipFile(target / "log-stores.jar", "w") as jar:
         for file in compiled:
             jar.write(file, file.relative_to(classes))
     shutil.rmtree(classes)

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
 from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
+from spark_jobs.object_stores import brings_s3, object_store_config
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import start_context
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
@@ -63,23 +64,33 @@ class SparkOptions:
         in_process: start a local Spark in this process, which ends with it. Otherwise a local Spark is a server that
             outlives the process (:mod:`spark_jobs.spark_server`). The variable ``STREAM_ASSETS_SPARK=in-process`` says
             so for all sessions.
+        table: a table that the session is to write, where that is an object store: Spark gets what it needs for it.
+        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.object_stores`.
     """
 
     master: str = "local[*]"
     remote: str | None = field(default=None, repr=False)
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     in_process: bool = False
+    table: str = ""
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def delta_spark_config() -> dict[str, str]:
+def delta_spark_config(table: str = "", storage_options: Mapping[str, str] | None = None) -> dict[str, str]:
     """The settings that a session needs for Delta, with the jars downloaded.
 
     For sessions made elsewhere, such as ``PySparkResource(spark_config=delta_spark_config())``.
 
+    Args:
+        table: a table in an object store that the session is to write, such as ``s3a://lake/orders``.
+        storage_options: for that table, as delta-rs has them; see :mod:`spark_jobs.object_stores`.
+
     Raises:
         MissingDependencyError: no Java, or the jars cannot be downloaded.
     """
-    return {**DELTA_CONFIG, LOCAL_LOG_STORE: LOG_STORE_CLASS, "spark.jars": ",".join(str(jar) for jar in delta_jars())}
+    stored = object_store_config(table, storage_options)
+    jars = ",".join(filter(None, [*map(str, delta_jars()), stored.pop("spark.jars", "")]))
+    return {**DELTA_CONFIG, LOCAL_LOG_STORE: LOG_STORE_CLASS, **stored, "spark.jars": jars}
 
 
 def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
@@ -111,7 +122,10 @@ def _session(options: SparkOptions) -> SparkSession:
         # A Connect session, which has no classic one beside it.
         return running
     is_local = options.master.startswith("local")
-    settings = {**(LOCAL_DEFAULTS if is_local else {}), **delta_spark_config(), **options.config}
+    # A Spark that runs already takes no jars and no log store on; and some bring what they need.
+    is_ours = running is None and not brings_s3(options.config)
+    of_table = delta_spark_config(options.table if is_ours else "", options.storage_options)
+    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config}
     is_served = is_local and running is None and "SPARK_REMOTE" not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # It takes a second to import, which nobody else has to wait for.

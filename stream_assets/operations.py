@@ -65,7 +65,7 @@ def build_maintenance(
         pool=pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with failures(), run_session(context, spark) as session:
+        with failures(), run_session(context, spark, stream.declared.table) as session:
             done = maintain(session, stream.declared.ingestion)
         for table in done:
             context.log.info(_describe(table))

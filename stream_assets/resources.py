@@ -1,7 +1,7 @@
 """The Spark resource. Any other resource with a ``spark_session`` works in its place."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
 from spark_jobs.session import SparkOptions, create_session
+from stream_assets.delta_lake import LakeTable
 
 
 class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class is generic only inside Dagster
@@ -42,11 +43,29 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
             SparkSessionError: it cannot be had.
             MissingDependencyError: there is no Java.
         """
+        return self.session_for("", {})
+
+    def session_for(self, table: str, storage_options: Mapping[str, str]) -> SparkSession:
+        """The session; if it is made now, Spark gets what it needs to write a table in an object store.
+
+        Args:
+            table: a path or URI.
+            storage_options: for the table, as delta-rs has them.
+
+        Raises:
+            SparkSessionError: it cannot be had.
+            MissingDependencyError: there is no Java, or jars cannot be downloaded.
+        """
         if self._session is None:
             self._is_own = SparkSession.getActiveSession() is None
             self._session = create_session(
                 SparkOptions(
-                    master=self.master, remote=self.remote, config=self.spark_config, in_process=self.in_process
+                    master=self.master,
+                    remote=self.remote,
+                    config=self.spark_config,
+                    in_process=self.in_process,
+                    table=table,
+                    storage_options=storage_options,
                 )
             )
         return self._session
@@ -59,28 +78,33 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
 
 
 @contextmanager
-def run_session(context: Any, spark: Any) -> Iterator[SparkSession]:
+def run_session(context: Any, spark: Any, table: LakeTable) -> Iterator[SparkSession]:
     """The session of a run.
 
     Args:
         context: of the run, or of a resource of it.
         spark: a resource, or the key of one; ``None`` for a local Spark.
+        table: what the run writes or reads.
     """
     if isinstance(spark, str):
-        yield _session_of(context, getattr(context.resources, spark))
+        yield _session_of(context, getattr(context.resources, spark), table)
         return
     resource = SparkSessionResource() if spark is None else spark
     # A resource of the asset's own is set up here, not by Dagster: so that it has no key that another asset could have,
     # and no place in the run config, where a launchpad would keep its settings.
     with dg.build_resources({"spark": resource}, instance=context.instance) as resources:
-        yield _session_of(context, resources.spark)
+        yield _session_of(context, resources.spark, table)
 
 
-def _session_of(context: Any, resource: Any) -> SparkSession:
+def _session_of(context: Any, resource: Any, table: LakeTable) -> SparkSession:
     """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
     note = None if getattr(resource, "remote", None) else download_note()
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")
     since = time.monotonic()
-    session: SparkSession = resource.spark_session
+    session: SparkSession
+    if isinstance(resource, SparkSessionResource):
+        session = resource.session_for(table.path, table.options())
+    else:
+        session = resource.spark_session
     context.log.info(f"Spark is ready after {time.monotonic() - since:.1f} s")
     return session

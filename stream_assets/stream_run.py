@@ -82,7 +82,7 @@ class StreamRun:
         declared = self.declared.with_transform(transform)
         with failures():
             if self.wanted is not None:
-                with run_session(context, declared.spark) as spark:
+                with run_session(context, declared.spark, declared.table) as spark:
                     made = self._made_by_job(context, declared, spark, self.wanted)
                 if made is not None:
                     yield made
@@ -97,7 +97,7 @@ class StreamRun:
             assert isinstance(self.config, StreamConfig)
             asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
             for key in context.selected_asset_keys:
-                with run_session(context, declared.spark) as spark:
+                with run_session(context, declared.spark, declared.table) as spark:
                     made = _made(context, key, declared, spark, self.config)
                 if made is not None:
                     yield as_result(made)

@@ -105,7 +105,9 @@ def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
 
     def load(context: dg.InitResourceContext) -> Iterator[TableLoader]:
         with ExitStack() as stack:
-            yield TableLoader(declared, lambda: stack.enter_context(run_session(context, declared.spark)))
+            yield TableLoader(
+                declared, lambda: stack.enter_context(run_session(context, declared.spark, declared.table))
+            )
 
     # Dagster closes a generator behind the run; the type of the argument does not say that it takes one.
     make = cast("Callable[[dg.InitResourceContext], dg.IOManager]", load)

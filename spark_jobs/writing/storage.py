@@ -9,8 +9,9 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.jars import LOG_STORE_CLASS
+from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.object_stores import S3
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import explain
@@ -19,7 +20,6 @@ from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
 HISTORY = 100
 # Their renames, or their own conditions, put a file only if it is absent, and Delta's log stores for them use that.
 _SAFE_SCHEMES = frozenset({"hdfs", "viewfs", "ofs", "abfs", "abfss", "wasb", "wasbs", "gs"})
-_AMAZON = frozenset({"s3", "s3a", "s3n"})
 # What Delta takes by itself, and what is right for the schemes above only.
 _LOG_STORES_OF_DELTA = frozenset(
     {"S3SingleDriverLogStore", "HDFSLogStore", "LocalLogStore", "AzureLogStore", "GCSLogStore"}
@@ -50,10 +50,10 @@ def check_log_store(spark: SparkSession, table: str, *, single_writer: bool) -> 
     setting = f"spark.delta.logStore.{kind}.impl"
     if kind == LOCAL:
         remedy = f"Add spark_jobs.session.delta_spark_config() to its settings, with {setting}={LOG_STORE_CLASS}"
-    elif kind in _AMAZON:
+    elif kind in S3:
         remedy = (
-            f"Set {setting} to a log store that puts a commit only if it is absent, such as "
-            "io.delta.storage.S3DynamoDBLogStore (in the jar io.delta:delta-storage-s3-dynamodb)"
+            f"Add spark_jobs.session.delta_spark_config({table!r}) to its settings before it starts, with {setting}="
+            f"{S3_LOG_STORE_CLASS}, which puts a commit only if it is absent"
         )
     else:
         remedy = f"Set {setting} to a log store that puts a commit only if it is absent"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
@@ -18,7 +18,7 @@ NEEDED_JAVA = 17
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
 
 TWO_RUNS = (
-    "safe on local disks, HDFS, Azure and Google storage; not on Amazon S3 with Delta's own log store: "
+    "safe on local disks, HDFS, Azure and Google storage, and on Amazon S3 with the log store of our sessions: "
     "doctor --table s3a://…"
 )
 
@@ -35,12 +35,12 @@ def examine() -> list[dict[str, str]]:
     return findings
 
 
-def examine_table(table: str, spark: SparkChoice) -> dict[str, str]:
+def examine_table(table: str, spark: SparkChoice, storage: Mapping[str, str]) -> dict[str, str]:
     """Whether two runs may write a table at once, with the log store of a session."""
     from spark_jobs.writing.storage import check_log_store, log_store_of
 
     try:
-        session = spark.session()
+        session = spark.session(table, storage)
         found = log_store_of(session, table) or "the log store that Delta takes by itself"
     except StreamAssetsError as error:
         return {"what": table, "found": "–", "state": str(error)}

@@ -20,6 +20,7 @@ from stream_assets.cli.options import (
     place_options,
     retry_option,
     spark_options,
+    storage_option,
 )
 from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
 from stream_assets.cli.transform_options import RowMaker, batches_option, limit_options, row_options
@@ -122,7 +123,7 @@ def ingest(
         with stream.open() as opened:
             Retries(retry_seconds, on_wait=tell_waiting).call(opened.identities)
         task = progress.add_task("starting Spark", total=None)
-        session = spark.session()
+        session = spark.session(place.table, place.storage)
         progress.update(task, description="reading")
         batches = drain(
             session,
@@ -181,8 +182,9 @@ def _lost(report: BatchReport) -> str | None:
 @click.option("--table", help="The Delta table whose ledger is compared.")
 @group_option
 @client_option()
+@storage_option
 @json_option
-def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: bool) -> None:
+def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: dict[str, str], as_json: bool) -> None:
     """Per shard: where it starts and ends, where the group is, and how far behind.
 
     "blocked" counts what an open transaction holds back behind the end.
@@ -195,7 +197,7 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, as_json: 
     from spark_jobs.batches.ingestion import CLAIMS, check_source
     from spark_jobs.ledger.ledger import LedgerState as State
 
-    place = Place(url, table or "", group, client)
+    place = Place(url, table or "", group, client, storage)
     read = None if table is None else place.ingestion().ledger()
     ledger = read.read() if read else State(-1)
     if ledger.sharing == CLAIMS or (table is None and _is_claimed(place)):
@@ -328,7 +330,9 @@ def switch(to: str, place: Place, spark: SparkChoice) -> None:
         progress = stack.enter_context(progress_bar())
         ingestion.ledger().read()
         progress.add_task("switching", total=None)
-        is_changed = switch_sharing(spark.session(), ingestion, to=mode, source=opened, claims=claims)
+        is_changed = switch_sharing(
+            spark.session(place.table, place.storage), ingestion, to=mode, source=opened, claims=claims
+        )
     click.echo(f"group {place.group} is {to} now" if is_changed else f"group {place.group} was {to} already")
 
 
@@ -371,7 +375,9 @@ def accept(epochs: tuple[str, ...], dry_run: bool, place: Place, spark: SparkCho
         accepted = plan_accept(opened, ingestion, ingestion.ledger().read(), epochs=epochs, claims=claims)
         if accepted and not dry_run:
             progress.add_task("accepting", total=None)
-            accepted = accept_epochs(spark.session(), opened, ingestion, epochs=epochs, claims=claims)
+            accepted = accept_epochs(
+                spark.session(place.table, place.storage), opened, ingestion, epochs=epochs, claims=claims
+            )
     rows = [
         {
             "epoch": one.name,

@@ -7,7 +7,7 @@ import sys
 import click
 
 from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
-from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options
+from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options, storage_option
 from stream_assets.cli.output import print_rows
 from stream_assets.cli.redrive import redrive
 from stream_assets.cli.relay import relay
@@ -45,8 +45,9 @@ def demo(messages: int) -> None:
 
 @main.command()
 @click.option("--table", help="Also start Spark, and look whether it can write this table safely.")
+@storage_option
 @spark_options
-def doctor(table: str | None, spark: SparkChoice) -> None:
+def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> None:
     """Check what this machine has: Java, the Delta jars, packages; and whether two runs may write a table at once.
 
     \b
@@ -56,7 +57,7 @@ def doctor(table: str | None, spark: SparkChoice) -> None:
     """
     from stream_assets.cli.doctor import examine, examine_table
 
-    findings = [*examine(), *([examine_table(table, spark)] if table else [])]
+    findings = [*examine(), *([examine_table(table, spark, storage)] if table else [])]
     print_rows([dict(finding) for finding in findings], title="doctor")
     if any(finding["state"] != "ok" for finding in findings):
         sys.exit(1)

@@ -7,7 +7,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stream_assets.cli.output import err, tell_waiting
-from stream_consumers.client_config import ClientConfig, parse_client_option
+from stream_consumers.client_config import ClientConfig, parse_client_option, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.options import ConsumerMode
@@ -99,6 +99,19 @@ def client_option(*names: str, of: str = "broker's") -> Option:
     )
 
 
+def _storage_options(context: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    return {name: str(value) for name, value in resolve(dict(parse_client_option(value) for value in values)).items()}
+
+
+storage_option = click.option(
+    "--storage-option",
+    "storage",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_storage_options,
+    help="For the object store of the table, such as AWS_ENDPOINT_URL=…; NAME=env:VARIABLE keeps a secret in the "
+    "environment, and what is not given is taken from there anyway.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 group_option = click.option("--group", default="stream-assets", show_default=True, help="The consumer group.")
 # The default is that of Ingestion, which is not imported until a command needs it.
@@ -127,12 +140,14 @@ class Place:
         table: the Delta table, a path or URI.
         group: the consumer group.
         client: configuration of the broker's client; shown nowhere.
+        storage: options for the storage of the table; shown nowhere.
     """
 
     source: str
     table: str
     group: str
     client: ClientConfig = field(repr=False)
+    storage: Mapping[str, str] = field(repr=False)
 
     @property
     def url(self) -> StreamUrl:
@@ -153,7 +168,8 @@ class Place:
         """Group and table, and what else is known of the ingestion."""
         from spark_jobs.batches.ingestion import Ingestion
 
-        return Ingestion(**{"group": self.group, "table": self.table, **settings})
+        known = {"group": self.group, "table": self.table, "storage_options": self.storage}
+        return Ingestion(**{**known, **settings})
 
 
 def place_options(group: Option = group_option) -> Option:
@@ -165,6 +181,7 @@ def place_options(group: Option = group_option) -> Option:
         click.option("--table", required=True, help="The Delta table, a path or URI."),
         group,
         client_option(),
+        storage_option,
     )
 
 
@@ -185,14 +202,27 @@ class SparkChoice:
     in_process: bool = False
     single_writer: bool = False
 
-    def session(self) -> SparkSession:
-        """The session; it takes some seconds. What a server lends is given back at the end of the command."""
+    def session(self, table: str, storage: Mapping[str, str]) -> SparkSession:
+        """The session; it takes some seconds. What a server lends is given back at the end of the command.
+
+        Args:
+            table: that it reads or writes.
+            storage: options for its storage.
+        """
         from spark_jobs.session import SparkOptions, create_session
         from spark_jobs.spark_server.client import ServerSession
 
         if self.remote is None:
             tell_of_download()
-        session = create_session(SparkOptions(master=self.master, remote=self.remote, in_process=self.in_process))
+        session = create_session(
+            SparkOptions(
+                master=self.master,
+                remote=self.remote,
+                in_process=self.in_process,
+                table=table,
+                storage_options=storage,
+            )
+        )
         if isinstance(session, ServerSession):
             click.get_current_context().call_on_close(session.stop)
         return session

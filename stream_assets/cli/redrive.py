@@ -66,7 +66,9 @@ def redrive(
     maker.check(ingestion.ledger().read())
     with progress_bar() as progress:
         task = progress.add_task("starting Spark", total=None)
-        job = RedriveJob(spark.session(), ingestion, wanted, url=place.url, on_wait=tell_waiting)
+        job = RedriveJob(
+            spark.session(place.table, place.storage), ingestion, wanted, url=place.url, on_wait=tell_waiting
+        )
         if dry_run:
             progress.update(task, description="decoding")
             job.preview()

@@ -117,7 +117,7 @@ def replay(
         tell(f"note: if it is killed, go on with --id {wanted.id}", style="yellow")
         task = progress.add_task("starting Spark", total=sum(messages.values()))
         job = ReplayJob(
-            spark.session(),
+            spark.session(place.table, place.storage),
             opened,
             ingestion,
             wanted,
@@ -158,7 +158,7 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_s
         skipped = opened.count({move.shard: move.skipped for move in moves})
         if moves and not dry_run:
             progress.add_task("moving the group", total=None)
-            moves = rewind(spark.session(), opened, ingestion, to, on_wait=tell_waiting)
+            moves = rewind(spark.session(place.table, place.storage), opened, ingestion, to, on_wait=tell_waiting)
     listed = [
         {
             "shard": str(move.shard),
@@ -247,7 +247,7 @@ def adopt(mode: str, place: Place, dry_run: bool, spark: SparkChoice, as_json: b
         positions = adoption.plan_adoption(opened, ingestion)
         if not dry_run:
             progress.add_task("adopting the rows", total=None)
-            positions = adoption.adopt(spark.session(), opened, ingestion)
+            positions = adoption.adopt(spark.session(place.table, place.storage), opened, ingestion)
     rows = [{"shard": str(shard), "continues at": sequence} for shard, sequence in positions.items()]
     title = f"group {place.group} {'would continue' if dry_run else 'continues'} behind the rows of {place.table}"
     print_rows(rows, as_json=as_json, title=title)

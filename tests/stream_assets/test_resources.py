@@ -21,6 +21,7 @@ from stream_assets import (
     stream_asset,
     stream_definitions,
 )
+from stream_assets.delta_lake import LakeTable
 from stream_assets.resources import run_session
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
@@ -253,7 +254,7 @@ def test_the_log_of_a_run_says_that_it_waits_for_spark(
         log=SimpleNamespace(info=told.append),
         resources=SimpleNamespace(spark=SimpleNamespace(spark_session="a session", remote=remote)),
     )
-    with run_session(context, "spark") as session:
+    with run_session(context, "spark", LakeTable("/lake/orders", (), {})) as session:
         assert session == "a session"
     waiting, ready = told
     assert waiting.startswith(expected)

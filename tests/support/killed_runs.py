@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.process import BaseProcess
@@ -51,12 +51,18 @@ class Run:
 
 @contextmanager
 def running(
-    url: str, table: Path, fault: str = "", *more: str, records: int = RECORDS, module: str = "one_run"
+    url: str,
+    table: Path,
+    fault: str = "",
+    *more: str,
+    records: int = RECORDS,
+    module: str = "one_run",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
     """A run; whatever is left of it is killed at the end."""
     log = table.with_name(f"run-{len(os.listdir(table.parent))}.log")
     words = (url, str(table), str(records), fault, *more)
-    process = _processes.Process(target=_run, args=(module, str(log), words))
+    process = _processes.Process(target=_run, args=(module, str(log), words, environment or {}))
     process.start()
     run = Run(process)
     try:
@@ -65,8 +71,9 @@ def running(
         run.kill()
 
 
-def _run(module: str, log: str, words: Sequence[str]) -> None:
+def _run(module: str, log: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
     os.setsid()
+    os.environ.update(environment)
     with Path(log).open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -79,9 +86,15 @@ def logs(table: Path) -> str:
 
 
 def kill_in_turn(
-    url: str, table: Path, faults: Sequence[str], *more: str, records: int = 40, module: str = "one_run"
+    url: str,
+    table: Path,
+    faults: Sequence[str],
+    *more: str,
+    records: int = 40,
+    module: str = "one_run",
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """A run after the other, each killed at its fault, so that each one finds what the one before left behind."""
     for fault in faults:
-        with running(url, table, fault, *more, records=records, module=module) as run:
+        with running(url, table, fault, *more, records=records, module=module, environment=environment) as run:
             assert run.wait() == -signal.SIGKILL, logs(table)

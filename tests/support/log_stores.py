@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from py4j import java_gateway, protocol
 from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from spark_jobs.jars import delta_jars, java
+from spark_jobs.jars import delta_jars, java, s3_jars
 
 
 class Lines:
@@ -39,21 +39,29 @@ class Lines:
 class LogStore:
     """A log store in a JVM of its own."""
 
-    def __init__(self, gateway: JavaGateway, class_name: str) -> None:
+    def __init__(self, gateway: JavaGateway, class_name: str, settings: Mapping[str, str]) -> None:
         self._jvm: Any = gateway.jvm
         self._configuration = self._jvm.org.apache.hadoop.conf.Configuration()
+        for name, value in settings.items():
+            self._configuration.set(name, value)
         made = self._jvm
         for part in class_name.split("."):
             made = getattr(made, part)
         self._store = made(self._configuration)
 
-    def put(self, file: Path, *lines: str, meanwhile: Callable[[], object] | None = None) -> bool:
-        """Put a commit; ``False`` if the log store says that it is there."""
-        path = self._jvm.org.apache.hadoop.fs.Path(f"file://{file}")
+    def put(
+        self,
+        file: Path | str,
+        *lines: str,
+        meanwhile: Callable[[], object] | None = None,
+        overwrite: bool = False,
+    ) -> bool:
+        """Put a commit, at a path or a URI; ``False`` if the log store says that it is there."""
+        path = self._jvm.org.apache.hadoop.fs.Path(f"file://{file}" if isinstance(file, Path) else file)
         # As Delta calls it: a plain iterator, which chooses among methods of the same name.
         actions = Lines(lines, meanwhile) if meanwhile else self._jvm.java.util.ArrayList(list(lines)).iterator()
         try:
-            self._store.write(path, actions, False, self._configuration)
+            self._store.write(path, actions, overwrite, self._configuration)
         except Py4JJavaError as error:
             if "FileAlreadyExistsException" not in str(error.java_exception):
                 raise
@@ -62,9 +70,9 @@ class LogStore:
 
 
 @contextmanager
-def log_store(class_name: str) -> Iterator[LogStore]:
-    """A log store in a new JVM."""
-    jars = [*(Path(pyspark.__file__).parent / "jars").glob("*.jar"), *delta_jars()]
+def log_store(class_name: str, settings: Mapping[str, str] | None = None) -> Iterator[LogStore]:
+    """A log store in a new JVM; with settings of Hadoop it has the jars for Amazon S3."""
+    jars = [*(Path(pyspark.__file__).parent / "jars").glob("*.jar"), *delta_jars(), *(s3_jars() if settings else ())]
     classpath = os.pathsep.join(map(str, jars))
     # Where there is a Spark session, pyspark has this function ask its own JVM about errors of ours.
     patch = pytest.MonkeyPatch()
@@ -79,7 +87,7 @@ def log_store(class_name: str) -> Iterator[LogStore]:
         server.resetCallbackClient(
             server.getCallbackClient().getAddress(), gateway.get_callback_server().get_listening_port()
         )
-        yield LogStore(gateway, class_name)
+        yield LogStore(gateway, class_name, settings or {})
     finally:
         gateway.shutdown()
         patch.undo()

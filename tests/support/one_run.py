@@ -52,9 +52,11 @@ def poisonous(rows: DataFrame) -> DataFrame:
 
 SWITCHES = {"": KillSwitch, "group": GroupKillSwitch, "server": ServerKillSwitch}
 TRANSFORMS = {"poison": poisonous, "old": old}
+# Where the table is, if not in the folder of the run: a URI.
+TABLE_VARIABLE = "TABLE_OF_THE_RUN"
 
 
-def _session(remote: str) -> SparkSession:
+def _session(remote: str, table: str) -> SparkSession:
     """In this process; at a Connect address; or in a server that outlives it, kept in a folder: ``servers:PATH``."""
     kind, _, folder = remote.partition(":")
     if kind == "sc":
@@ -62,7 +64,7 @@ def _session(remote: str) -> SparkSession:
     if kind == "servers":
         del os.environ[SPARK_VARIABLE]
         os.environ[SERVERS_VARIABLE] = folder
-    return create_session(SparkOptions(master="local[1]", config=SMALL, in_process=kind != "servers"))
+    return create_session(SparkOptions(master="local[1]", config=SMALL, in_process=kind != "servers", table=table))
 
 
 def main(
@@ -93,9 +95,10 @@ def main(
 
     client = QUICK if url.startswith("kafka:") else QUICK_CLAIMS if url.startswith("redis:") else {}
     source = StreamSource(StreamUrl.parse(url), ConsumerMode(mode), client)
+    where = os.environ.get(TABLE_VARIABLE, table)
     ingestion = Ingestion(
         group=group,
-        table=table,
+        table=where,
         decoder=Json("id BIGINT, user STRING"),
         limits=Limits(max_records=int(records)),
         sharing=source.mode,
@@ -103,7 +106,7 @@ def main(
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
     )
-    spark = _session(remote)
+    spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):
         print("report", dict(report.batch.entry.ranges), flush=True)
     print("drained", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -30,17 +31,23 @@ def sequences_in_file(path: Path) -> set[Identity]:
         return {(i.shard.stream, i.shard.id, i.sequence) for i in scanner if isinstance(i, Frame)}
 
 
-def sequences_in_table(path: Path | str) -> Counter[Identity]:
+def sequences_in_table(path: Path | str, storage_options: Mapping[str, str] | None = None) -> Counter[Identity]:
     """Every row of a table, counted."""
-    if not (Path(path) / "_delta_log").exists():
+    options = dict(storage_options or {})
+    if not DeltaTable.is_deltatable(str(path), options):
         return Counter()
-    rows = DeltaTable(str(path)).to_pyarrow_table(columns=["_stream", "_shard", "_sequence"]).to_pydict()
+    rows = (
+        DeltaTable(str(path), storage_options=options)
+        .to_pyarrow_table(columns=["_stream", "_shard", "_sequence"])
+        .to_pydict()
+    )
     return Counter(zip(rows["_stream"], rows["_shard"], rows["_sequence"]))
 
 
-def assert_each_once(file: Path, table: Path | str) -> None:
+def assert_each_once(file: Path, table: Path | str, storage_options: Mapping[str, str] | None = None) -> None:
     """Every message of the file is in the table or its dead letters, once."""
-    found = sequences_in_table(table) + sequences_in_table(f"{table}_dead_letters")
+    letters = sequences_in_table(f"{table}_dead_letters", storage_options)
+    found = sequences_in_table(table, storage_options) + letters
     assert {identity: count for identity, count in found.items() if count != 1} == {}
     assert set(found) == sequences_in_file(file)
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import table_location
 from spark_jobs.batches.ingestion import Ingestion, Step
-from spark_jobs.jars import LOG_STORE_CLASS
+from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.writing import dead_letters, sink, storage
 from spark_jobs.writing.storage import check_log_store
 from stream_consumers.errors import StorageMismatchError, Terminal, UnsafeStorageError
@@ -81,7 +81,8 @@ def test_the_error_names_the_log_store_the_setting_and_the_three_ways_to_say_sin
     for part in (
         "s3a://lake/orders",
         "spark.delta.logStore.s3a.impl",
-        DYNAMO,
+        "delta_spark_config('s3a://lake/orders')",
+        S3_LOG_STORE_CLASS,
         "single_writer=True",
         "single_writer: true",
         "--single-writer",
@@ -92,7 +93,7 @@ def test_the_error_names_the_log_store_the_setting_and_the_three_ways_to_say_sin
 @pytest.mark.spark
 def test_a_run_on_amazon_is_refused_before_anything_is_written(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 3)
-    with pytest.raises(UnsafeStorageError, match=r"S3DynamoDBLogStore"):
+    with pytest.raises(UnsafeStorageError, match=r"ConditionalWriteLogStore"):
         drain(spark, url, Ingestion(group="lakehouse", table="s3a://lake/orders"))
 
 
