@@ -190,6 +190,7 @@ def _download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_a
     for pause in (*RETRY_PAUSES_SECONDS, None):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
         if done.returncode == 0 and any(target.glob("*.jar")):
+            module.unlink()
             return
         if pause is not None:
             time.sleep(pause)

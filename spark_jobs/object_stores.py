@@ -50,7 +50,8 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
     kind = scheme(table)
     if kind not in S3:
         return {}
-    given = {**_normalized(os.environ), **_normalized(storage_options or {})}
+    of_environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX.upper())}
+    given = {**_normalized(of_environment), **_normalized(storage_options or {})}
     config = {_S3A[name]: value for name, value in sorted(given.items()) if name in _S3A}
     if "fs.s3a.endpoint" in config:
         is_virtual = _flag(given, "virtual_hosted_style_request")
@@ -78,11 +79,8 @@ def brings_s3(config: Mapping[str, str]) -> bool:
 
 
 def _normalized(options: Mapping[str, str]) -> dict[str, str]:
-    """Without the prefix; as delta-rs takes them in any case, and with the prefix or without it."""
-    lower = {name.lower(): value for name, value in options.items()}
-    return {name.removeprefix(_PREFIX): value for name, value in lower.items() if name.startswith(_PREFIX)} | {
-        name: value for name, value in lower.items() if options is not os.environ and not name.startswith(_PREFIX)
-    }
+    """In lower case and without the prefix: delta-rs takes them with it or without it, in any case."""
+    return {name.lower().removeprefix(_PREFIX): value for name, value in options.items()}
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:

@@ -21,6 +21,7 @@ from stream_assets import (
     stream_definitions,
 )
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
+from tests.support.parameters import shown
 
 
 def declare(**options: Any) -> StreamAsset:
@@ -66,7 +67,7 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("option", "value"), [(o, v) for o, values in NONSENSE.items() for v in values], ids=repr)
+@pytest.mark.parametrize(("option", "value"), [(o, v) for o, values in NONSENSE.items() for v in values], ids=shown)
 def test_nonsense_is_refused_with_the_option_and_the_value(option: str, value: object) -> None:
     with pytest.raises(InvalidOptionError) as refused:
         declare(**{option: value})

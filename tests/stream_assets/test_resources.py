@@ -26,6 +26,7 @@ from stream_assets.resources import run_session
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from tests.support.dagster_runs import tick
+from tests.support.parameters import shown
 
 SECRETS = {
     "T_KAFKA": "kafka-1.internal:9092",
@@ -219,7 +220,7 @@ def test_streams_of_a_connection_have_names(names: tuple[Any, ...]) -> None:
         ({"translator": WithPartitions()}, InvalidOptionError),
         ({"source": StreamFile(path="x.ss").stream("orders"), "mode": "load_balanced"}, InvalidOptionError),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_what_can_be_seen_to_be_wrong_is_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
