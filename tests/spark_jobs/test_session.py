@@ -62,7 +62,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     made = Spark()
     monkeypatch.delenv("STREAM_ASSETS_SPARK", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr(session, "delta_spark_config", lambda: {"spark.jars": "delta.jar"})
+    monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: {"spark.jars": "delta.jar"})
     monkeypatch.setattr(session, "java", lambda: "java")
     monkeypatch.setattr(session, "start_context", lambda settings, master: None)
     monkeypatch.setattr(session, "check_session", lambda found: found)
@@ -111,3 +111,20 @@ def test_a_session_that_is_lent_already_is_used_while_its_server_lives(spark: Sp
     spark.running = dead = Lent(is_served=False)
     assert create_session() != "in process"
     assert (lent.is_stopped, dead.is_stopped) == (False, True)
+
+
+def test_only_a_spark_that_starts_gets_what_the_storage_of_the_table_needs(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(running: object = None, **config: str) -> tuple[str, Mapping[str, str]]:
+        found: list[Any] = []
+        monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: found.append(of_table) or {})
+        spark.running = running
+        create_session(SparkOptions(table="s3a://lake/orders", storage_options={"AWS_REGION": "x"}, config=config))
+        return found[0]  # type: ignore[no-any-return]
+
+    assert asked() == ("s3a://lake/orders", {"AWS_REGION": "x"})
+    assert asked(**{"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})[0] == ""
+    classic = type("Classic", (), {"active": staticmethod(spark.active), "builder": spark})
+    monkeypatch.setattr(session, "SparkSession", classic)
+    assert asked(classic())[0] == "", "what runs already takes nothing on"

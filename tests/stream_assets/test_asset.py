@@ -290,7 +290,8 @@ def test_names_that_dagster_folds_into_one_are_refused(folder: Path) -> None:
 
 
 def test_definitions_load_as_a_code_location_does_it(folder: Path) -> None:
-    dg.Definitions.validate_loadable(stream_definitions([declare(folder), declare(folder, name="payments")]))
+    both = [declare(folder), declare(folder, name="payments", table=str(folder / "payments"))]
+    dg.Definitions.validate_loadable(stream_definitions(both))
 
 
 def test_lineage_goes_from_the_stream_to_the_table(folder: Path) -> None:
