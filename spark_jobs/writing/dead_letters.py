@@ -411,7 +411,9 @@ def replacements(ledger: Ledger, state: LedgerState) -> Replacements:
             continue
         if commit.entry.mode == "replace":
             for shard, parts in commit.entry.written.items():
-                ranges.setdefault(shard, []).extend((part, len(newer)) for part in parts)
+                # A batch may have nothing of a shard.
+                if parts:
+                    ranges.setdefault(shard, []).extend((part, len(newer)) for part in parts)
             left -= 1
         newer[commit.entry.bid] = len(newer)
         if not left:

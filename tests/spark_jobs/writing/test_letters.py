@@ -170,3 +170,14 @@ def test_no_more_is_held_than_was_asked_for_but_one_message_always_is(tables: Ta
     assert one.num_rows == 1
     left = without_first(places, 1)
     assert {str(shard): own.tolist() for shard, own in left.items()} == {"orders/0": [9, 40], "orders#2/1": [7]}
+
+
+def test_a_batch_that_replaces_nothing_of_a_shard_leaves_its_dead_letters(tables: Tables) -> None:
+    replaced = {ORDERS: Range(0, 30), SECOND: Range(100, 100)}
+    tables.main.ours(LedgerEntry("batch", "g", "g/main", 2, "main", "b2", 0, ranges=replaced, mode="replace"))
+    ledger = Ledger(tables.main.log(), group="g", member="replay")
+    uncounted = tables.table.uncounted(ledger)
+    assert {bid: {str(shard): str(parts) for shard, parts in of.items()} for bid, of in uncounted.items()} == {
+        "b1": {"orders/0": "[2,10)"}
+    }, "from the first to the last of them in the range"
+    assert found(tables.reader()) == {"orders/0": [40], "orders#2/1": [7]}
