@@ -99,7 +99,7 @@ def make_dead_letter_sensor(
         ingestion = watched()
         ledger = ingestion.ledger()
         totals = ledger.totals(ledger.read())
-        lost = sum(part.end - part.start for parts in totals.lost.values() for part in parts)
+        lost = sum(parts.size for parts in totals.lost.values())
         # A RESTORE takes dead letters back.
         known = _Cursor(min(known.dead, totals.dead), min(known.lost, lost))
         new = (totals.dead - known.dead) + (lost - known.lost)

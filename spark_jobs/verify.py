@@ -263,7 +263,7 @@ class _DeadLetters:
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
         """How many of a batch may be gone from ranges that were replaced, where they do not count."""
         if not replaced or not self._is_there:
-            return sum(part.end - part.start for parts in replaced.values() for part in parts)
+            return sum(parts.size for parts in replaced.values())
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):
             commit = self._log.find(lambda one: one.user_metadata.get("bid") == bid, after=-1)
@@ -272,7 +272,7 @@ class _DeadLetters:
             hull = {shard: parts.hull}
             written = written_sequences(self._log, commit, hull, names=names) if commit else None
             if written is None:
-                most += sum(part.end - part.start for part in parts)
+                most += parts.size
             else:
                 most += len(within(written.get(shard, _NONE), parts))
             left = sequences_of(scan(self._log, PLACE, where=f"_batch = '{bid}' AND {in_ranges(hull)}"))
@@ -406,8 +406,7 @@ def _miss(tallies: Mapping[Shard, _Tally], shards: Sequence[Shard], version: int
 
 def _within_places(entry: LedgerEntry, parts: Mapping[Shard, Intervals]) -> Mapping[Shard, Intervals]:
     """These parts of the ranges that a batch wrote, or claimed entries of."""
-    claimed = {shard: Intervals.of(claim[:2]) for shard, claim in entry.claims.items()}
-    places = {**claimed, **entry.written}
+    places = {**{shard: Intervals.of(part) for shard, part in entry.extents.items()}, **entry.written}
     found = {shard: parts[shard] & own for shard, own in places.items() if shard in parts}
     return {shard: own for shard, own in found.items() if own}
 

@@ -6,17 +6,21 @@ What is not there is not right: a check of a table that nobody has written does 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import dataclass
 
 import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sensors.lag import Measurement, measure
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, within
 from stream_assets.materializations import materializations
 from stream_assets.metadata import COLUMN_SCHEMA
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
@@ -26,6 +30,7 @@ from stream_consumers.errors import (
     LedgerUnreadableError,
     StreamAssetsError,
 )
+from stream_consumers.messages import Shard
 from stream_consumers.options import check_count, check_range, choice
 
 _MOST_COMPARED = 1000
@@ -155,7 +160,7 @@ def build_dead_letter_ratio_check(
 
     Args:
         max_ratio: of messages that are dead letters, from 0 to 1.
-        batches: the newest so many batches count.
+        batches: the newest so many batches count, each message once: what a newer batch has replaced counts with that.
         name: of the check.
         severity: of a failure.
         blocking: whether what is downstream in the same run waits for it, and is not made if it fails.
@@ -174,21 +179,14 @@ def build_dead_letter_ratio_check(
         raise InvalidOptionError(f"max_ratio={max_ratio:g} is more than all", remedy="Use a number from 0 to 1.")
 
     def evaluate(context: StreamCheckContext) -> dg.AssetCheckResult:
-        # A redrive makes rows of dead letters of other batches; they were counted with those.
-        made = (
-            commit.entry
-            for commit in _surviving(context)
-            if commit.entry and commit.entry.kind in ("batch", "replay") and not commit.entry.places
-        )
-        entries = list(islice(made, batches))
-        dead = _still_dead(context, entries)
-        messages = sum(entry.rows + entry.dead for entry in entries)
+        newest = _newest_messages(context, batches)
+        dead, messages = _still_dead(context, newest), newest.count
         ratio = dead / messages if messages else 0.0
         nothing = _nothing_written(context, context.state)
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
             severity=level,
-            description=nothing or f"{dead} of {messages} messages of the newest {len(entries)} batches",
+            description=nothing or f"{dead} of {messages} messages of the newest {len(newest.entries)} batches",
             metadata={
                 "stream/dead_letter_ratio": ratio,
                 "stream/max_dead_letter_ratio": float(max_ratio),
@@ -334,17 +332,57 @@ def _is_ingested(commit: Commit) -> bool:
     return entry is not None and entry.kind == "batch" and not (entry.skipped or entry.until)
 
 
-def _still_dead(context: StreamCheckContext, entries: Sequence[LedgerEntry]) -> int:
-    """How many dead letters of these batches count: those that were redriven or replayed do no more."""
+@dataclass(frozen=True, slots=True)
+class _NewestMessages:
+    """What the newest batches have read: how many messages, and in which ranges; claimed entries are in none."""
+
+    entries: Sequence[LedgerEntry]
+    count: int
+    places: Mapping[Shard, Intervals]
+
+
+def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessages:
+    """What the newest so many batches have read, each message once."""
+    entries: list[LedgerEntry] = []
+    places: dict[Shard, Intervals] = {}
+    messages = 0.0
+    for commit in _surviving(context):
+        entry = commit.entry
+        # A redrive makes rows of dead letters of other batches, and a replay that appends has other copies of them.
+        is_copy = entry is not None and (entry.places or (entry.kind == "replay" and entry.mode == "append"))
+        if entry is None or entry.kind not in ("batch", "replay") or is_copy:
+            continue
+        if len(entries) == batches:
+            break
+        own = {shard: parts - places.get(shard, Intervals()) for shard, parts in entry.written.items()}
+        size, left = (sum(parts.size for parts in found.values()) for found in (entry.written, own))
+        if size and not left:
+            continue
+        entries.append(entry)
+        messages += (entry.rows + entry.dead) * (left / size if size else 1)
+        places.update({shard: places.get(shard, Intervals()) | parts for shard, parts in own.items()})
+    return _NewestMessages(entries, round(messages), places)
+
+
+def _still_dead(context: StreamCheckContext, newest: _NewestMessages) -> int:
+    """How many of these messages are dead letters that count: those that were redriven or replayed do no more."""
     if not context.ledger.totals(context.state).replaced:
-        return sum(entry.dead for entry in entries)
+        return sum(entry.dead for entry in newest.entries)
     letters, ledger = context.stream.ingestion.dead_letters(), context.ledger
+    batches = pa.array([entry.bid for entry in newest.entries], pa.string())
+    claimed = pa.array([entry.bid for entry in newest.entries if entry.claims], pa.string())
+    found: dict[Shard, list[Sequences]] = {}
+    of_batches = 0
     # A range that was gone has neither; it is no message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
-    counted: Counter[str] = Counter()
-    for part in letters.scan(ledger.group, letters.uncounted(ledger), ["_batch"], where=is_message):
-        counted.update(map(str, part.column("_batch").to_pylist()))
-    return sum(counted[entry.bid] for entry in entries)
+    for part in letters.scan(ledger.group, letters.uncounted(ledger), [*PLACE, "_batch"], where=is_message):
+        # Where the framing was lost there is no sequence, and entries that were claimed lie among those of others.
+        is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
+        is_of_batch = pc.is_in(part.column("_batch"), batches)
+        of_batches += pc.and_(pc.invert(is_placed), is_of_batch).true_count
+        for shard, sequences in by_shard(part.filter(is_placed).to_pandas(), *PLACE):
+            found.setdefault(shard, []).append(within(sequences, newest.places.get(shard, Intervals())))
+    return of_batches + sum(len(np.unique(np.concatenate(own))) for own in found.values())
 
 
 def _measured(context: StreamCheckContext, budget_seconds: float, answer_seconds: float) -> Measurement | str:

@@ -238,7 +238,7 @@ class LetterDecoder:
         """Whether there still is a dead letter that counts at each of these places."""
         found, _ = self._reader.places()
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
-        return counts == {shard: sum(end - start for start, end in parts) for shard, parts in places.items()}
+        return counts == {shard: parts.size for shard, parts in places.items()}
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
         decoder = self._ingestion.decoder

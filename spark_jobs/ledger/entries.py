@@ -171,6 +171,19 @@ class LedgerEntry:
         return {**{shard: Intervals.of(part) for shard, part in self.ranges.items()}, **self.places}
 
     @property
+    def extents(self) -> Mapping[Shard, Range]:
+        """From where to where it has messages of each shard; between those that are claimed lie such of others.
+
+        Example:
+            >>> claims = {Shard("a"): ClaimedRange(3, 9, 2)}
+            >>> entry = LedgerEntry("batch", "g", "g/main", 1, "main", "b", 0, claims=claims)
+            >>> entry.extents[Shard("a")]
+            Range(start=3, end=9)
+        """
+        claimed = {shard: Range(start, end) for shard, (start, end, _) in self.claims.items()}
+        return {**claimed, **{shard: parts.hull for shard, parts in self.written.items() if parts}}
+
+    @property
     def is_full(self) -> bool:
         """Whether it says all that the ledger knew at its base."""
         return self.state is not None

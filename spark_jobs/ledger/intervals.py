@@ -93,6 +93,11 @@ class Intervals:
         return Range(self.ranges[0].start, self.ranges[-1].end)
 
     @property
+    def size(self) -> int:
+        """How many numbers there are in it."""
+        return sum(end - start for start, end in self.ranges)
+
+    @property
     def position(self) -> int | None:
         """The end of the first interval: the next sequence to read; ``None`` for the empty set."""
         return self.ranges[0].end if self.ranges else None

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.writing.dead_letters import dead_letter_path
 from stream_assets import (
@@ -178,8 +178,33 @@ def test_dead_letters_that_were_redriven_or_replayed_count_no_more(folder: Path,
     assert evaluate(check, folder, instance).description == "5 of 40 messages of the newest 2 batches"
     write_next(log, "replay", number=2, rows=5, mode="replace", replay="r2", ranges={SHARD: Range(15, 20)})
     found = evaluate(check, folder, instance)
-    assert found.description == "0 of 45 messages of the newest 3 batches"
+    assert found.description == "0 of 40 messages of the newest 3 batches"
     assert found.passed
+
+
+def test_a_message_that_was_replayed_often_counts_once(folder: Path, instance: dg.DagsterInstance) -> None:
+    """Otherwise replays alone would make a bad ratio a good one."""
+    log = write(folder / "t", (2, 1, 1))
+    for number in (1, 2, 3):
+        ranges = {SHARD: Range(0, 2)}
+        write_next(log, "replay", number=number, rows=1, dead=1, mode="replace", replay=f"r{number}", ranges=ranges)
+        write_dead_letters(folder / "t", f"replay{number}", range(1, 2))
+    found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
+    assert found.description == "1 of 2 messages of the newest 1 batches"
+    assert not found.passed
+    write_next(log, "replay", number=4, rows=1, mode="replace", replay="r4", ranges={SHARD: Range(0, 1)})
+    found = evaluate(build_dead_letter_ratio_check(max_ratio=0.4), folder, instance)
+    assert found.description == "1 of 2 messages of the newest 2 batches"
+
+
+def test_claimed_entries_lie_among_those_of_others(folder: Path, instance: dg.DagsterInstance) -> None:
+    log = write(folder / "t", (4, 4, 0))
+    write_next(log, "replay", number=1, rows=4, mode="replace", replay="r", ranges={SHARD: Range(0, 4)})
+    claims = {SHARD: ClaimedRange(4, 10, 3)}
+    write_next(log, "batch", number=2, rows=1, dead=2, claims=claims)
+    write_dead_letters(folder / "t", "batch2", range(5, 7))
+    found = evaluate(build_dead_letter_ratio_check(), folder, instance)
+    assert found.description == "2 of 7 messages of the newest 2 batches"
 
 
 @pytest.mark.parametrize(
