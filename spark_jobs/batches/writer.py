@@ -32,7 +32,7 @@ from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import UnfinishedReadError, last_line, raised_on_executor
-from spark_jobs.writing.sink import DeltaSink, check_columns, plain_strings, write_verified
+from spark_jobs.writing.sink import DeltaSink, check_columns, only_within, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
@@ -277,6 +277,8 @@ class BatchWriter:
     def _commit(self, rows: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """The rows in one commit; ``None`` if another run was faster."""
         self._observer(Step.WRITING, batch)
+        if self._ingestion.transform is not None:
+            rows = only_within(rows, entry.extents)
         commit = self._sink.commit(
             rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
         )

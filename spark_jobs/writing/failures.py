@@ -28,6 +28,7 @@ from stream_consumers.errors import (
 )
 
 MOST_CHARACTERS = 1500
+FOREIGN_PLACE = "there is no message of this batch at"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
@@ -88,13 +89,19 @@ _APPEND_ONLY = _Kind(
     "the table {table} takes appends only, and rows of it are to be replaced",
     "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay: append.",
 )
+_FOREIGN_PLACE = _Kind(
+    re.compile(re.escape(FOREIGN_PLACE)),
+    TransformError,
+    "the transform changes what tells which message a row of {table} is from",
+    "Keep _stream, _shard and _sequence of each row as they are; the batch is read again at the next run.",
+)
 _OTHER = _Kind(
     re.compile(""),
     WriteError,
     "Spark could not write to {table}",
     "Nothing of the batch was written; it is read again at the next run.",
 )
-_KINDS = (_CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _APPEND_ONLY)
+_KINDS = (_FOREIGN_PLACE, _CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _APPEND_ONLY)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:

@@ -14,16 +14,20 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.ledger.table_rows import in_places
+from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.table_location import spark_location
-from spark_jobs.writing.failures import explain, text_of
+from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
 from spark_jobs.writing.storage import check_files, check_seen
+from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.messages import Shard
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
 CONFLICT_TEXTS = ("io.delta.exceptions.", "DELTA_CONCURRENT", "DELTA_PROTOCOL_CHANGED", "DELTA_METADATA_CHANGED")
+MOST_EXTENTS = 64
+"""A row is compared with so many ranges, one after the other."""
 T = TypeVar("T")
 
 
@@ -95,6 +99,39 @@ class DeltaSink:
             return None
         check_files(ledger.log, commit.version)
         return commit
+
+
+def only_within(rows: DataFrame, extents: Mapping[Shard, Range]) -> DataFrame:
+    """The same rows; the write fails if one of them is of no message in these ranges.
+
+    A transform may give a row the place of another message, and then nobody would know what became of its own.
+
+    Args:
+        rows: to be written.
+        extents: the ranges; of very many shards only those are checked that they have in common.
+    """
+    condition = in_ranges(extents) if len(extents) <= MOST_EXTENTS else _in_hulls(extents)
+    place = f.concat_ws(" ", *(f.coalesce(f.col(name).cast("string"), f.lit("null")) for name in PLACE))
+    foreign = f.raise_error(f.concat(f.lit(f"{FOREIGN_PLACE} "), place))
+    return rows.where(f.when(f.expr(condition or "FALSE"), f.lit(True)).otherwise(foreign))
+
+
+def _in_hulls(extents: Mapping[Shard, Range]) -> str:
+    """The rows between the first and the last shard of each stream, as a SQL condition that is quick to evaluate.
+
+    Example:
+        >>> _in_hulls({Shard("orders", 3): Range(5, 9), Shard("orders", 7): Range(0, 6)})
+        "(_stream = 'orders' AND _shard BETWEEN 3 AND 7 AND _sequence >= 0 AND _sequence < 9)"
+    """
+    found = []
+    for stream in sorted({shard.stream for shard in extents}):
+        own = {shard.id: part for shard, part in extents.items() if shard.stream == stream}
+        start, end = min(part.start for part in own.values()), max(part.end for part in own.values())
+        found.append(
+            f"(_stream = '{stream}' AND _shard BETWEEN {min(own)} AND {max(own)} "
+            f"AND _sequence >= {start} AND _sequence < {end})"
+        )
+    return " OR ".join(found)
 
 
 def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -317,6 +319,25 @@ def test_a_function_that_raises_on_a_row_leaves_the_batch(spark: SparkSession, f
     with pytest.raises(TransformError, match="ArithmeticError: seven"):
         drain(spark, url, ingestion(folder / "t", transform=lambda rows: rows.withColumn("id", bad("id"))))
     drain(spark, url, ingestion(folder / "t"))
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def _moved(rows: DataFrame, *, place: str) -> DataFrame:
+    return rows.withColumn("_sequence", f.expr(place))
+
+
+@pytest.mark.parametrize("malformed", [frozenset(), frozenset({3})], ids=["one pass", "read first"])
+def test_a_row_with_the_place_of_another_message_leaves_the_batch(
+    malformed: frozenset[int], spark: SparkSession, folder: Path
+) -> None:
+    url = write_stream(folder / "orders.ss", 20, malformed=malformed)
+    what = ingestion(folder / "t", records=10)
+    for place in ("_sequence + 8", "_sequence * 0", "IF(_sequence < 8, _sequence, NULL)"):
+        moved = replace(what, transform=partial(_moved, place=place))
+        with pytest.raises(TransformError, match=r"no message of this batch at orders [01] (\d+|null)") as raised:
+            drain(spark, url, moved)
+        assert "Keep _stream, _shard and _sequence" in raised.value.remedy
+    drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
