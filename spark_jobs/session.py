@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
+from spark_jobs.executors import send_packages
 from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
 from spark_jobs.spark_server.folder import UnusableFolderError
@@ -185,6 +186,7 @@ def check_session(session: SparkSession) -> SparkSession:
             "to its settings before it starts (a running session does not take them on).",
         )
     _use_own_python(session)
+    send_packages(session)
     _hide_plans(session)
     return session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from pyspark.sql.types import StructField, StructType
 from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.decode import Decoder
 from stream_consumers.batches import CountedSplit, Split
-from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
@@ -57,7 +58,8 @@ def read_splits(
     with _registering:
         spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)
-    partitions = [SplitPartition(split, decoder, columns, _clean(split, identities)) for split in splits]
+    driver = socket.gethostname()
+    partitions = [SplitPartition(split, decoder, columns, driver, _clean(split, identities)) for split in splits]
     plan = base64.b64encode(pickle.dumps(partitions)).decode()
     return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
 
@@ -134,12 +136,14 @@ class SplitPartition(InputPartition):
         split: what to read.
         decoder: of the payloads.
         columns: the decoder's, with their NOT NULL.
+        driver: the machine that planned it.
         clean: what it must give; ``None`` if dead letters and holes are fine.
     """
 
     split: Split
     decoder: Decoder
     columns: StructType
+    driver: str
     clean: CleanRead | None = None
 
 
@@ -171,6 +175,17 @@ class SplitReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split as record batches."""
         assert isinstance(partition, SplitPartition)
+        try:
+            yield from self._rows(partition)
+        except StreamAssetsError as error:
+            # What the driver reaches an executor may not.
+            machine = socket.gethostname()
+            if machine == partition.driver:
+                raise
+            what = f"executor {machine}: {error.what}"
+            raise type(error)(what, remedy=error.remedy, **error.facts) from error
+
+    def _rows(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self._schema)
         wanted = arrow_schema(partition.columns)
         messages = partition.split.read()

@@ -18,6 +18,7 @@ from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
     ConstraintViolatedError,
+    MissingDependencyError,
     SchemaMismatchError,
     StreamAssetsError,
     TransformError,
@@ -30,6 +31,7 @@ from stream_consumers.errors import (
 MOST_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
+_MISSING_MODULE = "ModuleNotFoundError: No module named "
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
@@ -117,12 +119,9 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
     raised = last_line(error) if is_python else ""
     kind = raised_on_executor(raised)
-    if kind is not WriteError and issubclass(kind, Transient):
+    if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # To read it once more at once would wait for the same broker as long again, without a word.
-        return kind(
-            f"the messages for {table} could not be read: {raised.partition(': ')[2]}",
-            remedy="Nothing of the batch was written; it is read again.",
-        )
+        return explain_read(raised, what=f"the messages for {table}")
     if raised.startswith(_OF_A_READ):
         return UnfinishedReadError(
             f"the messages for {table} could not be read as planned: {raised.partition(': ')[2]}",
@@ -141,6 +140,28 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
     known = next((kind for kind in _KINDS if kind.pattern.search(text)), _SCHEMA if is_schema else _OTHER)
     return known.error(f"{known.what.format(table=table)}: {told}", remedy=known.remedy)
+
+
+def explain_read(raised: str, *, what: str) -> StreamAssetsError:
+    """Map what a Python worker raised while it read to a :class:`StreamAssetsError`; nothing of the batch was written.
+
+    Args:
+        raised: out of :func:`last_line`.
+        what: was to be read.
+
+    Example:
+        >>> explain_read("ModuleNotFoundError: No module named 'redis'", what="orders").what
+        "orders could not be read: executors lack a Python package: No module named 'redis'"
+    """
+    kind = raised_on_executor(raised)
+    said = raised if kind is WriteError else raised.partition(": ")[2]
+    if kind is MissingDependencyError:
+        return kind(
+            f"{what} could not be read: executors lack a Python package: {said}",
+            remedy="Install it in the Python of the executors, or send it to them (spark.submit.pyFiles, "
+            "spark.archives).",
+        )
+    return kind(f"{what} could not be read: {said}", remedy="Nothing of the batch was written; it is read again.")
 
 
 def text_of(error: BaseException) -> str:
@@ -179,6 +200,8 @@ def raised_on_executor(reason: str) -> type[StreamAssetsError]:
         >>> raised_on_executor("stream_consumers.errors.StreamNotFoundError: there is no file orders.ss").__name__
         'StreamNotFoundError'
     """
+    if reason.startswith(_MISSING_MODULE):
+        return MissingDependencyError
     named = re.match(r"stream_consumers\.errors\.(\w+): ", reason)
     kind = vars(errors).get(named[1]) if named else None
     return kind if isinstance(kind, type) and issubclass(kind, StreamAssetsError) else WriteError

@@ -38,6 +38,10 @@ class Run:
         assert self._process.exitcode is not None, f"process {self.pid} still runs after {SECONDS} s"
         return self._process.exitcode
 
+    def has_ended(self) -> bool:
+        """Whether nobody has to wait for it any more."""
+        return self._process.exitcode is not None
+
     def is_stopped(self) -> bool:
         """Whether SIGSTOP has reached it."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

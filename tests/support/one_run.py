@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.reading.decode import Json
@@ -51,7 +54,22 @@ def poisonous(rows: DataFrame) -> DataFrame:
 
 
 SWITCHES = {"": KillSwitch, "group": GroupKillSwitch, "server": ServerKillSwitch}
-TRANSFORMS = {"poison": poisonous, "old": old}
+
+
+def slow(rows: DataFrame) -> DataFrame:
+    """Takes a hundredth of a second a row, on an executor."""
+
+    def late(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        time.sleep(0.01)
+        return number
+
+    return rows.withColumn("id", f.udf(late, "bigint")("id"))
+
+
+TRANSFORMS = {"poison": poisonous, "old": old, "slow": slow}
+# The master of the run, if it is not local, with more settings of Spark as JSON.
+MASTER_VARIABLE = "MASTER_OF_THE_RUN"
+CONFIG_VARIABLE = "SPARK_OF_THE_RUN"
 # Where the table is, if not in the folder of the run: a URI.
 TABLE_VARIABLE = "TABLE_OF_THE_RUN"
 
@@ -64,7 +82,9 @@ def _session(remote: str, table: str) -> SparkSession:
     if kind == "servers":
         del os.environ[SPARK_VARIABLE]
         os.environ[SERVERS_VARIABLE] = folder
-    return create_session(SparkOptions(master="local[1]", config=SMALL, in_process=kind != "servers", table=table))
+    config = {**SMALL, **json.loads(os.environ.get(CONFIG_VARIABLE, "{}"))}
+    master = os.environ.get(MASTER_VARIABLE, "local[1]")
+    return create_session(SparkOptions(master=master, config=config, in_process=kind != "servers", table=table))
 
 
 def main(

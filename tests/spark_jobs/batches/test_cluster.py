@@ -1,0 +1,116 @@
+"""Executors on a cluster, which has nothing of ours installed: each message once, whichever of its parts dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.verify import verify
+from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.urls import StreamUrl
+from tests.support.killed_runs import kill_in_turn, logs, running
+from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE
+from tests.support.polling import until
+from tests.support.spark_cluster import Cluster, spark_cluster
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
+
+pytestmark = [pytest.mark.spark, pytest.mark.kill]
+MESSAGES = 800
+SLOW = ("lakehouse", "resumable", "", "main", "slow")
+
+
+def environment(cluster: Cluster, **config: str) -> Mapping[str, str]:
+    """For a run whose driver is here and whose executors are there."""
+    settings = {"spark.executor.memory": "512m", "spark.cores.max": "2", **config}
+    return {
+        MASTER_VARIABLE: cluster.master,
+        CONFIG_VARIABLE: json.dumps(settings),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def assert_right(url: str, folder: Path) -> None:
+    assert_each_once(folder / "orders.ss", folder / "t")
+    with open_batch_source(StreamUrl.parse(url)) as source:
+        found = verify(source, Ingestion(group="lakehouse", table=str(folder / "t")))
+        assert [verdict.is_right for verdict in found] == [True, True]
+
+
+def test_a_worker_is_killed_while_its_executor_reads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset({7}))
+    with (
+        spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster,
+        running(url, folder / "t", "", *SLOW, records=400, environment=environment(cluster)) as run,
+    ):
+        until(lambda: "writing 3" in logs(folder / "t") or run.has_ended(), seconds=600, what="the second batch")
+        assert not run.has_ended(), logs(folder / "t")
+        cluster.kill_worker(0)
+        assert "rows written 3" not in logs(folder / "t"), "it was killed in the middle"
+        assert run.wait() == 0, logs(folder / "t")
+    assert_right(url, folder)
+    assert "drained" in logs(folder / "t")
+
+
+@pytest.mark.slow
+def test_drivers_are_killed_at_any_step(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({7, 200}))
+    faults = ["initialized", "planned", "dead letters written", "rows written", "verified", "committed"]
+    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        kill_in_turn(url, folder / "t", faults, environment=environment(cluster))
+        assert 0 < sum(sequences_in_table(folder / "t").values()) < 400, "each was killed on the way"
+        with running(url, folder / "t", environment=environment(cluster)) as run:
+            assert run.wait() == 0, logs(folder / "t")
+    assert_right(url, folder)
+
+
+@pytest.mark.slow
+def test_what_speculation_reads_twice_is_there_once(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset({7}))
+    speculation = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.01",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    with (
+        spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster,
+        running(url, folder / "t", "", *SLOW, records=400, environment=environment(cluster, **speculation)) as run,
+    ):
+        assert run.wait() == 0, logs(folder / "t")
+    assert_right(url, folder)
+
+
+# What a firewall between the executors and the broker does; there is none on this machine.
+_CUT_OFF = """import socket
+def refuse(self, address):
+    if isinstance(address, tuple) and address[1] == {port}:
+        raise ConnectionRefusedError(111, "Connection refused")
+    return connect(self, address)
+connect = socket.socket.connect
+socket.socket.connect = refuse
+socket.gethostname = lambda: "worker-7"
+"""
+
+
+@pytest.mark.slow
+def test_executors_that_do_not_reach_the_broker_say_so(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str
+) -> None:
+    url = f"redis://{redis_address}/{folder.name}"
+    with create_producer(url) as producer:
+        for number in range(10):
+            producer.send(b'{"id": %d, "user": "u"}' % number)
+    site = _CUT_OFF.format(port=redis_address.rpartition(":")[2])
+    with (
+        spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1, site=site) as cluster,
+        running(url, folder / "t", environment=environment(cluster)) as run,
+    ):
+        assert run.wait() == 1
+    assert "executor worker-7: " in logs(folder / "t")
+    assert sum(sequences_in_table(folder / "t").values()) == 0
