@@ -95,6 +95,8 @@ class IngestJob(SourceJob):
             if is_recovered:
                 keep(self._spark, self._source, self._ingestion, state)
                 continue
+            if self._turns.wait(state.version):
+                continue
             check_sharing(state, self._ingestion)
             check_epochs(state, self._identities, url=self._source.url)
             extents = self._captured(state)

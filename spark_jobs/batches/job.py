@@ -17,6 +17,7 @@ from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.pace import Pace
 from spark_jobs.batches.retries import Retries
 from spark_jobs.batches.telemetry import BatchTelemetry
+from spark_jobs.batches.turns import Turns
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
@@ -66,6 +67,7 @@ class BatchJob(ABC):
         self._ledger = self._writer.ledger
         self._parallelism = parallelism(spark)
         self._pace = Pace(ingestion.limits)
+        self._turns = Turns(spark, ingestion, self._ledger, on_wait)
 
     def plan(self) -> Batch | None:
         """Steps 1 to 4: the next batch; ``None`` if there is none.

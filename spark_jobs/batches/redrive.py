@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.job import BatchJob
-from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay, wait_turn
+from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.writer import Written
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
@@ -350,7 +350,7 @@ class RedriveJob(BatchJob):
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if all of it still counts as dead letters."""
-        wait_turn(self._ingestion.table, self._on_wait)
+        self._turns.ask()
         state = self._ledger.read()
         if not self._letters.still_count(batch.entry.places):
             return None

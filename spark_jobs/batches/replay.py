@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,7 +50,6 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss, choose_fields
 
 REPLAY_MEMBER = "replay"
-LONGEST_PAUSE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -222,18 +219,6 @@ def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
-def wait_turn(table: str, on_wait: Callable[[str], object]) -> None:
-    """Wait a moment after a replace that met another commit.
-
-    Args:
-        table: that both wrote to.
-        on_wait: told why, and how long.
-    """
-    pause = random.uniform(0, LONGEST_PAUSE_SECONDS)  # noqa: S311 - no secret, only a turn
-    on_wait(f"another run wrote to {table} while this one replaced rows in it; it is tried again in {pause:.1f} s")
-    time.sleep(pause)
-
-
 class ReplayJob(SourceJob):
     """Replays into a table, batch by batch.
 
@@ -377,7 +362,7 @@ class ReplayJob(SourceJob):
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
-        wait_turn(self._ingestion.table, self._on_wait)
+        self._turns.ask()
         state = self._ledger.read()
         gaps = left_of(self._progress(state), state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):

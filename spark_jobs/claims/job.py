@@ -99,6 +99,8 @@ class ClaimJob(BatchJob):
         """
         while True:
             state = self._ledger.read()
+            if self._turns.wait(state.version):
+                continue
             check_sharing(state, self._ingestion)
             check_epochs(state, self._claims.identities(), url=self._claims.url)
             check_restored(self._ledger, state, self._ingestion)

@@ -18,7 +18,7 @@ FORMAT = 2
 """The newest format of the batch metadata that is read, and the one that is written. In format 1 each entry carries the
 whole state; a reader of it takes one of format 2 for a commit of somebody else under its transaction, which it refuses.
 """
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept")
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class LedgerEntry:
     little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.
 
     Args:
-        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch.
+        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch, and
+            ``turn`` asks the others to wait for a run that replaces rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
             transaction sequence of its own; for a fence that of the fenced sequence.

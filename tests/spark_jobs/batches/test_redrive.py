@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.batches import replay as replaying
+from spark_jobs.batches import turns
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
@@ -163,7 +163,7 @@ def test_bounds_limits_small_batches_and_what_the_transform_drops(spark: SparkSe
 def test_a_replay_that_was_faster_leaves_nothing_to_do(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     done = []
 
@@ -186,7 +186,7 @@ def test_a_replay_that_was_faster_leaves_nothing_to_do(
 def test_another_redrive_and_an_ingestion_in_the_middle_of_one(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.0)
     lake = Lake.of(spark, folder)
     lake.send(range(60, 80))
     steps = []

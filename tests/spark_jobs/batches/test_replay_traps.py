@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches import replay as replaying
+from spark_jobs.batches import turns
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
@@ -98,7 +98,7 @@ class Lake:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches import replay as replaying
+from spark_jobs.batches import turns
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step, ignore_steps
 from spark_jobs.batches.job import drain_batches
@@ -43,7 +43,7 @@ MESSAGES = 90
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.05)
 
 
 class Group:

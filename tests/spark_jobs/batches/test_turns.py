@@ -1,0 +1,139 @@
+"""A run that replaces rows gets its turn in a table that others write every second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches import turns
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.turns import PATIENCE_SECONDS, Turns
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.verify import verify
+from stream_consumers.create import open_batch_source
+from tests.support.ingesting import drain, entries, ingestion
+from tests.support.streams import assert_each_once, write_stream
+from tests.support.written_log import WrittenLog
+
+NO_SPARK: Any = None
+
+
+class Table:
+    """A table of two groups, one of which replays, and what a run of the other one is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = WrittenLog(path)
+        self.told: list[str] = []
+        self.write("init", "g", "main", 1)
+        self.write("init", "other", "main", 1)
+        what = ingestion(path, group="g")
+        self.turns = Turns(NO_SPARK, what, Ledger(self.log.log(), group="g", member="main"), self.told.append)
+
+    def write(self, kind: str, group: str, member: str, number: int, *, age_seconds: float = 0.0) -> None:
+        base = self.log.next - 1
+        entry = LedgerEntry(kind, group, f"{group}/{member}", number, member, f"{group}-{self.log.next}", base)
+        self.log.ours(entry, timestamp_ms=int((time.time() - age_seconds) * 1000))
+
+    def waits(self) -> bool:
+        return self.turns.wait(self.log.next - 1)
+
+
+@pytest.fixture
+def table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", 1.0)
+    return Table(folder / "t")
+
+
+def test_nobody_waits_where_nobody_asks(table: Table) -> None:
+    table.write("batch", "other", "main", 2)
+    assert not table.waits()
+    assert table.told == []
+
+
+@pytest.mark.parametrize("group", ["g", "other"])
+def test_a_request_is_waited_for_until_its_sequence_has_written(
+    table: Table, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of another group, too: Delta does not tell their rows apart."""
+    monkeypatch.setattr(turns, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+    table.write("turn", group, "replay", 1)
+    table.write("batch", "other", "main", 2)
+    answer = threading.Timer(1.0, lambda: table.write("replay", group, "replay", 2))
+    answer.start()
+    since = time.monotonic()
+    assert table.waits()
+    assert time.monotonic() - since < PATIENCE_SECONDS
+    answer.join()
+    (told,) = table.told
+    assert "has asked for its turn (version 2); this one waits until that has written, up to 60 s" in told
+    assert not table.waits()
+
+
+def test_a_request_without_an_answer_is_waited_for_once(table: Table) -> None:
+    table.write("turn", "other", "replay", 1)
+    assert table.waits()
+    # Its clock is ahead: it is as young as before.
+    table.write("turn", "other", "replay", 2, age_seconds=-3600)
+    assert table.waits(), "it is another one"
+    assert not table.waits()
+
+
+def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
+    table.write("turn", "other", "replay", 1, age_seconds=5)
+    table.write("turn", "g", "main", 2)
+    assert not table.waits()
+
+
+def slowly(rows: DataFrame) -> DataFrame:
+    """Makes a write last longer than a batch of the others."""
+
+    def late(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
+        time.sleep(0.02)
+        return number
+
+    return rows.withColumn("id", f.udf(late, "bigint")("id"))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "LONGEST_PAUSE_SECONDS", 0.1)
+    url = write_stream(folder / "orders.ss", 200)
+    what = ingestion(folder / "t")
+    drain(spark, url, what)
+    is_over = threading.Event()
+
+    def ingest() -> None:
+        while not is_over.is_set():
+            write_stream(folder / "orders.ss", 10)
+            drain(spark, url, what)
+
+    told: list[str] = []
+    ingesting = threading.Thread(target=ingest)
+    ingesting.start()
+    try:
+        with open_batch_source(url) as source:
+            own = replace(what, transform=slowly)
+            reports = list(drain_batches(ReplayJob(spark, source, own, Replay(), on_wait=told.append)))
+    finally:
+        is_over.set()
+        ingesting.join()
+    asked = [text for text in told if "the others are asked to wait" in text]
+    assert asked, "or it was no race"
+    assert len(told) <= 2 + 3 * len(reports), told
+    drain(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert len([entry for entry in entries(what) if entry.kind == "turn"]) == len(asked)
+    with open_batch_source(url) as source:
+        assert all(verdict.is_right for verdict in verify(source, what))
