@@ -59,11 +59,21 @@ def java() -> str:
     return found
 
 
-def download_note() -> str | None:
-    """What to tell somebody who waits while :func:`delta_jars` asks a repository; ``None`` if it does not have to."""
-    if (_folder(_name(DELTA_COORDINATE)) / COMPLETE).exists():
+def download_note(*, with_s3: bool = False) -> str | None:
+    """What to tell somebody who waits while jars are downloaded; ``None`` if they are there.
+
+    Args:
+        with_s3: whether :func:`s3_jars` are needed, too.
+    """
+    names = {"Delta": _name(DELTA_COORDINATE)}
+    if with_s3 and (of_s3 := _s3_versions()):
+        names["S3A"] = _s3_name(*of_s3)
+    lacking = [what for what, name in names.items() if not (_folder(name) / COMPLETE).exists()]
+    if not lacking:
         return None
-    return f"the jars of Delta are downloaded into {cache_folder()} first, once; that may take minutes"
+    return (
+        f"the jars of {' and '.join(lacking)} are downloaded into {cache_folder()} first, once; that may take minutes"
+    )
 
 
 def delta_jars() -> list[Path]:
@@ -88,14 +98,14 @@ def s3_jars() -> list[Path]:
     Raises:
         MissingDependencyError: no Java, the download failed, or this Spark has a Hadoop that is too old.
     """
-    hadoop = next(jar.stem.rpartition("-")[2] for jar in _shipped() if jar.name.startswith("hadoop-client-api-"))
-    if hadoop not in _AWS:
+    versions = _s3_versions()
+    if versions is None:
         raise MissingDependencyError(
-            f"Spark {pyspark.__version__} comes with Hadoop {hadoop}; tables on Amazon S3 are written with "
+            f"Spark {pyspark.__version__} comes with Hadoop {_hadoop()}; tables on Amazon S3 are written with "
             f"{' and '.join(_AWS)}, which put a commit only if it is absent",
             remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and a log store that does so.",
         )
-    sdk, accelerator = _AWS[hadoop]
+    hadoop, sdk, accelerator = versions
     parts = [("org.apache.hadoop", "hadoop-aws", hadoop)]
     modules = [
         ("software.amazon.awssdk", name, sdk) for name in ("s3", "s3-transfer-manager", "sts", "url-connection-client")
@@ -111,7 +121,21 @@ def s3_jars() -> list[Path]:
             if _artifact(jar) in there or jar.name.startswith("netty-"):
                 jar.unlink()
 
-    return sorted(_once(f"hadoop-aws-{hadoop}-{sdk}", make).glob("*.jar"))
+    return sorted(_once(_s3_name(*versions), make).glob("*.jar"))
+
+
+def _hadoop() -> str:
+    return next(jar.stem.rpartition("-")[2] for jar in _shipped() if jar.name.startswith("hadoop-client-api-"))
+
+
+def _s3_versions() -> tuple[str, str, str] | None:
+    """Of Hadoop, the SDK and the accelerator; ``None`` if this Hadoop is too old."""
+    hadoop = _hadoop()
+    return (hadoop, *_AWS[hadoop]) if hadoop in _AWS else None
+
+
+def _s3_name(hadoop: str, sdk: str, accelerator: str) -> str:
+    return f"hadoop-aws-{hadoop}-{sdk}"
 
 
 def _shipped() -> list[Path]:

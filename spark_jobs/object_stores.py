@@ -47,8 +47,7 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
         >>> object_store_config("/lake/orders")
         {}
     """
-    kind = scheme(table)
-    if kind not in S3:
+    if not is_s3(table):
         return {}
     of_environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX.upper())}
     given = {**_normalized(of_environment), **_normalized(storage_options or {})}
@@ -65,6 +64,16 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         **{f"spark.hadoop.{name}": value for name, value in config.items()},
     }
+
+
+def is_s3(table: str) -> bool:
+    """Whether a table is on Amazon S3, or on what speaks its protocol.
+
+    Example:
+        >>> is_s3("s3a://lake/orders"), is_s3("/lake/orders")
+        (True, False)
+    """
+    return scheme(table) in S3
 
 
 def brings_s3(config: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
+from spark_jobs.object_stores import is_s3
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.delta_lake import LakeTable
 
@@ -98,7 +99,7 @@ def run_session(context: Any, spark: Any, table: LakeTable) -> Iterator[SparkSes
 
 def _session_of(context: Any, resource: Any, table: LakeTable) -> SparkSession:
     """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
-    note = None if getattr(resource, "remote", None) else download_note()
+    note = None if getattr(resource, "remote", None) else download_note(with_s3=is_s3(table.path))
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")
     since = time.monotonic()
     session: SparkSession

@@ -185,11 +185,12 @@ def place_options(group: Option = group_option) -> Option:
     )
 
 
-def tell_of_download() -> None:
-    """Say so where Delta's jars are downloaded first: nobody sees that a command does it."""
+def tell_of_download(table: str = "") -> None:
+    """Say so where jars are downloaded first: nobody sees that a command does it."""
     from spark_jobs.jars import download_note
+    from spark_jobs.object_stores import is_s3
 
-    if note := download_note():
+    if note := download_note(with_s3=is_s3(table)):
         tell_waiting(note)
 
 
@@ -213,7 +214,7 @@ class SparkChoice:
         from spark_jobs.spark_server.client import ServerSession
 
         if self.remote is None:
-            tell_of_download()
+            tell_of_download(table)
         session = create_session(
             SparkOptions(
                 master=self.master,

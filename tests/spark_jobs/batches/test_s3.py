@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.jars import SPARK_LINE
 from spark_jobs.verify import verify
 from stream_consumers.create import open_batch_source
 from stream_consumers.urls import StreamUrl
@@ -22,7 +23,11 @@ from tests.support.s3_server import SECRET, ObjectStore, object_store
 from tests.support.spark_servers import spark_servers
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.kill,
+    pytest.mark.skipif(SPARK_LINE == "4.0", reason="its Hadoop cannot put a commit only if it is absent"),
+]
 MESSAGES = 400
 
 
@@ -61,6 +66,17 @@ def pipeline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield Pipeline(store, folder)
 
 
+def test_a_run_that_is_killed_behind_its_commit_is_continued(pipeline: Pipeline, folder: Path) -> None:
+    with spark_servers(folder / "servers") as servers:
+        more = ("lakehouse", "resumable", f"servers:{servers.folder}")
+        kill_in_turn(
+            pipeline.url, pipeline.runs, ["rows written"], *more, records=200, environment=pipeline.environment
+        )
+        pipeline.run("", *more)
+    pipeline.assert_each_once()
+
+
+@pytest.mark.slow
 def test_runs_that_are_killed_at_any_step_are_continued(pipeline: Pipeline, folder: Path) -> None:
     faults = ["initialized", "planned", "dead letters written", "rows written", "verified", "committed"]
     with spark_servers(folder / "servers") as servers:
@@ -71,6 +87,7 @@ def test_runs_that_are_killed_at_any_step_are_continued(pipeline: Pipeline, fold
     pipeline.assert_each_once()
 
 
+@pytest.mark.slow
 def test_two_drivers_at_once_write_each_message_once(pipeline: Pipeline) -> None:
     with ExitStack() as stack:
         both = [
@@ -83,6 +100,7 @@ def test_two_drivers_at_once_write_each_message_once(pipeline: Pipeline) -> None
     assert DeltaTable(pipeline.table, storage_options=pipeline.store.options).version() >= MESSAGES // 20
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_the_middle_wakes_up_when_another_has_done_its_work(pipeline: Pipeline) -> None:
     with running(pipeline.url, pipeline.runs, "writing@3!group-SIGSTOP", environment=pipeline.environment) as zombie:
         until(zombie.is_stopped, seconds=600, what="the stop")
