@@ -12,6 +12,7 @@ from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ign
 from spark_jobs.batches.replay import Replay
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import check_location
+from spark_jobs.writing.layout import TableLayout
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
@@ -286,6 +287,10 @@ def stream_asset(
     sensor_seconds: int = 30,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
     merge_schema: bool = False,
+    partition_by: str | Sequence[str] = (),
+    cluster_by: str | Sequence[str] = (),
+    table_properties: Mapping[str, str] | None = None,
+    catalog_table: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     single_writer: bool = False,
     name: str | None = None,
@@ -357,6 +362,11 @@ def stream_asset(
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
         merge_schema: let new columns, and new fields of structs, into the table.
+        partition_by: columns with few values, each combination of which has a folder of its own. This and the next two
+            are for a table that is not there yet.
+        cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.
+        table_properties: of the table, like ``{"delta.enableChangeDataFeed": "true"}``.
+        catalog_table: a name that Spark's catalog gets for the table, like ``main.sales.orders``.
         storage_options: for reading the Delta log in an object store; shown nowhere.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
             whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
@@ -489,6 +499,12 @@ def stream_asset(
                 limits=limits,
                 retry_seconds=retry_seconds,
                 merge_schema=merge_schema,
+                layout=TableLayout(
+                    partition_by=partition_by,
+                    cluster_by=cluster_by,
+                    properties=table_properties,
+                    catalog_table=catalog_table,
+                ),
                 single_writer=single_writer,
             ),
             policy=chosen_policy,

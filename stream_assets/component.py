@@ -107,6 +107,12 @@ class StreamOptions(dg.Resolvable):
     sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
     sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
     merge_schema: Annotated[bool | None, _about("Let new columns into the table.")] = None
+    partition_by: Annotated[
+        Sequence[str] | None, _about("Columns with few values; each has folders of its own in a new table.")
+    ] = None
+    cluster_by: Annotated[Sequence[str] | None, _about("Columns that a new table is clustered by.")] = None
+    table_properties: Annotated[Mapping[str, str] | None, _about("Properties of a new table.")] = None
+    catalog_table: Annotated[str | None, _text("A name that Spark's catalog gets for the table.")] = None
     single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
     partitions: Annotated[
         dg.TimeWindowPartitionsDefinition | None,

@@ -17,6 +17,7 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
+from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
 from stream_consumers.errors import (
@@ -153,6 +154,7 @@ class Ingestion:
         storage_options: for reading the Delta log in an object store.
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
             commits came first.
+        layout: how the table is made if it is not there yet.
     """
 
     group: str
@@ -170,6 +172,7 @@ class Ingestion:
     merge_schema: bool = False
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
+    layout: TableLayout = field(default_factory=TableLayout)
 
     def __post_init__(self) -> None:
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)

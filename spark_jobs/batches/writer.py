@@ -31,7 +31,8 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.failures import UnfinishedReadError, last_line, raised_on_executor
+from spark_jobs.writing.failures import UnfinishedReadError, explain_read, last_line
+from spark_jobs.writing.layout import create_table, register
 from spark_jobs.writing.sink import DeltaSink, check_columns, only_within, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
@@ -42,7 +43,6 @@ from stream_consumers.urls import StreamUrl
 
 MAX_RACES = 20
 _log = logging.getLogger(__name__)
-_TABLE_PROPERTIES = {"delta.dataSkippingStatsColumns": "_stream,_shard,_sequence,_timestamp"}
 
 
 class OutdatedError(Exception):
@@ -97,7 +97,7 @@ class BatchWriter:
         self._observer = observer
         self.ledger = ingestion.ledger()
         self._dead_letters = ingestion.dead_letters()
-        self._sink = DeltaSink(ingestion.table, _TABLE_PROPERTIES, ingestion.merge_schema)
+        self._sink = DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.merge_schema)
         self._settlement: Settlement | None = None
         # The version up to which RESTOREs are known to the settlement.
         self._looked_at = -1
@@ -123,6 +123,10 @@ class BatchWriter:
         self.check_columns(state)
         if state.version < 0:
             check_unseen(self._spark, self.ledger.log)
+            if not self._ingestion.layout.is_plain:
+                create_table(self._spark, self.ledger.log, empty.schema, self._ingestion.layout)
+                state = self.ledger.read()
+                entry = self.ledger.renewed(entry, state)
         # A lost race to create the table shows in many ways; any entry of the group will do.
         found = write_verified(
             lambda: self._sink.write(empty, entry, creates=state.version < 0),
@@ -332,10 +336,7 @@ class BatchWriter:
             reason = last_line(error)
             if DataLossError.__name__ in reason:
                 raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
-            raise raised_on_executor(reason)(
-                f"{self._url} could not be read: {reason}",
-                remedy="Nothing was written; the batch is planned anew at the next run.",
-            ) from error
+            raise explain_read(reason, what=str(self._url)) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
         return messages, sum(int(row["dead"]) for row in found)
 
@@ -369,6 +370,13 @@ class BatchWriter:
         if self._settlement is not None:
             return
         rows = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder))).schema
+        layout = self._ingestion.layout
+        if state.version >= 0:
+            layout.check_table(self.ledger.log)
+        else:
+            layout.check_columns(rows.names)
+        if state.newest is not None and layout.catalog_table:
+            register(self._spark, self._ingestion.table, layout.catalog_table)
         table = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
         check_columns(rows, table, path=self._ingestion.table, merge_schema=self._ingestion.merge_schema)
 

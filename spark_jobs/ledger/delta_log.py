@@ -31,6 +31,7 @@ SKEW_MS = 3_600_000
 ZONE_OFFSETS_MS = range(-18 * 3_600_000, 18 * 3_600_000 + 1, 900_000)
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
+_DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 
 
@@ -52,6 +53,8 @@ class Commit:
         timestamp_ms: when it was made, as the writer says; ``None`` if it does not.
         is_exact_time: whether time travel goes by just this time (in-commit timestamps).
         output_bytes: of the files written, as the writer counted them.
+        changes_rows: whether rows come or go, and are not only put into other files.
+        by: who made it: the user, or the engine, as the writer says.
     """
 
     version: int
@@ -66,6 +69,8 @@ class Commit:
     timestamp_ms: int | None = None
     is_exact_time: bool = False
     output_bytes: int = 0
+    changes_rows: bool = False
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ class TableSnapshot:
             if least is None or most is None or any(least <= stream <= most for stream in streams):
                 return True
         return False
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns whose values have folders of their own."""
+        return tuple(self._table.metadata().partition_columns)
 
     @property
     def configuration(self) -> Mapping[str, str]:
@@ -406,6 +416,8 @@ def parse_commit(version: int, text: str) -> Commit:
         stamp if exact is None else exact,
         exact is not None,
         int(metrics.get("numOutputBytes", metrics.get("numAddedBytes", 0))),
+        _DATA_CHANGE.search(text) is not None,
+        str(info.get("userName") or info.get("engineInfo") or ""),
     )
 
 

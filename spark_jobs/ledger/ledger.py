@@ -22,6 +22,7 @@ from stream_consumers.errors import (
     LedgerTruncatedError,
     LedgerUnreadableError,
     StreamAssetsError,
+    UnsupportedError,
     UnsupportedVersionError,
 )
 from stream_consumers.messages import Shard
@@ -37,6 +38,7 @@ FEW = 32
 LONGEST_MS = 3_600_000
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
+COMMIT_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
 
 
@@ -186,7 +188,7 @@ class Ledger:
         return self.entry(entry.kind, state, **kept, identities={**state.identities, **entry.identities})
 
     def _is_full(self, entry: LedgerEntry, state: LedgerState) -> bool:
-        is_ordinary = entry.kind in ("batch", "replay") and not (entry.until or entry.skipped or entry.switch)
+        is_ordinary = entry.kind in ("batch", "replay", "turn") and not (entry.until or entry.skipped or entry.switch)
         if not is_ordinary or state.full is None or state.full.is_due(state.version):
             return True
         if len(state.shards) + len(entry.uncounted) + len(entry.identities) <= FEW:
@@ -202,6 +204,7 @@ class Ledger:
             LedgerUnreadableError: it cannot be read at the moment.
             ForeignCommitError: somebody else used our transaction app ids.
             InvalidOptionError: the table forgets transaction numbers.
+            UnsupportedError: a catalog decides on its commits.
         """
         snapshot = self.log.snapshot()
         if snapshot is None:
@@ -210,6 +213,12 @@ class Ledger:
             raise InvalidOptionError(
                 f"{self.log.path} forgets transactions: {TRANSACTION_RETENTION} is set",
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
+            )
+        if coordinator := next((n for n in snapshot.configuration if n.startswith(COMMIT_COORDINATOR)), None):
+            raise UnsupportedError(
+                f"a catalog decides on the commits of {self.log.path} ({coordinator} is set), and the newest ones may "
+                "not be files yet, so that the log does not tell where a group is",
+                remedy="Use a table whose commits are files at once, without that property.",
             )
         if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
             return self._last[1]
@@ -355,6 +364,16 @@ class Ledger:
         Args:
             up_to: the version to begin with; the newest by default.
         """
+        yield from (commit for commit in self._not_removed(up_to) if commit.entry is not None)
+
+    def foreign(self) -> Iterator[Commit]:
+        """What others than this package have changed in the rows, and no RESTORE took back; newest first, likewise."""
+        for own in self._not_removed():
+            commit = self.log.commit(own.version)
+            if commit is not None and commit.entry is None and commit.changes_rows:
+                yield commit
+
+    def _not_removed(self, up_to: int | None = None) -> Iterator[Commit]:
         snapshot = self.log.snapshot() if up_to is None else None
         version = up_to if up_to is not None else snapshot.version if snapshot else -1
         while version >= 0:
@@ -364,8 +383,7 @@ class Ledger:
             if commit.restored is not None:
                 version = self._restored_version(commit)
                 continue
-            if commit.entry is not None:
-                yield commit
+            yield commit
             version -= 1
 
     def _check_readable(self, snapshot: TableSnapshot, app: str) -> None:

@@ -18,6 +18,7 @@ from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
+from spark_jobs.writing.sql_types import ddl, quoted
 from spark_jobs.writing.storage import check_files, check_seen
 from stream_consumers.batches import Range
 from stream_consumers.errors import SchemaMismatchError
@@ -144,35 +145,17 @@ def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
         rows: to be written.
         columns: their columns.
     """
-    quoted = [f.col(f"`{column.name.replace('`', '``')}`") for column in columns]
+    named = [f.col(quoted(column.name)) for column in columns]
     if isinstance(rows.sparkSession, SparkSession):
-        return rows.select(*quoted)
+        return rows.select(*named)
     return rows.select(
         *(
-            source.cast(_ddl(column.dataType)).alias(column.name, metadata=column.metadata)
+            source.cast(ddl(column.dataType)).alias(column.name, metadata=column.metadata)
             if "string" in column.dataType.simpleString()
             else source
-            for source, column in zip(quoted, columns)
+            for source, column in zip(named, columns)
         )
     )
-
-
-def _ddl(kind: DataType) -> str:
-    """The type as Spark parses it, whatever its fields are called.
-
-    Example:
-        >>> from pyspark.sql.types import StringType
-        >>> _ddl(StructType().add("first name", "string").add("tags", ArrayType(StringType())))
-        'STRUCT<`first name`: string, `tags`: ARRAY<string>>'
-    """
-    if isinstance(kind, StructType):
-        names = [field.name.replace("`", "``") for field in kind.fields]
-        return f"STRUCT<{', '.join(f'`{n}`: {_ddl(field.dataType)}' for n, field in zip(names, kind.fields))}>"
-    if isinstance(kind, ArrayType):
-        return f"ARRAY<{_ddl(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"MAP<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
-    return kind.simpleString()
 
 
 def write_verified(

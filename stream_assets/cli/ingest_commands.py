@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from stream_assets.cli.options import (
     storage_option,
 )
 from stream_assets.cli.output import batch_row, follow_batches, print_rows, progress_bar, tell, tell_waiting
-from stream_assets.cli.transform_options import RowMaker, batches_option, limit_options, row_options
+from stream_assets.cli.transform_options import RowMaker, batches_option, layout_options, limit_options, row_options
 from stream_consumers.backend import find_backend
 from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from spark_jobs.batches.ingestion import BatchReport
-    from spark_jobs.ledger.ledger import LedgerState
+    from spark_jobs.ledger.ledger import Ledger, LedgerState
+    from spark_jobs.writing.layout import TableLayout
+
+MOST_FOREIGN = 20
 
 
 @click.command()
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
 @click.option("--spool", type=click.Path(path_type=Path), help="The file for stdio: <table>.spool.ss by default.")
 @place_options()
 @row_options
+@layout_options
 @limit_options
 @batches_option
 @click.option(
@@ -72,6 +78,7 @@ def ingest(
     member: str,
     spool: Path | None,
     maker: RowMaker,
+    layout: TableLayout,
     limits: Limits,
     max_batches: int | None,
     linger: float,
@@ -111,6 +118,7 @@ def ingest(
         start=choice(AutoStreamReset, start or first, option="--start"),
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
+        layout=layout,
         single_writer=spark.single_writer,
         retry_seconds=retry_seconds,
     )
@@ -304,8 +312,21 @@ def verify(place: Place, as_json: bool) -> None:
             tell(f"{verdict.shard}: {what} {sequences} …", style="red")
         for bid, count in verdict.missing_dead.items():
             tell(f"{verdict.shard}: {count} dead letters of batch {bid} are missing", style="red")
+    _tell_of_foreign(ingestion.ledger())
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
+
+
+def _tell_of_foreign(ledger: Ledger) -> None:
+    """Who else has changed rows of the table: what is wrong may be their doing, and what is right may be changed."""
+    for commit in islice(ledger.foreign(), MOST_FOREIGN):
+        parts = [f"version {commit.version}, {commit.operation}"]
+        if commit.timestamp_ms is not None:
+            made = datetime.fromtimestamp(commit.timestamp_ms / 1000, timezone.utc)
+            parts.append(f"at {made:%Y-%m-%d %H:%M:%S} UTC")
+        parts += [f"by {commit.by}"] if commit.by else []
+        parts += [f"where {commit.predicate}"] if commit.predicate else []
+        tell(f"note: others changed rows of the table: {' '.join(parts)}", style="yellow")
 
 
 @click.command()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
     from spark_jobs.ledger.ledger import LedgerState
     from spark_jobs.reading.decode import Decoder
+    from spark_jobs.writing.layout import TableLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +116,38 @@ limit_options = gathered(
     click.option("--max-bytes", type=click.IntRange(min=1), help="The most payload bytes in a micro-batch."),
 )
 batches_option = click.option("--max-batches", type=click.IntRange(min=1), help="Stop after so many.")
+
+
+def make_layout(
+    partition_by: tuple[str, ...],
+    cluster_by: tuple[str, ...],
+    table_property: tuple[str, ...],
+    catalog_table: str | None,
+) -> TableLayout:
+    """How a table that is not there yet is made.
+
+    Raises:
+        InvalidOptionError: options that make no sense.
+    """
+    from spark_jobs.writing.layout import TableLayout
+
+    wrong = [text for text in table_property if "=" not in text]
+    if wrong:
+        raise InvalidOptionError(
+            f"--table-property {wrong[0]!r} has no value",
+            remedy="Write NAME=VALUE, like delta.enableChangeDataFeed=true.",
+        )
+    properties = {name: value for name, _, value in (text.partition("=") for text in table_property)}
+    return TableLayout(
+        partition_by=partition_by, cluster_by=cluster_by, properties=properties, catalog_table=catalog_table
+    )
+
+
+layout_options = gathered(
+    "layout",
+    make_layout,
+    click.option("--partition-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
+    click.option("--cluster-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
+    click.option("--table-property", multiple=True, metavar="NAME=VALUE", help="Of a new table; several times, too."),
+    click.option("--catalog-table", metavar="NAME", help="A name that Spark's catalog gets for the table."),
+)

@@ -425,3 +425,22 @@ def test_deletion_vectors_renamed_columns_and_clones(spark: SparkSession, folder
     drain(spark, url, replace(clone, transform=lambda rows: rows.withColumnRenamed("user", "customer")))
     found = verdict(url, clone)
     assert (found.messages, found.rows, found.lag, found.is_right) == (2, 13, 0, True)
+
+
+def test_who_else_has_changed_rows_is_known(folder: Path) -> None:
+    lake = Lake(folder)
+    table = DeltaTable(lake.path)
+    assert list(lake.what.ledger().foreign()) == []
+    lake.insert(1)
+    table.update_incremental()
+    table.update({"item": "7"}, predicate="_sequence = 2")
+    table.merge(
+        lake.rows([4]), "t._sequence = s._sequence", source_alias="s", target_alias="t"
+    ).when_matched_delete().execute()
+    table.optimize.compact()
+    lake.commit(9, [])
+    found = [(commit.version, commit.operation) for commit in lake.what.ledger().foreign()]
+    assert found == [(6, "MERGE"), (5, "UPDATE"), (4, "WRITE")], "rows that are only put into other files are the same"
+    assert all("delta-rs" in commit.by for commit in lake.what.ledger().foreign())
+    DeltaTable(lake.path).restore(4)
+    assert [commit.version for commit in lake.what.ledger().foreign()] == [4]

@@ -80,6 +80,9 @@ def test_produce_peek_ingest_lag_and_verify(spark: SparkSession, folder: Path) -
     broken = run("verify", "--source", url, "--table", folder / "t", "--group", "g", "--json")
     assert broken.exit_code == 1
     assert [r["missing"] for r in json.loads(broken.stdout)["rows"]] == [1, 0]
+    assert "note: others changed rows of the table: version 3, DELETE at 20" in broken.stderr
+    assert "_sequence#" in broken.stderr, "which rows"
+    assert "nothing to read: lag 0" in ingest(folder).output, "it is not read again in silence"
 
 
 def test_lines_on_stdin_are_messages(folder: Path) -> None:

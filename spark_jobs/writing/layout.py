@@ -1,0 +1,189 @@
+"""How a table is laid out, and what a catalog calls it: said when the table is made, and never changed afterwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
+from spark_jobs.session import first_line
+from spark_jobs.table_location import spark_location, sql_name
+from spark_jobs.writing.sql_types import column_ddl, quoted, text
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
+
+STATS_COLUMNS = "delta.dataSkippingStatsColumns"
+_PLACE_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
+_NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """What a table that is not there yet is made with.
+
+    Args:
+        partition_by: columns with few values; each combination of them has a folder of its own.
+        cluster_by: instead: columns that rows are looked for by; ``OPTIMIZE`` puts like ones together.
+        properties: table properties, like ``{"delta.enableChangeDataFeed": "true"}``.
+        catalog_table: a name that Spark's catalog gets for the table, like ``sales.orders`` or ``main.sales.orders``.
+            The table stays where its path says.
+
+    Raises:
+        InvalidOptionError: options that do not go together, or that make no sense.
+
+    Example:
+        >>> TableLayout(cluster_by=["user"]).all_properties()
+        {'delta.dataSkippingStatsColumns': '_stream,_shard,_sequence,_timestamp,user'}
+    """
+
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    catalog_table: str | None = None
+
+    def __init__(
+        self,
+        *,
+        partition_by: Iterable[str] = (),
+        cluster_by: Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        catalog_table: str | None = None,
+    ) -> None:
+        object.__setattr__(self, "partition_by", _columns("partition_by", partition_by))
+        object.__setattr__(self, "cluster_by", _columns("cluster_by", cluster_by))
+        object.__setattr__(self, "properties", _texts(properties or {}))
+        object.__setattr__(self, "catalog_table", catalog_table)
+        if self.partition_by and self.cluster_by:
+            raise InvalidOptionError(
+                f"partition_by={list(self.partition_by)} and cluster_by={list(self.cluster_by)} exclude each other",
+                remedy="Leave one of them out.",
+            )
+        if catalog_table is not None and not _NAME.fullmatch(catalog_table):
+            raise InvalidOptionError(
+                f"catalog_table={catalog_table!r} is no name of a table",
+                remedy="Write it like orders, sales.orders or main.sales.orders; where the table is says table.",
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the first batch may make the table as it comes."""
+        return not (self.partition_by or self.cluster_by or self.properties)
+
+    def all_properties(self) -> dict[str, str]:
+        """With the statistics that the ledger, and clustering, need; those of the user beside them."""
+        given = self.properties.get(STATS_COLUMNS, "")
+        columns = [*_PLACE_COLUMNS, *self.cluster_by, *filter(None, (name.strip() for name in given.split(",")))]
+        return {**self.properties, STATS_COLUMNS: ",".join(dict.fromkeys(columns))}
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Before the table is made: the rows must have the columns.
+
+        Raises:
+            SchemaMismatchError: naming those that they lack.
+        """
+        known = {name.lower() for name in columns}
+        lacking = [name for name in (*self.partition_by, *self.cluster_by) if name.lower() not in known]
+        if lacking:
+            raise SchemaMismatchError(
+                f"the table is to be laid out by {', '.join(lacking)}, and the rows have no such column",
+                remedy="Let the transform make it, or correct partition_by and cluster_by.",
+            )
+
+    def check_table(self, log: DeltaLog) -> None:
+        """A table that is there cannot be partitioned in another way.
+
+        Raises:
+            SchemaMismatchError: it would have to be.
+        """
+        snapshot = log.snapshot()
+        if snapshot is None or not self.partition_by or snapshot.partition_columns == self.partition_by:
+            return
+        raise SchemaMismatchError(
+            f"{log.path} is partitioned by {list(snapshot.partition_columns)}, not by {list(self.partition_by)}",
+            remedy="Correct partition_by, or leave it out: it is for tables that are not there yet.",
+        )
+
+
+def _columns(option: str, names: Iterable[str]) -> tuple[str, ...]:
+    found = (names,) if isinstance(names, str) else tuple(names)
+    wrong = [name for name in found if not isinstance(name, str) or not name]
+    twice = len({str(name).lower() for name in found}) != len(found)
+    if wrong or twice:
+        raise InvalidOptionError(
+            f"{option}={list(found)!r} names no columns, each once", remedy="Write it like ['country', 'day']."
+        )
+    return found
+
+
+def _texts(properties: Mapping[str, str]) -> dict[str, str]:
+    wrong = [name for name, value in properties.items() if not isinstance(value, str) or not isinstance(name, str)]
+    if wrong or "" in properties:
+        raise InvalidOptionError(
+            f"the table property {wrong[0] if wrong else ''!r} has no text for a value",
+            remedy="Write properties like {'delta.enableChangeDataFeed': 'true'}.",
+        )
+    if TRANSACTION_RETENTION in properties:
+        raise InvalidOptionError(
+            f"{TRANSACTION_RETENTION} lets the table forget its transactions",
+            remedy="Leave it out; exactly-once needs them.",
+        )
+    return dict(properties)
+
+
+def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout: TableLayout) -> None:
+    """Make the table, unless somebody else was faster.
+
+    Args:
+        spark: a session that can write Delta tables.
+        log: of the table.
+        columns: of its rows.
+        layout: how.
+
+    Raises:
+        WriteError: Spark failed, and there is none.
+    """
+    parts = [
+        f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({', '.join(map(column_ddl, columns.fields))}) USING DELTA",
+        f"PARTITIONED BY ({', '.join(map(quoted, layout.partition_by))})" if layout.partition_by else "",
+        f"CLUSTER BY ({', '.join(map(quoted, layout.cluster_by))})" if layout.cluster_by else "",
+        f"TBLPROPERTIES ({', '.join(f'{text(n)} = {text(v)}' for n, v in layout.all_properties().items())})",
+    ]
+    try:
+        spark.sql(" ".join(filter(None, parts)))
+    except Exception as error:  # a classic session raises bare errors of Java
+        if log.snapshot() is None:
+            raise WriteError(
+                f"{log.path} could not be made as it is to be laid out: {first_line(error)}",
+                remedy="Correct partition_by, cluster_by or the table properties; nothing was written.",
+            ) from error
+
+
+def register(spark: SparkSession, table: str, name: str) -> None:
+    """Let Spark's catalog know the table by a name.
+
+    Args:
+        spark: a session that can write Delta tables.
+        table: its path or URI.
+        name: for the catalog.
+
+    Raises:
+        InvalidOptionError: the catalog has no such schema, or another table of this name.
+    """
+    quoted_name = ".".join(map(quoted, name.split(".")))
+    try:
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted_name} USING DELTA LOCATION {text(spark_location(table))}")
+        known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
+    except PySparkException as error:
+        raise InvalidOptionError(
+            f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
+            remedy="Make its schema (CREATE SCHEMA …), and let the session's user make tables there.",
+        ) from error
+    if len(known) > 1:
+        raise InvalidOptionError(
+            f"catalog_table={name!r} is another table, not {table}", remedy="Give it another name, or none."
+        )

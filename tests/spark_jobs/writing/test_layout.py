@@ -1,0 +1,170 @@
+"""How a table is made: partitions, clustering, properties and a name in the catalog, also under replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
+from spark_jobs.verify import verify
+from spark_jobs.writing.layout import TableLayout
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import ConstraintViolatedError, InvalidOptionError, SchemaMismatchError, UnsupportedError
+from tests.support.ingesting import drain, ingestion
+from tests.support.streams import assert_each_once, write_stream
+from tests.support.written_log import WrittenLog
+
+STATS = "_stream,_shard,_sequence,_timestamp"
+
+
+def with_day(rows: DataFrame) -> DataFrame:
+    """A column to lay the table out by."""
+    return rows.selectExpr("*", "CAST(id % 3 AS STRING) AS kind", "CAST(_timestamp AS DATE) AS day")
+
+
+def laid_out(folder: Path, **layout: Any) -> Ingestion:
+    return replace(ingestion(folder / "t", records=20, transform=with_day), layout=TableLayout(**layout))
+
+
+def replay(spark: SparkSession, url: str, what: Ingestion) -> int:
+    """All of it is replaced; how many batches."""
+    with open_batch_source(url) as source:
+        return len(list(drain_batches(ReplayJob(spark, source, what, Replay()))))
+
+
+def assert_right(folder: Path, url: str, what: Ingestion) -> None:
+    assert_each_once(folder / "orders.ss", folder / "t")
+    with open_batch_source(url) as source:
+        assert [verdict.is_right for verdict in verify(source, what)] == [True, True]
+
+
+def detail(spark: SparkSession, table: str) -> Row:
+    return spark.sql(f"DESCRIBE DETAIL delta.`{table}`").collect()[0]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("layout", "partitions", "clusters", "stats"),
+    [
+        ({"partition_by": ["kind", "day"]}, ["kind", "day"], [], STATS),
+        ({"cluster_by": "user"}, [], ["user"], f"{STATS},user"),
+    ],
+    ids=["partitioned", "clustered"],
+)
+def test_a_table_is_made_as_it_is_to_be_laid_out_and_replays_keep_it(
+    layout: Mapping[str, Any],
+    partitions: list[str],
+    clusters: list[str],
+    stats: str,
+    spark: SparkSession,
+    folder: Path,
+) -> None:
+    url = write_stream(folder / "orders.ss", 40)
+    what = laid_out(folder, **layout, properties={"delta.enableChangeDataFeed": "true"})
+    drain(spark, url, what)
+    assert replay(spark, url, what) == 2
+    write_stream(folder / "orders.ss", 10)
+    drain(spark, url, what)
+    assert_right(folder, url, what)
+    found = detail(spark, what.table)
+    assert (found["partitionColumns"], found["clusteringColumns"]) == (partitions, clusters)
+    assert found["properties"]["delta.enableChangeDataFeed"] == "true"
+    assert found["properties"]["delta.dataSkippingStatsColumns"] == stats
+
+
+@pytest.mark.spark
+def test_a_table_that_was_made_with_sql_is_filled_with_its_generated_columns_and_constraints(
+    spark: SparkSession, folder: Path
+) -> None:
+    what = ingestion(folder / "t", records=20)
+    spark.sql(
+        f"CREATE TABLE delta.`{what.table}` (id BIGINT COMMENT 'of the order', user STRING, _stream STRING, "
+        "_shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP, "
+        "day DATE GENERATED ALWAYS AS (CAST(_timestamp AS DATE))) USING DELTA PARTITIONED BY (day)"
+    )
+    spark.sql(f"ALTER TABLE delta.`{what.table}` ADD CONSTRAINT known CHECK (id < 45)")
+    url = write_stream(folder / "orders.ss", 40)
+    drain(spark, url, what)
+    assert replay(spark, url, what) == 2
+    assert_right(folder, url, what)
+    assert {day.isoformat() for day in DeltaTable(what.table).to_pyarrow_table()["day"].to_pylist()} == {"2023-11-14"}
+    write_stream(folder / "orders.ss", 50)
+    with pytest.raises(ConstraintViolatedError, match="known"):
+        drain(spark, url, what)
+    spark.sql(f"ALTER TABLE delta.`{what.table}` DROP CONSTRAINT known")
+    drain(spark, url, what)
+    assert_right(folder, url, what)
+
+
+@pytest.mark.spark
+def test_a_layout_that_cannot_be_is_told_before_anything_is_read(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    with pytest.raises(SchemaMismatchError, match="laid out by nothing"):
+        drain(spark, url, laid_out(folder, cluster_by=["nothing"]))
+    assert not (folder / "t").exists()
+    drain(spark, url, laid_out(folder, partition_by=["kind"]))
+    drain(spark, url, laid_out(folder))
+    with pytest.raises(SchemaMismatchError, match=r"partitioned by \['kind'\], not by \['day'\]"):
+        drain(spark, url, laid_out(folder, partition_by=["day"]))
+
+
+@pytest.fixture
+def names(spark: SparkSession) -> Iterator[list[str]]:
+    """Names in the catalog, which outlives a test."""
+    found: list[str] = []
+    yield found
+    for name in found:
+        spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+@pytest.mark.spark
+def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, names: list[str]) -> None:
+    names.append(f"orders_{folder.name.replace('-', '_')}")
+    url = write_stream(folder / "orders.ss", 40)
+    what = laid_out(folder, catalog_table=names[0])
+    drain(spark, url, what)
+    assert spark.table(names[0]).count() == 40
+    assert replay(spark, url, what) == 2
+    assert spark.table(names[0]).count() == 40
+    other = replace(what, table=str(folder / "other"))
+    with pytest.raises(InvalidOptionError, match="is another table"):
+        drain(spark, url, other)
+    with pytest.raises(InvalidOptionError, match=r"the catalog does not take catalog_table='nowhere\.orders'"):
+        drain(spark, url, laid_out(folder, catalog_table="nowhere.orders"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"partition_by": ["a"], "cluster_by": ["b"]}, "exclude each other"),
+        ({"partition_by": ["a", "A"]}, "each once"),
+        ({"cluster_by": [""]}, "names no columns"),
+        ({"properties": {"delta.enableChangeDataFeed": True}}, "no text for a value"),
+        ({"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
+        ({"catalog_table": "a.b.c.d"}, "no name of a table"),
+        ({"catalog_table": "s3://lake/orders"}, "no name of a table"),
+        ({"catalog_table": ""}, "no name of a table"),
+    ],
+    ids=str,
+)
+def test_a_layout_that_makes_no_sense_is_refused(options: Any, told: str) -> None:
+    with pytest.raises(InvalidOptionError, match=told):
+        TableLayout(**options)
+
+
+def test_a_table_whose_commits_are_a_catalogs_is_refused(folder: Path) -> None:
+    """Its newest commits may not be files yet: what the log says of positions would be old."""
+    log = WrittenLog(folder / "t", properties={f"{COMMIT_COORDINATOR}-preview": "dynamodb"})
+    log.ours(LedgerEntry("init", "g", "g/main", 1, "main", "b", -1))
+    with pytest.raises(UnsupportedError, match="a catalog decides on the commits of"):
+        Ledger(log.log(), group="g", member="main").read()
