@@ -28,7 +28,7 @@ from stream_assets.metadata import (
 )
 from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions, touched_by, touched_since
 from stream_consumers.batches import Range
-from stream_consumers.errors import TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -359,7 +359,7 @@ class PartitionMaterialization(ReplayMaterialization):
             rows = rows_in_partitions(self._ledger, self._windows, window)
             told = _joined(_goal(commits), self._last_copies)
             late = rows_elsewhere(self._ledger, window, told, streams=self._streams)
-        except TableUnreadableError as error:
+        except (LedgerUnreadableError, TableUnreadableError) as error:
             context.log.warning(f"the rows of the partitions are not counted: {error}")
         else:
             for partition in context.partition_keys:

@@ -20,6 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.storage_errors import one_line, unreadable
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
 KEPT_COMMITS = 10_000
@@ -146,7 +147,8 @@ class DeltaLog:
         """The newest version; ``None`` if there is no table yet.
 
         Raises:
-            TableUnreadableError: something is there, but no Delta table that can be read.
+            TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
+            LedgerUnreadableError: the storage does not answer.
         """
         self._check_path()
         try:
@@ -155,8 +157,10 @@ class DeltaLog:
             self._forget()
             return None
         except (DeltaError, OSError) as error:
-            raise TableUnreadableError(
-                f"the Delta table at {self.path} cannot be read ({error})",
+            raise unreadable(
+                self.path,
+                error,
+                what=f"the Delta table at {self.path} cannot be read",
                 remedy="Check the path, its permissions and the storage options.",
             ) from error
         # A table that was dropped and created again has other commits under the same versions.
@@ -256,7 +260,7 @@ class DeltaLog:
                 return None
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerUnreadableError(
-                    f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
+                    f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
                 ) from error
             self._commits[version] = commit
             if len(self._commits) > KEPT_COMMITS:
@@ -345,7 +349,7 @@ class DeltaLog:
             return _file_changes(self._text(version))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LedgerUnreadableError(
-                f"version {version} of {self.path} cannot be read ({error})", remedy="Run again."
+                f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
             ) from error
 
     def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:

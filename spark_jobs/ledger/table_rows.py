@@ -19,8 +19,9 @@ from deltalake.exceptions import DeltaError
 
 from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog
 from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.ledger.storage_errors import unreadable
 from stream_consumers.batches import Range
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError
 from stream_consumers.messages import Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
@@ -241,7 +242,9 @@ def _readable(log: DeltaLog) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, KeyError, ValueError, RuntimeError) as error:
-        raise TableUnreadableError(
-            f"the rows of {log.path} cannot be read without Spark ({error})",
+        raise unreadable(
+            log.path,
+            error,
+            what=f"the rows of {log.path} cannot be read without Spark",
             remedy=f"The table needs its columns {', '.join(PLACE)}, and features that delta-rs can read.",
         ) from error
