@@ -47,6 +47,19 @@ class Cluster:
         worker.wait()
 
 
+def without_checkout(folder: Path, site: str = "") -> Path:
+    """A folder that a Python imports from at its start, and then does not find the packages of the checkout.
+
+    Args:
+        folder: where it is made.
+        site: more Python that it runs then.
+    """
+    shadow = folder / "site"
+    shadow.mkdir()
+    (shadow / "sitecustomize.py").write_text(_WITHOUT_CHECKOUT + site)
+    return shadow
+
+
 @contextmanager
 def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator[Cluster]:
     """A cluster; what it starts ends with it.
@@ -56,13 +69,10 @@ def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator
         workers: how many.
         site: Python that each Python worker of the executors runs when it starts.
     """
-    shadow = folder / "site"
-    shadow.mkdir()
-    (shadow / "sitecustomize.py").write_text(_WITHOUT_CHECKOUT + site)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     environment = {
         **kept,
-        "PYTHONPATH": str(shadow),
+        "PYTHONPATH": str(without_checkout(folder, site)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_WORKER_DIR": str(folder / "work"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,16 +20,26 @@ MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """A running server; its address."""
-    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)))) as address:
+def connect_server(
+    folder: Path, *, table: str = "", storage_options: Mapping[str, str] | None = None, packages: Path = ROOT
+) -> Iterator[str]:
+    """A running server; its address.
+
+    Args:
+        folder: for what it logs.
+        table: in an object store, that it writes.
+        storage_options: for that table.
+        packages: a folder that its Python workers import from.
+    """
+    config = delta_spark_config(table, storage_options)
+    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages)) as address:
         yield address
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[str]:
+def _server(folder: Path, config: Mapping[str, str], packages: Path) -> Iterator[str]:
     settings = {
-        **delta_spark_config(),
+        **config,
         **SMALL,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -41,7 +51,7 @@ def _server(folder: Path) -> Iterator[str]:
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(submit), "--master", "local[2]", "--class", MAIN, *words, "spark-internal"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(packages)}
     with running("the Spark Connect server", command, folder / "server.log", environment=environment) as server:
         said = server.until(
             lambda: server.said(r"Spark Connect server started at: (\S+:\d+)"), seconds=START_SECONDS, what="its start"

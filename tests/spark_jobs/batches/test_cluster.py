@@ -14,9 +14,11 @@ from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.urls import StreamUrl
 from tests.support.killed_runs import kill_in_turn, logs, running
-from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE
+from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, TABLE_VARIABLE
 from tests.support.polling import until
-from tests.support.spark_cluster import Cluster, spark_cluster
+from tests.support.s3_server import object_store
+from tests.support.spark_cluster import Cluster, spark_cluster, without_checkout
+from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
@@ -86,6 +88,37 @@ def test_what_speculation_reads_twice_is_there_once(folder: Path, tmp_path_facto
     assert_right(url, folder)
 
 
+@pytest.mark.slow
+def test_a_spark_connect_server_elsewhere_shares_no_folder_and_lacks_the_packages(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str
+) -> None:
+    url, sent = sent_orders(redis_address, folder.name, 100)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    table = f"s3a://lake/{folder.name}/orders"
+    with (
+        object_store(elsewhere) as store,
+        connect_server(
+            elsewhere, table=table, storage_options=store.options, packages=without_checkout(elsewhere)
+        ) as server,
+    ):
+        more = ("lakehouse", "resumable", server)
+        own = {**store.options, TABLE_VARIABLE: table}
+        kill_in_turn(url, folder / "t", ["planned", "rows written"], *more, environment=own)
+        with running(url, folder / "t", "", *more, environment=own) as run:
+            assert run.wait() == 0, logs(folder / "t")
+        found = sequences_in_table(table, store.options)
+    assert {sequence for _, _, sequence in found} == sent
+    assert set(found.values()) == {1}
+
+
+def sent_orders(address: str, name: str, count: int) -> tuple[str, set[int]]:
+    """A stream of Redis, and the sequences of its messages."""
+    url = f"redis://{address}/{name}"
+    with create_producer(url) as producer:
+        receipts = [producer.send(b'{"id": %d, "user": "u"}' % number) for number in range(count)]
+        return url, {receipt.sequence for receipt in receipts}
+
+
 # What a firewall between the executors and the broker does; there is none on this machine.
 _CUT_OFF = """import socket
 def refuse(self, address):
@@ -102,10 +135,7 @@ socket.gethostname = lambda: "worker-7"
 def test_executors_that_do_not_reach_the_broker_say_so(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, redis_address: str
 ) -> None:
-    url = f"redis://{redis_address}/{folder.name}"
-    with create_producer(url) as producer:
-        for number in range(10):
-            producer.send(b'{"id": %d, "user": "u"}' % number)
+    url, _ = sent_orders(redis_address, folder.name, 10)
     site = _CUT_OFF.format(port=redis_address.rpartition(":")[2])
     with (
         spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1, site=site) as cluster,
