@@ -107,7 +107,7 @@ def test_no_value_of_ours_shows_a_secret(
         assert plan is not None
         splits = list(plan.splits)
         assert all(isinstance(split, KafkaSplit) and split.client["sasl.password"] == SECRET for split in splits)
-        partition = SplitPartition(splits[0], Raw(), decoded_schema(Raw()))
+        partition = SplitPartition(splits[0], Raw(), decoded_schema(Raw()), "driver")
         values = [
             stream,
             stream.stream,
