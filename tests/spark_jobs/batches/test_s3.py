@@ -88,6 +88,17 @@ def test_runs_that_are_killed_at_any_step_are_continued(pipeline: Pipeline, fold
 
 
 @pytest.mark.slow
+def test_a_run_that_is_killed_in_the_middle_of_a_write_is_continued(pipeline: Pipeline) -> None:
+    more = ("lakehouse", "resumable", "", "main", "slow")
+    with running(pipeline.url, pipeline.runs, "", *more, environment=pipeline.environment) as run:
+        until(lambda: "writing 2\n" in logs(pipeline.runs), seconds=600, what="a write")
+        run.kill()
+    assert "rows written 2\n" not in logs(pipeline.runs), "it was killed in the middle"
+    pipeline.run("", *more)
+    pipeline.assert_each_once()
+
+
+@pytest.mark.slow
 def test_two_drivers_at_once_write_each_message_once(pipeline: Pipeline) -> None:
     with ExitStack() as stack:
         both = [
