@@ -75,4 +75,6 @@ def test_who_waits_for_the_download_is_told_and_nobody_else(repository: Path) ->
     assert f"downloaded into {repository / 'cache'} first" in (jars.download_note() or "")
     jars.resolved(jars.DELTA_COORDINATE)
     assert jars.download_note() is None
-    assert (jars.download_note(with_s3=True) or "").startswith("the jars of S3A are downloaded")
+    # Spark 4.0 cannot write tables there.
+    is_announced = (jars.download_note(with_s3=True) or "").startswith("the jars of S3A are downloaded")
+    assert is_announced is (jars.SPARK_LINE != "4.0")
