@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 STANDARD_ERROR = 2
 _CHUNK = 65536
+# What Spark itself does not show of its settings (spark.redaction.regex).
+_SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 _NEEDLESS = re.compile(
     rb"WARNING: Using incubator modules: "
     rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"
@@ -44,8 +46,13 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     conf = SparkConf().setMaster(master).setAppName("stream-assets")
     for name, value in settings.items():
         conf.set(name, value)
+    # These stand on the command line of the JVM, which everybody on the machine can read; the context gets all.
+    public = SparkConf()
+    for name, value in conf.getAll():
+        if not _SECRET.search(name):
+            public.set(name, value)
     with without_needless_lines() as descriptor:
-        gateway = launch_gateway(conf, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(public, {"stderr": descriptor})  # type: ignore[no-untyped-call]
     SparkContext(conf=conf, gateway=gateway)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
+import pyspark
+import pyspark.java_gateway
 import pytest
 
-from spark_jobs.spark_start import without_needless_lines
+from spark_jobs.spark_start import start_context, without_needless_lines
 from tests.support.polling import until
 from tests.support.settings import ROOT
 
@@ -44,6 +47,30 @@ def test_needless_lines_are_left_out_and_all_others_are_passed_on(capfd: pytest.
 
     until(all_of_it, seconds=60, what="the end of what was said")
     assert heard == PASSED_ON
+
+
+def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken: dict[str, str] = {}
+    given: dict[str, str] = {}
+
+    class Context:
+        _active_spark_context = None
+
+        def __init__(self, *, conf: pyspark.SparkConf, gateway: str) -> None:
+            given.update(conf.getAll())
+
+    def launch(conf: pyspark.SparkConf, kwargs: dict[str, Any]) -> str:
+        spoken.update(conf.getAll())
+        return "a gateway"
+
+    monkeypatch.setattr(pyspark, "SparkContext", Context)
+    monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)
+    names = ("secret.key", "access.key", "session.token")
+    secrets = {f"spark.hadoop.fs.s3a.{name}": "s3cret-of-the-lake" for name in names}
+    start_context({**secrets, "spark.driver.memory": "1g"}, "local[1]")
+    assert "s3cret-of-the-lake" not in spoken.values()
+    assert (spoken["spark.driver.memory"], spoken["spark.master"]) == ("1g", "local[1]")
+    assert secrets.items() <= given.items(), "the context has them"
 
 
 @pytest.mark.slow
