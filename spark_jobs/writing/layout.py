@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pyspark.errors import PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkException,
+    UnsupportedOperationException,
+)
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -19,6 +24,7 @@ from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, Wri
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _PLACE_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
+_REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
 
 
@@ -78,7 +84,10 @@ class TableLayout:
         """With the statistics that the ledger, and clustering, need; those of the user beside them."""
         given = self.properties.get(STATS_COLUMNS, "")
         columns = [*_PLACE_COLUMNS, *self.cluster_by, *filter(None, (name.strip() for name in given.split(",")))]
-        return {**self.properties, STATS_COLUMNS: ",".join(dict.fromkeys(columns))}
+        # Delta refuses statistics of a column whose values name the folders.
+        folders = {name.lower() for name in self.partition_by}
+        wanted = [name for name in dict.fromkeys(columns) if name.lower() not in folders]
+        return {**self.properties, STATS_COLUMNS: ",".join(wanted)}
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Before the table is made: the rows must have the columns.
@@ -91,7 +100,8 @@ class TableLayout:
         if lacking:
             raise SchemaMismatchError(
                 f"the table is to be laid out by {', '.join(lacking)}, and the rows have no such column",
-                remedy="Let the transform make it, or correct partition_by and cluster_by.",
+                remedy="Let the transform make it, also where it is a field of a struct, or correct partition_by and "
+                "cluster_by.",
             )
 
     def check_table(self, log: DeltaLog) -> None:
@@ -101,7 +111,9 @@ class TableLayout:
             SchemaMismatchError: it would have to be.
         """
         snapshot = log.snapshot()
-        if snapshot is None or not self.partition_by or snapshot.partition_columns == self.partition_by:
+        if snapshot is None or not self.partition_by:
+            return
+        if [name.lower() for name in snapshot.partition_columns] == [name.lower() for name in self.partition_by]:
             return
         raise SchemaMismatchError(
             f"{log.path} is partitioned by {list(snapshot.partition_columns)}, not by {list(self.partition_by)}",
@@ -127,7 +139,7 @@ def _texts(properties: Mapping[str, str]) -> dict[str, str]:
             f"the table property {wrong[0] if wrong else ''!r} has no text for a value",
             remedy="Write properties like {'delta.enableChangeDataFeed': 'true'}.",
         )
-    if TRANSACTION_RETENTION in properties:
+    if TRANSACTION_RETENTION.lower() in {name.lower() for name in properties}:
         raise InvalidOptionError(
             f"{TRANSACTION_RETENTION} lets the table forget its transactions",
             remedy="Leave it out; exactly-once needs them.",
@@ -145,6 +157,8 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         layout: how.
 
     Raises:
+        InvalidOptionError: a table of this layout cannot be.
+        SchemaMismatchError: who was faster partitions it in another way.
         WriteError: Spark failed, and there is none.
     """
     parts = [
@@ -157,10 +171,13 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         spark.sql(" ".join(filter(None, parts)))
     except Exception as error:  # a classic session raises bare errors of Java
         if log.snapshot() is None:
-            raise WriteError(
+            # What Spark refuses as it stands it refuses the next time, too; a storage may answer then.
+            kind = InvalidOptionError if isinstance(error, _REFUSALS) else WriteError
+            raise kind(
                 f"{log.path} could not be made as it is to be laid out: {first_line(error)}",
                 remedy="Correct partition_by, cluster_by or the table properties; nothing was written.",
             ) from error
+    layout.check_table(log)
 
 
 def register(spark: SparkSession, table: str, name: str) -> None:

@@ -6,20 +6,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
 from spark_jobs.verify import verify
-from spark_jobs.writing.layout import TableLayout
+from spark_jobs.writing.layout import TableLayout, create_table
 from stream_consumers.create import open_batch_source
-from stream_consumers.errors import ConstraintViolatedError, InvalidOptionError, SchemaMismatchError, UnsupportedError
+from stream_consumers.errors import (
+    ConstraintViolatedError,
+    InvalidOptionError,
+    SchemaMismatchError,
+    StreamAssetsError,
+    UnsupportedError,
+    WriteError,
+)
 from tests.support.ingesting import drain, ingestion
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.written_log import WrittenLog
@@ -56,7 +68,7 @@ def detail(spark: SparkSession, table: str) -> Row:
 @pytest.mark.parametrize(
     ("layout", "partitions", "clusters", "stats"),
     [
-        ({"partition_by": ["kind", "day"]}, ["kind", "day"], [], STATS),
+        ({"partition_by": ["KIND", "_shard"]}, ["kind", "_shard"], [], "_stream,_sequence,_timestamp"),
         ({"cluster_by": "user"}, [], ["user"], f"{STATS},user"),
     ],
     ids=["partitioned", "clustered"],
@@ -118,6 +130,31 @@ def test_a_layout_that_cannot_be_is_told_before_anything_is_read(spark: SparkSes
         drain(spark, url, laid_out(folder, partition_by=["day"]))
 
 
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (AnalysisException("[DELTA_UNKNOWN_CONFIGURATION] Unknown configuration: delta.foo"), InvalidOptionError),
+        (IllegalArgumentException('For input string: "nonsense"'), InvalidOptionError),
+        (PySparkException("the storage does not answer"), WriteError),
+    ],
+    ids=str,
+)
+def test_a_layout_that_spark_refuses_is_not_tried_again(
+    raised: Exception, expected: type[StreamAssetsError], folder: Path
+) -> None:
+    spark = Mock(sql=Mock(side_effect=raised))
+    columns, layout = StructType(), TableLayout(properties={"delta.foo": "1"})
+    with pytest.raises(expected, match="could not be made as it is to be laid out: "):
+        create_table(spark, DeltaLog(str(folder / "t")), columns, layout)
+
+
+def test_who_was_slower_to_make_the_table_is_told_that_it_is_partitioned_in_another_way(folder: Path) -> None:
+    table = str(folder / "t")
+    made_by_another = Mock(sql=lambda _: write_deltalake(table, pa.table({"a": [1], "b": [2]}), partition_by="a"))
+    with pytest.raises(SchemaMismatchError, match=r"partitioned by \['a'\], not by \['b'\]"):
+        create_table(made_by_another, DeltaLog(table), StructType(), TableLayout(partition_by=["b"]))
+
+
 @pytest.fixture
 def names(spark: SparkSession) -> Iterator[list[str]]:
     """Names in the catalog, which outlives a test."""
@@ -151,6 +188,7 @@ def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, na
         ({"cluster_by": [""]}, "names no columns"),
         ({"properties": {"delta.enableChangeDataFeed": True}}, "no text for a value"),
         ({"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
+        ({"properties": {"DELTA.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
         ({"catalog_table": "a.b.c.d"}, "no name of a table"),
         ({"catalog_table": "s3://lake/orders"}, "no name of a table"),
         ({"catalog_table": ""}, "no name of a table"),
