@@ -24,10 +24,11 @@ from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
-STREAM_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
+STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
+STREAM_COLUMNS = tuple(STREAM_TYPES)
 DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message")
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
-STREAM_DDL = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
+STREAM_DDL = ", ".join(f"{name} {kind}" for name, kind in STREAM_TYPES.items())
 DEAD_LETTER_DDL = (
     f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
 )

@@ -15,7 +15,7 @@ from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
-from spark_jobs.reading.source import STREAM_COLUMNS
+from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
 from spark_jobs.writing.sql_types import ddl, quoted
@@ -215,6 +215,13 @@ def check_columns(rows: StructType, table: StructType | None, *, path: str, merg
         raise SchemaMismatchError(
             f"the transform drops {', '.join(lacking)}",
             remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
+        )
+    kinds = {name: rows[name].dataType.simpleString() for name in STREAM_COLUMNS}
+    other = [f"{name} is {kinds[name]}, not {kind}" for name, kind in STREAM_TYPES.items() if kinds[name] != kind]
+    if other:
+        raise SchemaMismatchError(
+            f"the transform changes the types of stream columns: {'; '.join(other)}",
+            remedy="Keep them as they are, and put what is made of them into columns of other names.",
         )
     if table is None:
         return

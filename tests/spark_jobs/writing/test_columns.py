@@ -23,6 +23,13 @@ pytestmark = pytest.mark.spark
 STREAM = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
 
 
+def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
+    rows = StructType.fromDDL(STREAM.replace("_sequence BIGINT", "_sequence STRING"))
+    assert isinstance(rows, StructType)
+    with pytest.raises(SchemaMismatchError, match="stream columns: _sequence is string, not bigint"):
+        check_columns(rows, None, path="t", merge_schema=False)
+
+
 def problem(rows: str, table: str, *, merge_schema: bool) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
     schemas = [StructType.fromDDL(f"{columns}, {STREAM}") for columns in (rows, table)]
