@@ -6,12 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pyspark.errors import (
-    AnalysisException,
-    IllegalArgumentException,
-    PySparkException,
-    UnsupportedOperationException,
-)
+from pyspark.errors import AnalysisException, IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -19,6 +14,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
+from spark_jobs.writing.failures import explain
 from spark_jobs.writing.sql_types import column_ddl, quoted, text
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
@@ -190,12 +186,15 @@ def register(spark: SparkSession, table: str, name: str) -> None:
 
     Raises:
         InvalidOptionError: the catalog has no such schema, or another table of this name.
+        WriteError, …: Spark failed otherwise, as where the storage does not answer; see :func:`explain`.
     """
     quoted_name = ".".join(map(quoted, name.split(".")))
     try:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted_name} USING DELTA LOCATION {text(spark_location(table))}")
         known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
-    except PySparkException as error:
+    except Exception as error:  # a classic session raises bare errors of Java
+        if not isinstance(error, _REFUSALS):
+            raise explain(error, table=table) from error
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
             remedy="Make its schema (CREATE SCHEMA …), and let the session's user make tables there.",

@@ -22,7 +22,7 @@ from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
 from spark_jobs.verify import verify
-from spark_jobs.writing.layout import TableLayout, create_table
+from spark_jobs.writing.layout import TableLayout, create_table, register
 from stream_consumers.create import open_batch_source
 from stream_consumers.errors import (
     ConstraintViolatedError,
@@ -146,6 +146,12 @@ def test_a_layout_that_spark_refuses_is_not_tried_again(
     columns, layout = StructType(), TableLayout(properties={"delta.foo": "1"})
     with pytest.raises(expected, match="could not be made as it is to be laid out: "):
         create_table(spark, DeltaLog(str(folder / "t")), columns, layout)
+
+
+def test_a_storage_that_does_not_answer_is_no_fault_of_the_name() -> None:
+    """In a classic session that is a bare error of Java."""
+    with pytest.raises(WriteError, match="connection refused"):
+        register(Mock(sql=Mock(side_effect=RuntimeError("connection refused"))), "s3a://lake/orders", "sales.orders")
 
 
 def test_who_was_slower_to_make_the_table_is_told_that_it_is_partitioned_in_another_way(folder: Path) -> None:
