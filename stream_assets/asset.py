@@ -367,7 +367,7 @@ def stream_asset(
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.
         table_properties: of the table, like ``{"delta.enableChangeDataFeed": "true"}``.
         catalog_table: a name that Spark's catalog gets for the table, like ``main.sales.orders``.
-        storage_options: for reading the Delta log in an object store; shown nowhere.
+        storage_options: of an object store, for Spark and for reading the Delta log; shown nowhere.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
             whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
             until Dagster knows that the last one has ended: set ``run_monitoring``. The jobs for replays, redrives and

@@ -33,7 +33,7 @@ class DeltaLake(dg.ConfigurableResource):  # type: ignore[type-arg]  # the class
     root: str = Field(description="A folder or URI, like /lake or s3a://bucket/lake.")
     schema_name: str | None = Field(default=None, description="Of all tables, whatever their keys are.")
     storage_options: dict[str, str] = Field(
-        default_factory=dict, description="For reading the Delta log in an object store.", repr=False
+        default_factory=dict, description="Of an object store, for Spark and for reading the Delta log.", repr=False
     )
 
     def table(self, name: str, *, schema: str | None = None) -> LakeTable:

@@ -60,7 +60,7 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
             found = value.get_value()
             if found is None:
                 raise InvalidOptionError(
-                    f"the client option {name!r} comes from {_variable(value)}, which is not set",
+                    f"the option {name!r} comes from {_variable(value)}, which is not set",
                     remedy="Set it where this process runs.",
                 )
             resolved[name] = found
@@ -68,7 +68,7 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
             resolved[name] = value
         else:
             raise InvalidOptionError(
-                f"the client option {name!r} is a {type(value).__name__}",
+                f"the option {name!r} is a {type(value).__name__}",
                 remedy="Use text, a number, a truth value or an EnvVar: executors get a copy.",
             )
     return resolved
@@ -86,9 +86,7 @@ def parse_client_option(text: str) -> tuple[str, Scalar | Deferred]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidOptionError(
-            "a client option without a name or a value", remedy="Write NAME=VALUE or NAME=env:VARIABLE."
-        )
+        raise InvalidOptionError("an option without a name or a value", remedy="Write NAME=VALUE or NAME=env:VARIABLE.")
     if value.startswith("env:"):
         return name, EnvironmentVariable(value.removeprefix("env:"))
     return name, value

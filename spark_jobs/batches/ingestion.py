@@ -151,7 +151,7 @@ class Ingestion:
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
         merge_schema: let new columns, and new fields of structs, into the table.
-        storage_options: for reading the Delta log in an object store.
+        storage_options: of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
             commits came first.
         layout: how the table is made if it is not there yet.
