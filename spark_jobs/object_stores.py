@@ -24,6 +24,7 @@ _S3A: Mapping[str, str] = {
     "region": "fs.s3a.endpoint.region",
     "endpoint": "fs.s3a.endpoint",
     "endpoint_url": "fs.s3a.endpoint",
+    "endpoint_url_s3": "fs.s3a.endpoint",
 }
 
 
@@ -51,7 +52,8 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
         return {}
     of_environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX.upper())}
     given = {**_normalized(of_environment), **_normalized(storage_options or {})}
-    config = {_S3A[name]: value for name, value in sorted(given.items()) if name in _S3A}
+    # Whatever its name is: what is given counts more than the environment, for delta-rs, too.
+    config = {**_of_s3a(of_environment), **_of_s3a(storage_options or {})}
     if "fs.s3a.endpoint" in config:
         is_virtual = _flag(given, "virtual_hosted_style_request")
         config["fs.s3a.path.style.access"] = str(not is_virtual).lower()
@@ -90,6 +92,11 @@ def brings_s3(config: Mapping[str, str]) -> bool:
 def _normalized(options: Mapping[str, str]) -> dict[str, str]:
     """In lower case and without the prefix: delta-rs takes them with it or without it, in any case."""
     return {name.lower().removeprefix(_PREFIX): value for name, value in options.items()}
+
+
+def _of_s3a(options: Mapping[str, str]) -> dict[str, str]:
+    # Of two names of one setting the longer one counts, as it does for delta-rs.
+    return {_S3A[name]: value for name, value in sorted(_normalized(options).items()) if name in _S3A}
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from stream_consumers.errors import InvalidOptionError
@@ -86,6 +87,23 @@ def spark_location(table: str) -> str:
     """
     location = absolute_location(table)
     return f"file://{location}" if location.startswith("/") else location
+
+
+def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, str]:
+    """The storage options for delta-rs, so that it asks the server that they name.
+
+    An AWS_ENDPOINT_URL_S3 of the environment is another option for it than the AWS_ENDPOINT_URL that is given, and
+    would count more.
+
+    Example:
+        >>> reader_options("s3a://lake/orders", {"AWS_ENDPOINT_URL": "http://lake"})
+        {'AWS_ENDPOINT_URL': 'http://lake', 'AWS_ENDPOINT_URL_S3': 'http://lake'}
+    """
+    named = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
+    endpoint = named.get("endpoint_url", named.get("endpoint"))
+    if scheme(table) not in ("s3", "s3a") or endpoint is None or "endpoint_url_s3" in named:
+        return dict(storage_options)
+    return {**storage_options, "AWS_ENDPOINT_URL_S3": endpoint}
 
 
 def sql_name(table: str) -> str:

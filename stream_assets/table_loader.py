@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.table_times import TIME
-from spark_jobs.table_location import spark_location
+from spark_jobs.table_location import reader_options, spark_location
 from stream_assets.metadata import VERSION
 from stream_assets.partitions import within_window
 from stream_assets.resources import run_session
@@ -68,7 +68,8 @@ class TableLoader(dg.IOManager):
 
     def _table(self, context: dg.InputContext) -> DeltaTable:
         """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
-        path, options = self._declared.table.path, self._declared.table.options()
+        path = self._declared.table.path
+        options = reader_options(path, self._declared.table.options())
         version = pinned_version(context)
         newest = DeltaTable(path, storage_options=options)
         if version is None or version == newest.version():

@@ -21,6 +21,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.storage_errors import one_line, unreadable
+from spark_jobs.table_location import reader_options
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 
 KEPT_COMMITS = 10_000
@@ -135,7 +136,7 @@ class DeltaLog:
     ) -> None:
         self.path = path
         self._is_own_folder = is_own_folder
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = reader_options(path, storage_options or {})
         self._files: pyarrow.fs.PyFileSystem | None = None
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}

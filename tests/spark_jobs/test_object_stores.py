@@ -55,6 +55,15 @@ def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.Monkey
     assert settings(access_key_id="given") == {"endpoint.region": "eu-west-1", "access.key": "given"}
 
 
+def test_what_is_given_counts_more_than_the_environment_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://another")
+    given = {"AWS_DEFAULT_REGION": "us-east-1", "endpoint": "http://lake"}
+    assert settings(**given) == {"endpoint.region": "us-east-1", "endpoint": "http://lake", "path.style.access": "true"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://of-s3")
+    assert settings()["endpoint"] == "http://of-s3", "as delta-rs and the AWS tools take it"
+
+
 def test_a_bucket_for_everybody_needs_no_keys() -> None:
     assert settings(AWS_SKIP_SIGNATURE="true") == {
         "aws.credentials.provider": "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"

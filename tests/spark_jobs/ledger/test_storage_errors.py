@@ -29,6 +29,15 @@ def test_a_bucket_without_the_table_has_none(store: ObjectStore) -> None:
     assert DeltaLog("s3a://lake/orders", storage_options=store.options).snapshot() is None
 
 
+def test_the_server_that_is_given_counts_more_than_one_of_the_environment(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    log = DeltaLog("s3a://lake/orders", storage_options={**store.options, "max_retries": "0"})
+    assert log.snapshot() is None
+
+
 def test_a_server_that_does_not_answer_may_do_so_later(store: ObjectStore) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
