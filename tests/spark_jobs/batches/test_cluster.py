@@ -43,6 +43,17 @@ def assert_right(url: str, folder: Path) -> None:
         assert [verdict.is_right for verdict in found] == [True, True]
 
 
+def test_executors_are_sent_the_packages_that_they_lack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = write_stream(folder / "orders.ss", 100, malformed=frozenset({7}))
+    with (
+        spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster,
+        running(url, folder / "t", environment=environment(cluster)) as run,
+    ):
+        assert run.wait() == 0, logs(folder / "t")
+    assert_right(url, folder)
+
+
+@pytest.mark.slow
 def test_a_worker_is_killed_while_its_executor_reads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     url = write_stream(folder / "orders.ss", MESSAGES, malformed=frozenset({7}))
     with (

@@ -326,7 +326,10 @@ def _moved(rows: DataFrame, *, place: str) -> DataFrame:
     return rows.withColumn("_sequence", f.expr(place))
 
 
-@pytest.mark.parametrize("malformed", [frozenset(), frozenset({3})], ids=["one pass", "read first"])
+@pytest.mark.parametrize(
+    "malformed",
+    [pytest.param(frozenset(), id="one pass"), pytest.param(frozenset({3}), id="read first", marks=pytest.mark.slow)],
+)
 def test_a_row_with_the_place_of_another_message_leaves_the_batch(
     malformed: frozenset[int], spark: SparkSession, folder: Path
 ) -> None:

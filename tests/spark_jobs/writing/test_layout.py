@@ -69,7 +69,7 @@ def detail(spark: SparkSession, table: str) -> Row:
     ("layout", "partitions", "clusters", "stats"),
     [
         ({"partition_by": ["KIND", "_shard"]}, ["kind", "_shard"], [], "_stream,_sequence,_timestamp"),
-        ({"cluster_by": "user"}, [], ["user"], f"{STATS},user"),
+        pytest.param({"cluster_by": "user"}, [], ["user"], f"{STATS},user", marks=pytest.mark.slow),
     ],
     ids=["partitioned", "clustered"],
 )
@@ -95,6 +95,7 @@ def test_a_table_is_made_as_it_is_to_be_laid_out_and_replays_keep_it(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_table_that_was_made_with_sql_is_filled_with_its_generated_columns_and_constraints(
     spark: SparkSession, folder: Path
 ) -> None:

@@ -61,7 +61,7 @@ def test_what_the_client_holds_stays_queued_in_order(kafka: str, topic: str) -> 
     for _ in range(2):
         with pytest.raises(BrokerUnavailableError, match=r"undelivered=4.*flush again"):
             producer.flush()
-    producer._client = client
+    producer._client, producer._patience = client, 60.0
     producer.close()
     assert payloads(kafka, topic) == [b"0", b"1", b"2", b"3"]
     assert [receipt.sequence for receipt in receipts] == [1, 2, 3]
