@@ -73,6 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_two_runs_that_start_at_once_share_a_server_and_each_has_the_code_as_it_is_now(
     servers: Servers, place: Path
 ) -> None:

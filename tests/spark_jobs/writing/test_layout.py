@@ -172,6 +172,7 @@ def names(spark: SparkSession) -> Iterator[list[str]]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, names: list[str]) -> None:
     names.append(f"orders_{folder.name.replace('-', '_')}")
     url = write_stream(folder / "orders.ss", 40)
