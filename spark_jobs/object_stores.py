@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 
 from spark_jobs.jars import S3_LOG_STORE_CLASS, s3_jars
-from spark_jobs.table_location import scheme
+from spark_jobs.table_location import S3, is_s3
 from stream_consumers.errors import InvalidOptionError
 
-S3 = frozenset({"s3", "s3a"})
 _PREFIX = "aws_"
 _S3A: Mapping[str, str] = {
     "access_key_id": "fs.s3a.access.key",
@@ -66,16 +65,6 @@ def object_store_config(table: str, storage_options: Mapping[str, str] | None = 
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         **{f"spark.hadoop.{name}": value for name, value in config.items()},
     }
-
-
-def is_s3(table: str) -> bool:
-    """Whether a table is on Amazon S3, or on what speaks its protocol.
-
-    Example:
-        >>> is_s3("s3a://lake/orders"), is_s3("/lake/orders")
-        (True, False)
-    """
-    return scheme(table) in S3
 
 
 def brings_s3(config: Mapping[str, str]) -> bool:

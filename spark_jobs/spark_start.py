@@ -16,7 +16,7 @@ from contextlib import contextmanager
 STANDARD_ERROR = 2
 _CHUNK = 65536
 # What Spark itself does not show of its settings (spark.redaction.regex).
-_SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
+_SECRET = re.compile(r"secret|password|token|(access|account)[.]?key", re.IGNORECASE)
 _NEEDLESS = re.compile(
     rb"WARNING: Using incubator modules: "
     rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"

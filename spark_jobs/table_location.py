@@ -16,6 +16,7 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
 
 LOCAL = "file"
+S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
 # A URI for Hadoop, and a path for everybody else.
 _ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
@@ -78,6 +79,16 @@ def scheme(table: str) -> str:
     return urlsplit(table).scheme.lower() if "://" in table else LOCAL
 
 
+def is_s3(table: str) -> bool:
+    """Whether a table is on Amazon S3, or on what speaks its protocol.
+
+    Example:
+        >>> is_s3("s3a://lake/orders"), is_s3("/lake/orders")
+        (True, False)
+    """
+    return scheme(table) in S3
+
+
 def spark_location(table: str) -> str:
     """The location for Spark, with the scheme.
 
@@ -101,7 +112,7 @@ def reader_options(table: str, storage_options: Mapping[str, str]) -> dict[str, 
     """
     named = {name.lower().removeprefix("aws_"): value for name, value in storage_options.items()}
     endpoint = named.get("endpoint_url", named.get("endpoint"))
-    if scheme(table) not in ("s3", "s3a") or endpoint is None or "endpoint_url_s3" in named:
+    if not is_s3(table) or endpoint is None or "endpoint_url_s3" in named:
         return dict(storage_options)
     return {**storage_options, "AWS_ENDPOINT_URL_S3": endpoint}
 

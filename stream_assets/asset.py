@@ -10,7 +10,7 @@ import dagster as dg
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import RETRY_SECONDS, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.replay import Replay
-from spark_jobs.reading.decode import Decoder, Raw
+from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
 from stream_assets.asset_function import AssetFunction

@@ -348,9 +348,10 @@ def _newest_messages(context: StreamCheckContext, batches: int) -> _NewestMessag
     messages = 0.0
     for commit in _surviving(context):
         entry = commit.entry
+        if entry is None or entry.kind not in ("batch", "replay"):
+            continue
         # A redrive makes rows of dead letters of other batches, and a replay that appends has other copies of them.
-        is_copy = entry is not None and (entry.places or (entry.kind == "replay" and entry.mode == "append"))
-        if entry is None or entry.kind not in ("batch", "replay") or is_copy:
+        if entry.places or (entry.kind == "replay" and entry.mode == "append"):
             continue
         if len(entries) == batches:
             break

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 
-from spark_jobs.reading.decode import Decoder
+from spark_jobs.decoding.decoders import Decoder
 from stream_assets import component_attributes as attributes
 from stream_assets.asset import StreamAsset, stream_asset
 from stream_assets.connections import StreamConnection

@@ -14,9 +14,9 @@ from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.redrive import Outcome
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.table_times import COLUMNS
-from spark_jobs.reading.decode import Decoder
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
-from spark_jobs.object_stores import is_s3
 from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.table_location import is_s3
 from stream_assets.delta_lake import LakeTable
 
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame
 
+from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
-from spark_jobs.reading.decode import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout

@@ -1,8 +1,8 @@
-"""Whose turn it is to write: a run that replaces rows asks the others, through the Delta log, to wait for it.
+"""Whose turn it is to write: a run that replaces rows asks ingestion, through the Delta log, to wait for it.
 
 Delta refuses a replace that finds another commit behind its snapshot, whichever rows that has. Where ingestion commits
 every second, a replace of some seconds would never land. So after some lost races it *asks*: with an empty commit that
-every run sees before it plans its next batch. The others wait until the one that asked has committed again, or the
+ingestion sees before it plans its next batch. It waits until the one that asked has committed again, or the
 request is old. Nothing is right or wrong because of a request: whoever does not see it, or waits no longer, only makes
 the other one try once more.
 """

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
+from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
@@ -19,7 +20,6 @@ from spark_jobs.writing.sql_types import column_ddl, quoted, text
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
-_PLACE_COLUMNS = ("_stream", "_shard", "_sequence", "_timestamp")
 _REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
 
@@ -79,7 +79,7 @@ class TableLayout:
     def all_properties(self) -> dict[str, str]:
         """With the statistics that the ledger, and clustering, need; those of the user beside them."""
         given = self.properties.get(STATS_COLUMNS, "")
-        columns = [*_PLACE_COLUMNS, *self.cluster_by, *filter(None, (name.strip() for name in given.split(",")))]
+        columns = [*STREAM_COLUMNS, *self.cluster_by, *filter(None, (name.strip() for name in given.split(",")))]
         # Delta refuses statistics of a column whose values name the folders.
         folders = {name.lower() for name in self.partition_by}
         wanted = [name for name in dict.fromkeys(columns) if name.lower() not in folders]
@@ -106,8 +106,8 @@ class TableLayout:
         Raises:
             SchemaMismatchError: it would have to be.
         """
-        snapshot = log.snapshot()
-        if snapshot is None or not self.partition_by:
+        snapshot = log.snapshot() if self.partition_by else None
+        if snapshot is None:
             return
         if [name.lower() for name in snapshot.partition_columns] == [name.lower() for name in self.partition_by]:
             return

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.object_stores import S3
 from spark_jobs.session import first_line
-from spark_jobs.table_location import LOCAL, scheme, spark_location, sql_name
+from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import explain
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
 

@@ -188,7 +188,7 @@ def place_options(group: Option = group_option) -> Option:
 def tell_of_download(table: str = "") -> None:
     """Say so where jars are downloaded first: nobody sees that a command does it."""
     from spark_jobs.jars import download_note
-    from spark_jobs.object_stores import is_s3
+    from spark_jobs.table_location import is_s3
 
     if note := download_note(with_s3=is_s3(table)):
         tell_waiting(note)

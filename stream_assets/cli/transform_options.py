@@ -15,8 +15,8 @@ from stream_consumers.options import Limits
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
+    from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.ledger.ledger import LedgerState
-    from spark_jobs.reading.decode import Decoder
     from spark_jobs.writing.layout import TableLayout
 
 
@@ -53,7 +53,7 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
         InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
             takes more than the rows.
     """
-    from spark_jobs.reading.decode import Json, Raw, Text
+    from spark_jobs.decoding.decoders import Json, Raw, Text
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")

@@ -67,6 +67,7 @@ def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.Monk
     monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)
     names = ("secret.key", "access.key", "session.token")
     secrets = {f"spark.hadoop.fs.s3a.{name}": "s3cret-of-the-lake" for name in names}
+    secrets["spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net"] = "s3cret-of-the-lake"
     start_context({**secrets, "spark.driver.memory": "1g"}, "local[1]")
     assert "s3cret-of-the-lake" not in spoken.values()
     assert (spoken["spark.driver.memory"], spoken["spark.master"]) == ("1g", "local[1]")

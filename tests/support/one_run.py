@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.reading.decode import Json
+from spark_jobs.decoding.decoders import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
@@ -56,11 +56,11 @@ def poisonous(rows: DataFrame) -> DataFrame:
 SWITCHES = {"": KillSwitch, "group": GroupKillSwitch, "server": ServerKillSwitch}
 
 
-def slow(rows: DataFrame) -> DataFrame:
-    """Takes a hundredth of a second a row, on an executor."""
+def slow(rows: DataFrame, *, seconds: float = 0.01) -> DataFrame:
+    """Takes so long for each row, on an executor."""
 
     def late(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
-        time.sleep(0.01)
+        time.sleep(seconds)
         return number
 
     return rows.withColumn("id", f.udf(late, "bigint")("id"))

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, Step
-from spark_jobs.reading.decode import Raw
+from spark_jobs.decoding.decoders import Raw
 from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import AccessDeniedError, DataLossError, SourceRecreatedError

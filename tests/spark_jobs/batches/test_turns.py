@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
 from spark_jobs.batches import turns
 from spark_jobs.batches.job import drain_batches
@@ -21,6 +21,7 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.verify import verify
 from stream_consumers.create import open_batch_source
 from tests.support.ingesting import drain, entries, ingestion
+from tests.support.one_run import slow
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.written_log import WrittenLog
 
@@ -93,16 +94,6 @@ def test_an_old_request_and_an_own_one_are_none(table: Table) -> None:
     assert not table.waits()
 
 
-def slowly(rows: DataFrame) -> DataFrame:
-    """Makes a write last longer than a batch of the others."""
-
-    def late(number):  # type: ignore[no-untyped-def]  # Spark would evaluate the annotations
-        time.sleep(0.02)
-        return number
-
-    return rows.withColumn("id", f.udf(late, "bigint")("id"))
-
-
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
@@ -124,7 +115,8 @@ def test_a_replay_ends_in_a_table_that_is_written_all_the_time(
     ingesting.start()
     try:
         with open_batch_source(url) as source:
-            own = replace(what, transform=slowly)
+            # Its write lasts longer than a batch of the others.
+            own = replace(what, transform=partial(slow, seconds=0.02))
             reports = list(drain_batches(ReplayJob(spark, source, own, Replay(), on_wait=told.append)))
     finally:
         is_over.set()

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.claims.status import claim_state
-from spark_jobs.reading.decode import Raw
+from spark_jobs.decoding.decoders import Raw
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource

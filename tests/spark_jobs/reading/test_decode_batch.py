@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.reading.decode import Json, Raw, Text
+from spark_jobs.decoding.decoders import Json, Raw, Text
 from spark_jobs.reading.source import decode_batch
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.reading.decode import Raw, Text
+from spark_jobs.decoding.decoders import Raw, Text
 
 PAYLOADS = st.lists(st.none() | st.binary(max_size=8) | st.text(max_size=4).map(str.encode))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from spark_jobs.reading.json_decode import Column, check_json_type, decode_json
+from spark_jobs.decoding.json_decode import Column, check_json_type, decode_json
 from stream_consumers.errors import InvalidOptionError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.reading import json_decode
-from spark_jobs.reading.decode import Json
+from spark_jobs.decoding import json_decode
+from spark_jobs.decoding.decoders import Json
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.payloads import BAD, GOOD, documents, payload
 from tests.support.profiles import examples

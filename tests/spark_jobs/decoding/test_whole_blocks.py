@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.reading import json_decode
-from spark_jobs.reading.json_decode import decode_carefully, decode_json
+from spark_jobs.decoding import json_decode
+from spark_jobs.decoding.json_decode import decode_carefully, decode_json
 from tests.support.payloads import BAD, GOOD
 from tests.support.profiles import examples
 

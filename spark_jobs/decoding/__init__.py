@@ -1,0 +1,1 @@
+"""How payloads become typed columns, a record batch at a time."""
