@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
 
-from spark_jobs.decoding.decoders import Decoder, Json, Raw, Text
+from spark_jobs.decoding.decoders import Decoder, Raw, Text
+from spark_jobs.decoding.json_decoder import Json
 from stream_assets.connections import KafkaCluster, RedisServer, StreamConnection, StreamFile
 from stream_assets.delta_lake import DeltaLake
 from stream_assets.resources import SparkSessionResource

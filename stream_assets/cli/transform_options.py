@@ -53,7 +53,8 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
         InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
             takes more than the rows.
     """
-    from spark_jobs.decoding.decoders import Json, Raw, Text
+    from spark_jobs.decoding.decoders import Raw, Text
+    from spark_jobs.decoding.json_decoder import Json
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")

@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
-from spark_jobs.decoding.decoders import Decoder, Json
+from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import AutoStreamReset, Limits

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders

@@ -12,7 +12,8 @@ from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.decoding.decoders import Decoder, Json, Raw, Text
+from spark_jobs.decoding.decoders import Decoder, Raw, Text
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (

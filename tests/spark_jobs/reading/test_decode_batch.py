@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.decoders import Json, Raw, Text
+from spark_jobs.decoding.decoders import Raw, Text
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.source import decode_batch
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.writing.sink import check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import forget_memory_broker, memory_broker
