@@ -2,6 +2,7 @@
 
 from sensors.dead_letter_sensor import NewDeadLetters as NewDeadLetters
 from sensors.lag_sensor import LagPolicy as LagPolicy
+from spark_jobs.dead_letters import DeadLetters as DeadLetters, LetterFilter as LetterFilter
 from spark_jobs.decoding.decoders import Raw as Raw, Text as Text
 from spark_jobs.decoding.json_decoder import Json as Json
 from spark_jobs.session import delta_spark_config as delta_spark_config

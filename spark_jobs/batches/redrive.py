@@ -31,6 +31,7 @@ from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import by_shard, within
 from spark_jobs.reading.source import arrow_schema, decode_batch, decoded_schema, source_schema
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
+from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
 from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
@@ -42,7 +43,6 @@ MOST_LETTERS = 10_000
 MOST_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a batch: they go to Spark with the plan."""
 MOST_REASONS = 50
-OTHER_REASONS = "other reasons"
 UNPLACED = "it has no sequence: its place in the stream is not known"
 _PLACE = ["stream", "shard", "sequence"]
 _log = logging.getLogger(__name__)
@@ -79,29 +79,41 @@ class Redrive:
         Raises:
             InvalidOptionError: it begins where the stream ends, or stops before it begins.
         """
-        start, stop = self.start or Bound(), self.stop or Bound()
-        if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
-            raise InvalidOptionError(
-                "a redrive from latest, or until earliest, reads no dead letter", remedy="Leave that bound out."
-            )
-        both = [
-            (start.timestamp_ms, stop.timestamp_ms),
-            (start.sequence, stop.sequence),
-            *((first, stop.sequences.get(shard)) for shard, first in start.sequences.items()),
-        ]
-        if any(first is not None and end is not None and end < first for first, end in both):
-            raise InvalidOptionError(
-                f"the redrive would stop at {stop}, before its start at {start}",
-                remedy="Give a later stop, or an earlier start.",
-            )
-        return Span(
-            start_ms=start.timestamp_ms,
-            stop_ms=stop.timestamp_ms,
-            start=start.sequences or None,
-            stop=stop.sequences,
-            start_sequence=start.sequence,
-            stop_sequence=stop.sequence,
+        return letter_span(self.start, self.stop)
+
+
+def letter_span(start: Bound | None, stop: Bound | None) -> Span:
+    """Which dead letters lie between two bounds; without one, all from the first, or up to the last.
+
+    Raises:
+        InvalidOptionError: it begins where the stream ends, or stops before it begins.
+
+    Example:
+        >>> letter_span(None, Bound.parse("7")).stop_sequence
+        7
+    """
+    start, stop = start or Bound(), stop or Bound()
+    if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
+        raise InvalidOptionError(
+            "who begins at latest, or stops at earliest, reads no dead letter", remedy="Leave that bound out."
         )
+    both = [
+        (start.timestamp_ms, stop.timestamp_ms),
+        (start.sequence, stop.sequence),
+        *((first, stop.sequences.get(shard)) for shard, first in start.sequences.items()),
+    ]
+    if any(first is not None and end is not None and end < first for first, end in both):
+        raise InvalidOptionError(
+            f"it would stop at {stop}, before its start at {start}", remedy="Give a later stop, or an earlier start."
+        )
+    return Span(
+        start_ms=start.timestamp_ms,
+        stop_ms=stop.timestamp_ms,
+        start=start.sequences or None,
+        stop=stop.sequences,
+        start_sequence=start.sequence,
+        stop_sequence=stop.sequence,
+    )
 
 
 @dataclass(slots=True)
@@ -123,7 +135,7 @@ class Outcome:
 
     Args:
         decoded: those that today's decoder can read.
-        refused: the others, by the reason of today.
+        refused: the others, by the kind of the reason of today.
     """
 
     decoded: int = 0
@@ -135,8 +147,9 @@ class Outcome:
         return sum(refusal.count for refusal in self.refused.values())
 
     def refuse(self, reason: str, *, count: int = 1, first: str = "") -> None:
-        """Count dead letters that stay what they are; of many reasons the later ones are counted together."""
-        known = reason if reason in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        """Count dead letters that stay what they are; of many kinds of reasons the later ones are counted together."""
+        kind = kind_of_reason(reason)
+        known = kind if kind in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
         self.refused.setdefault(known, Refusal(first=first)).count += count
 
     def add(self, other: Outcome) -> None:

@@ -69,6 +69,17 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
 
+def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:
+    """The columns of one version of a table, the newest by default.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table.
+    """
+    with _readable(log):
+        table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
+        return [column.name for column in table.schema().fields]
+
+
 def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
     """What columns are called in the data files: column mapping gives them other names.
 

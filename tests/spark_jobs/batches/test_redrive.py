@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +21,7 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
+from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.options import Limits
@@ -117,6 +119,8 @@ def place(number: int) -> Identity:
 def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, folder: Path) -> None:
     lake = Lake.of(spark, folder)
     lake.assert_each_once(dead=[*FIXED, *HOPELESS])
+    written = pa.schema(DeltaTable(lake.strict.dead_letters().path).schema().to_arrow())
+    assert {column.name: column.type for column in written} == {column.name: column.type for column in LETTER_SCHEMA}
     before, files = lake.strict.ledger().read(), set(DeltaTable(lake.strict.table).file_uris())
     Path(lake.url.removeprefix("file://").removesuffix("/orders")).rename(folder / "away.ss")
     found = lake.job().preview()
