@@ -41,6 +41,7 @@ from stream_consumers.options import (
 from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
+DRIVER_RECORDS = 10_000
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -155,6 +156,7 @@ class Ingestion:
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
             commits came first.
         layout: how the table is made if it is not there yet.
+        driver_records: batches of at most so many messages are read by the driver; 0 leaves all of them to executors.
     """
 
     group: str
@@ -173,6 +175,7 @@ class Ingestion:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
     layout: TableLayout = field(default_factory=TableLayout)
+    driver_records: int = DRIVER_RECORDS
 
     def __post_init__(self) -> None:
         choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)

@@ -27,6 +27,7 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import in_places, in_ranges
+from spark_jobs.reading.small import read_small
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session, first_line
@@ -74,6 +75,21 @@ class Written:
     entry: LedgerEntry
     commit: Commit
     messages: Mapping[Shard, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A batch that was read before it is written.
+
+    Args:
+        frame: with the columns of :func:`spark_jobs.reading.source.read_splits`.
+        messages: how many could be decoded, per shard.
+        dead: how many dead letters there are.
+    """
+
+    frame: DataFrame
+    messages: Mapping[Shard, int]
+    dead: int
 
 
 class BatchWriter:
@@ -201,6 +217,9 @@ class BatchWriter:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
+        read = self._read_small(batch)
+        if read is not None:
+            return self._write_read(read, batch, check, renew)
         counts = self._caution.counts(batch)
         rows = self._rows_of_one_pass(batch) if counts is not None else None
         if counts is not None and rows is not None:
@@ -214,6 +233,21 @@ class BatchWriter:
                 # Under the same number Delta takes one of the two, if the first one lands after all (tests/model).
                 batch = replace(batch, entry=replace(batch.entry, bid=uuid.uuid4().hex))
         return self._write_with_care(batch, check, renew)
+
+    def _read_small(self, batch: Batch) -> _Read | None:
+        """The messages of a small batch; ``None`` if executors are to read it."""
+        if batch.plan.records > self._ingestion.driver_records or batch.doubtful:
+            return None
+        decoder = self._ingestion.decoder
+        try:
+            small = read_small(batch.plan.splits, decoder)
+        except DataLossError as error:
+            raise OutdatedError(error) from error
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # a decoder of the user's may raise anything
+            raise explain_read(f"{type(error).__name__}: {error}", what=str(self._url)) from error
+        return None if small is None else _Read(small.frame(self._spark, decoder), small.messages, small.dead)
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
@@ -247,22 +281,27 @@ class BatchWriter:
         """Read and count the batch, then write its dead letters and its rows."""
         read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder)
         frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
-        attempt: Batch | None = batch
         try:
-            messages, dead = self._read(frame)
-            check()
-            self._observer(Step.READ, batch)
-            while attempt is not None:
-                entry = replace(attempt.entry, rows=sum(messages.values()), dead=dead)
-                commit = self._write_once(frame, entry, attempt)
-                if commit is not None:
-                    self._races = 0
-                    self._observer(Step.VERIFIED, attempt)
-                    return Written(entry, commit, messages)
-                self._raced()
-                attempt = renew(attempt)
+            return self._write_read(self._read(frame), batch, check, renew)
         finally:
             frame.unpersist()
+
+    def _write_read(
+        self, read: _Read, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
+    ) -> Written | None:
+        """Write what was read and counted: the dead letters, then the rows."""
+        check()
+        self._observer(Step.READ, batch)
+        attempt: Batch | None = batch
+        while attempt is not None:
+            entry = replace(attempt.entry, rows=sum(read.messages.values()), dead=read.dead)
+            commit = self._write_once(read.frame, entry, attempt)
+            if commit is not None:
+                self._races = 0
+                self._observer(Step.VERIFIED, attempt)
+                return Written(entry, commit, read.messages)
+            self._raced()
+            attempt = renew(attempt)
         return None
 
     def _write_once(self, frame: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
@@ -326,8 +365,8 @@ class BatchWriter:
             found = found.unionByName(dead_letters.where(condition).select(*place))
         return frame.join(found, place, "left_anti").select(*frame.columns)
 
-    def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], int]:
-        """Read the source into the cache; messages per shard, and dead letters."""
+    def _read(self, frame: DataFrame) -> _Read:
+        """Read the source into the cache, and count."""
         is_dead = f.col("_error").isNotNull().cast("bigint")
         counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
         try:
@@ -338,7 +377,7 @@ class BatchWriter:
                 raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
             raise explain_read(reason, what=str(self._url)) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
-        return messages, sum(int(row["dead"]) for row in found)
+        return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
         return self._transform(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS))

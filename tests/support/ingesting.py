@@ -28,6 +28,7 @@ def ingestion(
     start: AutoStreamReset = AutoStreamReset.EARLIEST,
     merge_schema: bool = False,
 ) -> Ingestion:
+    """What to ingest; its batches are small, and are read by executors all the same."""
     return Ingestion(
         group=group,
         table=str(table),
@@ -37,6 +38,7 @@ def ingestion(
         limits=Limits(max_records=records),
         merge_schema=merge_schema,
         retry_seconds=0.0,
+        driver_records=0,
     )
 
 

@@ -297,6 +297,8 @@ class Pipeline:
             "decoder": Json("id BIGINT"),
             "limits": Limits(max_records=records),
             "retry_seconds": 0.0,
+            # Its batches are small, and are read by executors all the same.
+            "driver_records": 0,
         }
         return cls(spark, url, Ingestion(**{**settings, **options}), client=client or {})
 

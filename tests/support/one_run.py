@@ -72,6 +72,8 @@ MASTER_VARIABLE = "MASTER_OF_THE_RUN"
 CONFIG_VARIABLE = "SPARK_OF_THE_RUN"
 # Where the table is, if not in the folder of the run: a URI.
 TABLE_VARIABLE = "TABLE_OF_THE_RUN"
+# Batches of so many messages are read by its driver, not by executors.
+DRIVER_RECORDS_VARIABLE = "DRIVER_RECORDS_OF_THE_RUN"
 
 
 def _session(remote: str, table: str) -> SparkSession:
@@ -125,6 +127,7 @@ def main(
         claims=source.is_claimed,
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
+        driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):
