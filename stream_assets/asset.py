@@ -13,6 +13,7 @@ from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
@@ -286,7 +287,7 @@ def stream_asset(
     max_wait_seconds: float = 60.0,
     sensor_seconds: int = 30,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-    merge_schema: bool = False,
+    schema_changes: str = "fail",
     partition_by: str | Sequence[str] = (),
     cluster_by: str | Sequence[str] = (),
     table_properties: Mapping[str, str] | None = None,
@@ -361,7 +362,8 @@ def stream_asset(
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
-        merge_schema: let new columns, and new fields of structs, into the table.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``, or
+            ``add_columns`` for adding them; wider types, too, where the table has ``delta.enableTypeWidening``.
         partition_by: columns with few values, each combination of which has a folder of its own. This and the next two
             are for a table that is not there yet.
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.
@@ -498,7 +500,7 @@ def stream_asset(
                 on_data_loss=chosen_loss,
                 limits=limits,
                 retry_seconds=retry_seconds,
-                merge_schema=merge_schema,
+                schema_changes=choice(SchemaChanges, schema_changes, option="schema_changes"),
                 layout=TableLayout(
                     partition_by=partition_by,
                     cluster_by=cluster_by,

@@ -106,7 +106,7 @@ class StreamOptions(dg.Resolvable):
     max_wait_seconds: Annotated[float | None, _about("but no longer than this.")] = None
     sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
     sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
-    merge_schema: Annotated[bool | None, _about("Let new columns into the table.")] = None
+    schema_changes: Annotated[str | None, _about("fail, or add_columns: let new columns into the table.")] = None
     partition_by: Annotated[
         Sequence[str] | None, _about("Columns with few values; each has folders of its own in a new table.")
     ] = None

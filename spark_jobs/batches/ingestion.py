@@ -18,6 +18,7 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
 from stream_consumers.errors import (
@@ -151,7 +152,7 @@ class Ingestion:
         limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
-        merge_schema: let new columns, and new fields of structs, into the table.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have.
         storage_options: of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
             commits came first.
@@ -171,19 +172,20 @@ class Ingestion:
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
-    merge_schema: bool = False
+    schema_changes: SchemaChanges = SchemaChanges.FAIL
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
     layout: TableLayout = field(default_factory=TableLayout)
     driver_records: int = DRIVER_RECORDS
 
     def __post_init__(self) -> None:
-        choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset)
+        choose_fields(
+            self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset, schema_changes=SchemaChanges
+        )
         check_range("retry_seconds", self.retry_seconds)
         check_name("group", self.group, without="/")
         check_name("member", self.member, without="/")
-        for name in ("merge_schema", "single_writer"):
-            check_switch(name, getattr(self, name))
+        check_switch("single_writer", self.single_writer)
         if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
             raise InvalidOptionError(
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."

@@ -34,7 +34,8 @@ from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import UnfinishedReadError, explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
-from spark_jobs.writing.sink import DeltaSink, check_columns, only_within, plain_strings, write_verified
+from spark_jobs.writing.schema_changes import check_columns, lets_widen
+from spark_jobs.writing.sink import DeltaSink, only_within, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
@@ -113,7 +114,7 @@ class BatchWriter:
         self._observer = observer
         self.ledger = ingestion.ledger()
         self._dead_letters = ingestion.dead_letters()
-        self._sink = DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.merge_schema)
+        self._sink = DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.schema_changes)
         self._settlement: Settlement | None = None
         # The version up to which RESTOREs are known to the settlement.
         self._looked_at = -1
@@ -417,7 +418,14 @@ class BatchWriter:
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
         table = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
-        check_columns(rows, table, path=self._ingestion.table, merge_schema=self._ingestion.merge_schema)
+        snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
+        check_columns(
+            rows,
+            table,
+            path=self._ingestion.table,
+            schema_changes=self._ingestion.schema_changes,
+            widens=snapshot is not None and lets_widen(snapshot.configuration),
+        )
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.

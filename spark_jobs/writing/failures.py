@@ -60,7 +60,7 @@ _SCHEMA = _Kind(
     re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
     SchemaMismatchError,
     "the rows do not fit the table {table}",
-    "Change the transform or the schema; merge_schema=True lets new columns and fields in, but changes no type.",
+    "Change the transform or the schema; schema_changes='add_columns' lets new columns and fields in.",
 )
 _NO_SPACE = _Kind(
     re.compile(r"No space left on device|[Qq]uota exceeded|QuotaExceeded"),

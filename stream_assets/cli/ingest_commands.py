@@ -112,6 +112,7 @@ def ingest(
         group=place.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
         decoder=maker.decoder,
         transform=maker.transform,
+        schema_changes=maker.schema_changes,
         member=member,
         sharing=stream.mode,
         claims=stream.is_claimed,

@@ -57,6 +57,7 @@ def redrive(
     ingestion = place.ingestion(
         decoder=maker.decoder,
         transform=maker.transform,
+        schema_changes=maker.schema_changes,
         limits=limits,
         retry_seconds=retry_seconds,
         single_writer=spark.single_writer,

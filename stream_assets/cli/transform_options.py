@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.ledger.ledger import LedgerState
     from spark_jobs.writing.layout import TableLayout
+    from spark_jobs.writing.schema_changes import SchemaChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class RowMaker:
     Args:
         decoder: payloads to columns.
         transform: those to the rows of the table; ``None`` for all of them as they are.
+        schema_changes: what becomes of columns that the table does not have.
     """
 
     decoder: Decoder
     transform: Transform | None
+    schema_changes: SchemaChanges
 
     def check(self, state: LedgerState) -> None:
         """Refuse rows of no transform next to, or in the place of, rows of one.
@@ -46,7 +49,7 @@ class RowMaker:
             )
 
 
-def make_rows(decode: str | None, schema: str | None, transform: str | None) -> RowMaker:
+def make_rows(decode: str | None, schema: str | None, transform: str | None, schema_changes: str | None) -> RowMaker:
     """The decoder and the transform that the options name.
 
     Raises:
@@ -55,18 +58,20 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
     """
     from spark_jobs.decoding.decoders import Raw, Text
     from spark_jobs.decoding.json_decoder import Json
+    from spark_jobs.writing.schema_changes import SchemaChanges
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
     decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else Raw()
+    chosen = SchemaChanges(schema_changes or SchemaChanges.FAIL)
     if transform is None:
-        return RowMaker(decoder, None)
+        return RowMaker(decoder, None, chosen)
     named = _imported(transform)
     declared = getattr(named, "ingestion", None)
     if declared is None:
         if not callable(named):
             raise InvalidOptionError(f"{transform} is no function", remedy="Name a function, or a stream asset.")
-        return RowMaker(decoder, named)
+        return RowMaker(decoder, named, chosen)
     if decode is not None:
         raise InvalidOptionError(
             f"{transform} is a stream asset with a decoder of its own", remedy="Leave --decode and --schema out."
@@ -77,7 +82,7 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None) -> 
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
             remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
         )
-    return RowMaker(declared.decoder, declared.transform)
+    return RowMaker(declared.decoder, declared.transform, chosen if schema_changes else declared.schema_changes)
 
 
 def _imported(path: str) -> object:
@@ -108,6 +113,11 @@ row_options = gathered(
         "--transform",
         metavar="MODULE:NAME",
         help="A function from DataFrame to DataFrame, or a stream asset, whose decoder is used as well.",
+    ),
+    click.option(
+        "--schema-changes",
+        type=click.Choice(["fail", "add_columns"]),
+        help="What becomes of columns that the table does not have: fail by default.",
     ),
 )
 limit_options = gathered(

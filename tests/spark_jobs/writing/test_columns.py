@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.writing.sink import check_columns
+from spark_jobs.writing.schema_changes import WIDENING, SchemaChanges, check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
@@ -20,6 +21,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 
 pytestmark = pytest.mark.spark
+FAIL, ADD = SchemaChanges.FAIL, SchemaChanges.ADD_COLUMNS
 STREAM = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
 
 
@@ -27,16 +29,16 @@ def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
     rows = StructType.fromDDL(STREAM.replace("_sequence BIGINT", "_sequence STRING"))
     assert isinstance(rows, StructType)
     with pytest.raises(SchemaMismatchError, match="stream columns: _sequence is string, not bigint"):
-        check_columns(rows, None, path="t", merge_schema=False)
+        check_columns(rows, None, path="t", schema_changes=FAIL)
 
 
-def problem(rows: str, table: str, *, merge_schema: bool) -> str:
+def problem(rows: str, table: str, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
     schemas = [StructType.fromDDL(f"{columns}, {STREAM}") for columns in (rows, table)]
     assert isinstance(schemas[0], StructType)
     assert isinstance(schemas[1], StructType)
     try:
-        check_columns(schemas[0], schemas[1], path="t", merge_schema=merge_schema)
+        check_columns(schemas[0], schemas[1], path="t", schema_changes=schema_changes, widens=widens)
     except SchemaMismatchError as error:
         return str(error)
     return ""
@@ -57,10 +59,10 @@ TABLE = "id BIGINT, st STRUCT<a: INT, in: STRUCT<x: INT>>, li ARRAY<STRUCT<a: IN
     ],
 )
 def test_new_columns_and_fields_come_in_only_if_they_may(spark: SparkSession, rows: str, name: str) -> None:
-    found = problem(rows, TABLE, merge_schema=False)
+    found = problem(rows, TABLE, schema_changes=FAIL)
     assert f"{name} is not in the table" in found
-    assert "merge_schema=True" in found
-    assert problem(rows, TABLE, merge_schema=True) == ""
+    assert "schema_changes='add_columns'" in found
+    assert problem(rows, TABLE, schema_changes=ADD) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,54 @@ def test_new_columns_and_fields_come_in_only_if_they_may(spark: SparkSession, ro
     ],
 )
 def test_a_type_never_changes_and_nobody_is_sent_in_a_circle(spark: SparkSession, rows: str, told: str) -> None:
-    for merge_schema in (False, True):
-        found = problem(rows, TABLE, merge_schema=merge_schema)
+    for schema_changes in SchemaChanges:
+        found = problem(rows, TABLE, schema_changes=schema_changes, widens=True)
         assert told in found
-        assert "changes no type" in found
-    assert "let new columns" not in problem(rows, TABLE, merge_schema=True)
+        assert "no other change of a type" in found
+
+
+WIDER = {
+    "n SMALLINT": ("n TINYINT", True),
+    "n BIGINT": ("n INT", True),
+    "n DOUBLE": ("n INT", True),
+    "d DOUBLE": ("d FLOAT", True),
+    "m DECIMAL(12, 2)": ("m INT", True),
+    "m DECIMAL(12, 5)": ("m DECIMAL(5, 2)", True),
+    "st STRUCT<a: BIGINT>": ("st STRUCT<a: INT>", True),
+    "li ARRAY<BIGINT>": ("li ARRAY<INT>", True),
+    "n INT": ("n BIGINT", False),
+    "n STRING": ("n INT", False),
+    "x DOUBLE": ("x BIGINT", False),
+    "m DECIMAL(12, 1)": ("m DECIMAL(5, 2)", False),
+    "m DECIMAL(11, 2)": ("m INT", False),
+    "t TIMESTAMP": ("t DATE", False),
+}
+
+
+@pytest.mark.parametrize("rows", WIDER)
+def test_types_are_widened_where_the_table_and_delta_let_them(spark: SparkSession, folder: Path, rows: str) -> None:
+    table, is_wider = WIDER[rows]
+    name = rows.split(maxsplit=1)[0]
+    for schema_changes in SchemaChanges:
+        assert problem(rows, table, schema_changes=schema_changes) != ""
+    found = problem(rows, table, schema_changes=ADD, widens=True)
+    assert (found == "") is is_wider
+    assert not is_wider or WIDENING in problem(rows, table, schema_changes=ADD)
+    # What is said of Delta is so.
+    path = str(folder / "t")
+    spark.createDataFrame([], table).write.format("delta").option(WIDENING, "true").save(path)
+    append = spark.createDataFrame([], rows).write.format("delta").option("mergeSchema", "true").mode("append")
+    if is_wider:
+        append.save(path)
+        wanted = spark.createDataFrame([], rows).schema[name].dataType
+        assert spark.read.format("delta").load(path).schema[name].dataType == wanted
+    else:
+        with pytest.raises(PySparkException, match="DELTA_FAILED_TO_MERGE"):
+            append.save(path)
 
 
 def test_fewer_columns_and_fields_fit(spark: SparkSession) -> None:
-    assert problem("st STRUCT<in: STRUCT<x: INT>>", TABLE, merge_schema=False) == ""
+    assert problem("st STRUCT<in: STRUCT<x: INT>>", TABLE, schema_changes=FAIL) == ""
 
 
 @pytest.fixture
@@ -94,7 +135,7 @@ def url() -> Iterator[StreamUrl]:
 
 
 def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
-    what = ingestion(folder / "t", merge_schema=True)
+    what = ingestion(folder / "t", schema_changes=ADD)
     for schema in (
         "id BIGINT, st STRUCT<a: INT>",
         "id BIGINT, st STRUCT<a: INT, b: INT>",

@@ -36,10 +36,10 @@ def body(stream: StreamRun) -> Any:
 
 
 def test_the_transform_of_an_asset_is_its_function() -> None:
-    assert make_rows(None, None, f"{__name__}:plain").transform is plain.ingestion.transform is not None
+    assert make_rows(None, None, f"{__name__}:plain", None).transform is plain.ingestion.transform is not None
 
 
 @pytest.mark.parametrize("name", ["with_context", "with_resource", "body"])
 def test_an_asset_that_needs_dagster_is_refused_and_not_left_out(name: str) -> None:
     with pytest.raises(InvalidOptionError, match=rf"{name} needs a run of Dagster: .*Run it there"):
-        make_rows(None, None, f"{__name__}:{name}")
+        make_rows(None, None, f"{__name__}:{name}", None)
