@@ -119,7 +119,7 @@ def is_wider(found: DataType, wanted: DataType) -> bool:
     hold all of them; FLOAT to DOUBLE; decimals to those with as many places on both sides or more.
 
     Example:
-        >>> from pyspark.sql.types import IntegerType
+        >>> from pyspark.sql.types import IntegerType, LongType
         >>> is_wider(LongType(), IntegerType()), is_wider(IntegerType(), LongType())
         (True, False)
         >>> is_wider(DecimalType(12, 2), IntegerType()), is_wider(DecimalType(11, 2), IntegerType())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,43 +84,51 @@ def test_a_type_never_changes_and_nobody_is_sent_in_a_circle(spark: SparkSession
 
 
 WIDER = {
-    "n SMALLINT": ("n TINYINT", True),
-    "n BIGINT": ("n INT", True),
-    "n DOUBLE": ("n INT", True),
-    "d DOUBLE": ("d FLOAT", True),
-    "m DECIMAL(12, 2)": ("m INT", True),
-    "m DECIMAL(12, 5)": ("m DECIMAL(5, 2)", True),
-    "st STRUCT<a: BIGINT>": ("st STRUCT<a: INT>", True),
-    "li ARRAY<BIGINT>": ("li ARRAY<INT>", True),
-    "n INT": ("n BIGINT", False),
-    "n STRING": ("n INT", False),
-    "x DOUBLE": ("x BIGINT", False),
-    "m DECIMAL(12, 1)": ("m DECIMAL(5, 2)", False),
-    "m DECIMAL(11, 2)": ("m INT", False),
-    "t TIMESTAMP": ("t DATE", False),
+    "TINYINT": "SMALLINT",
+    "INT": "BIGINT",
+    "SMALLINT": "DOUBLE",
+    "FLOAT": "DOUBLE",
+    "INT ": "DECIMAL(12, 2)",
+    "DECIMAL(5, 2)": "DECIMAL(12, 5)",
+    "STRUCT<a: INT>": "STRUCT<a: BIGINT>",
+    "ARRAY<INT>": "ARRAY<BIGINT>",
+}
+OTHER = {
+    "BIGINT": "INT",
+    "INT": "STRING",
+    "BIGINT ": "DOUBLE",
+    "DECIMAL(5, 2)": "DECIMAL(12, 1)",
+    "INT ": "DECIMAL(11, 2)",
+    "DATE": "TIMESTAMP",
 }
 
 
-@pytest.mark.parametrize("rows", WIDER)
-def test_types_are_widened_where_the_table_and_delta_let_them(spark: SparkSession, folder: Path, rows: str) -> None:
-    table, is_wider = WIDER[rows]
-    name = rows.split(maxsplit=1)[0]
-    for schema_changes in SchemaChanges:
-        assert problem(rows, table, schema_changes=schema_changes) != ""
-    found = problem(rows, table, schema_changes=ADD, widens=True)
-    assert (found == "") is is_wider
-    assert not is_wider or WIDENING in problem(rows, table, schema_changes=ADD)
-    # What is said of Delta is so.
+def columns(kinds: Iterable[str]) -> str:
+    return ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
+
+
+def test_types_are_widened_where_the_table_lets_them_and_delta_does_so(spark: SparkSession, folder: Path) -> None:
+    for table, rows in WIDER.items():
+        assert problem(f"c {rows}", f"c {table}", schema_changes=ADD, widens=True) == ""
+        assert WIDENING in problem(f"c {rows}", f"c {table}", schema_changes=ADD)
+        assert "wider types in with schema_changes='add_columns'" in problem(
+            f"c {rows}", f"c {table}", schema_changes=FAIL, widens=True
+        )
     path = str(folder / "t")
-    spark.createDataFrame([], table).write.format("delta").option(WIDENING, "true").save(path)
-    append = spark.createDataFrame([], rows).write.format("delta").option("mergeSchema", "true").mode("append")
-    if is_wider:
-        append.save(path)
-        wanted = spark.createDataFrame([], rows).schema[name].dataType
-        assert spark.read.format("delta").load(path).schema[name].dataType == wanted
-    else:
+    spark.createDataFrame([], columns(WIDER)).write.format("delta").option(WIDENING, "true").save(path)
+    rows = spark.createDataFrame([], columns(WIDER.values()))
+    rows.write.format("delta").option("mergeSchema", "true").mode("append").save(path)
+    assert spark.read.format("delta").load(path).schema == rows.schema
+
+
+def test_types_that_are_not_widened_are_those_that_delta_refuses(spark: SparkSession, folder: Path) -> None:
+    path = str(folder / "t")
+    spark.createDataFrame([], columns(OTHER)).write.format("delta").option(WIDENING, "true").save(path)
+    for number, (table, rows) in enumerate(OTHER.items()):
+        assert "no other change of a type" in problem(f"c {rows}", f"c {table}", schema_changes=ADD, widens=True)
+        changed = spark.createDataFrame([], f"c{number} {rows}").write.format("delta").option("mergeSchema", "true")
         with pytest.raises(PySparkException, match="DELTA_FAILED_TO_MERGE"):
-            append.save(path)
+            changed.mode("append").save(path)
 
 
 def test_fewer_columns_and_fields_fit(spark: SparkSession) -> None:
