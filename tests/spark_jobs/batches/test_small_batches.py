@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion, Step
-from spark_jobs.decoding.decoders import DecodedColumns, Json
+from spark_jobs.decoding.decoders import DecodedColumns
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading import small
 from stream_consumers.create import create_producer
 from stream_consumers.errors import SourceRecreatedError, WriteError
