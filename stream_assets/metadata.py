@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.redrive import Outcome
-from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.decoders import Decoder, header_columns, is_resolved, key_columns
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.table_times import COLUMNS
 from stream_consumers.batches import Range
@@ -124,8 +124,9 @@ def column_lineage(decoder: Decoder, streams: Iterable[dg.AssetKey]) -> dg.Table
         {'id': 'id', 'tags': 'tags', 'k': 'key', '_stream': '_stream', '_shard': '_shard', '_sequence': '_sequence', \
 '_timestamp': '_timestamp'}
     """
-    fields = {name: name for name in _names(decoder.ddl())}
-    fields |= {column: name for column, name in ((decoder.key, "key"), (decoder.headers, "headers")) if column}
+    # Those that a registry knows are asked for by a run.
+    fields = {name: name for name in _names(decoder.ddl())} if is_resolved(decoder) else {}
+    fields |= dict.fromkeys(key_columns(decoder), "key") | dict.fromkeys(header_columns(decoder), "headers")
     fields |= {name: name for name in COLUMNS}
     keys = list(streams)
     return dg.TableColumnLineage({c: [dg.TableColumnDep(key, name) for key in keys] for c, name in fields.items()})

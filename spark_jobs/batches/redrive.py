@@ -26,10 +26,12 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_step
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.writer import Written
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import by_shard, within
-from spark_jobs.reading.source import arrow_schema, decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
 from stream_consumers.batches import BatchPlan
@@ -205,16 +207,26 @@ class LetterDecoder:
 
     Args:
         spark: parses the schema of the decoder.
-        ingestion: the group, the table, the decoder, and the most to hold.
+        ingestion: the group, the table, and the most to hold.
         wanted: which of them.
         url: the stream that they are of.
+        decoder: that of the rows, asked for when it is needed.
 
     Raises:
         InvalidOptionError: no dead letter can be meant.
     """
 
-    def __init__(self, spark: SparkSession, ingestion: Ingestion, wanted: Redrive, *, url: StreamUrl) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        wanted: Redrive,
+        *,
+        url: StreamUrl,
+        decoder: Callable[[], Decoder],
+    ) -> None:
         self._spark = spark
+        self._decoder = decoder
         self._ingestion = ingestion
         self._limit = wanted.limit
         self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
@@ -254,7 +266,7 @@ class LetterDecoder:
         return counts == {shard: parts.size for shard, parts in places.items()}
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
-        decoder = self._ingestion.decoder
+        decoder = self._decoder()
         wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(source_schema(decoder))
         outcome = Outcome()
         good: list[pa.RecordBatch] = []
@@ -302,7 +314,7 @@ class RedriveJob(BatchJob):
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
-        self._letters = LetterDecoder(spark, own, wanted, url=url)
+        self._letters = LetterDecoder(spark, own, wanted, url=url, decoder=lambda: self._writer.decoder)
         self._open: _Try | None = None
 
     @property

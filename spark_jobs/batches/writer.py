@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from spark_jobs.batches.ingestion import (
     check_other_group,
     without_positions,
 )
+from spark_jobs.decoding.decoders import Decoder, resolved
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
@@ -122,6 +124,11 @@ class BatchWriter:
         self._races = 0
         self._caution = Caution()
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """That of all batches: what a registry says is asked once, when a batch is planned or written first."""
+        return resolved(self._ingestion.decoder)
+
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
         identities = {**state.identities, **identities}
@@ -136,7 +143,7 @@ class BatchWriter:
         self.ledger.check_first(origin)
         self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
-        empty = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder)))
+        empty = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder)))
         self.check_columns(state)
         if state.version < 0:
             check_unseen(self._spark, self.ledger.log)
@@ -239,7 +246,7 @@ class BatchWriter:
         """The messages of a small batch; ``None`` if executors are to read it."""
         if batch.plan.records > self._ingestion.driver_records or batch.doubtful:
             return None
-        decoder = self._ingestion.decoder
+        decoder = self.decoder
         try:
             small = read_small(batch.plan.splits, decoder)
         except DataLossError as error:
@@ -252,7 +259,7 @@ class BatchWriter:
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
-        read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder, identities=batch.identities)
+        read = read_splits(self._spark, batch.plan.splits, self.decoder, identities=batch.identities)
         frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
             return frame
@@ -280,7 +287,7 @@ class BatchWriter:
         self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
     ) -> Written | None:
         """Read and count the batch, then write its dead letters and its rows."""
-        read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder)
+        read = read_splits(self._spark, batch.plan.splits, self.decoder)
         frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return self._write_read(self._read(frame), batch, check, renew)
@@ -409,7 +416,7 @@ class BatchWriter:
         """
         if self._settlement is not None:
             return
-        rows = self._transformed(self._spark.createDataFrame([], source_schema(self._ingestion.decoder))).schema
+        rows = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder))).schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self.ledger.log)

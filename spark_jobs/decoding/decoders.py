@@ -6,13 +6,16 @@ cannot be decoded is a dead letter with the reason; its neighbours are not affec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 
 from spark_jobs.decoding.json_decode import Column
+
+UNNAMED = "payload"
+"""The column of a value that has no name of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,13 @@ class Decoder(Protocol):
     """Turns payloads into columns; picklable, since executors use it."""
 
     @property
-    def key(self) -> str | None:
-        """The column for the message key (BINARY); ``None``: leave it out."""
+    def key(self) -> Key:
+        """The column for the message key (BINARY), or the decoder of the key; ``None``: leave it out."""
         ...
 
     @property
-    def headers(self) -> str | None:
-        """The column for the headers (ARRAY<STRUCT<name, value>>); ``None``: leave them out."""
+    def headers(self) -> Headers:
+        """The column for the headers (ARRAY<STRUCT<name, value>>), or columns by names; ``None``: leave them out."""
         ...
 
     def ddl(self) -> str:
@@ -53,19 +56,92 @@ class Decoder(Protocol):
         ...
 
 
+Key: TypeAlias = "str | Decoder | None"
+"""A column for the message key as it is, or a decoder of it."""
+Headers: TypeAlias = "str | Mapping[str, str] | None"
+"""A column for all headers, or for each column the name of its header."""
+
+
+@runtime_checkable
+class StoredDecoder(Decoder, Protocol):
+    """A decoder whose schema is somewhere else, as in a schema registry, and is looked up when a run begins."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is left to look up: its columns are known, and executors can use it."""
+        ...
+
+    def resolved(self) -> Decoder:
+        """The decoder with what is there now.
+
+        Raises:
+            StreamAssetsError: it cannot be looked up; :class:`stream_consumers.errors.Transient` if that may be gone
+                soon.
+        """
+        ...
+
+
+def is_resolved(decoder: Decoder) -> bool:
+    """Whether the columns of a decoder, and of that of its key, are known without a look elsewhere."""
+    parts = [part for part in (decoder, decoder.key) if isinstance(part, StoredDecoder)]
+    return all(part.is_resolved for part in parts)
+
+
+def resolved(decoder: Decoder) -> Decoder:
+    """The decoder for a run: all of its batches, and all executors, have the same columns.
+
+    Raises:
+        StreamAssetsError: see :meth:`StoredDecoder.resolved`.
+    """
+    found = decoder.resolved() if isinstance(decoder, StoredDecoder) else decoder
+    if isinstance(found.key, StoredDecoder) and not found.key.is_resolved:
+        return cast(Decoder, replace(cast(Any, found), key=found.key.resolved()))
+    return found
+
+
+def key_columns(decoder: Decoder) -> tuple[str, ...]:
+    """The name of the column for the key, if there is one.
+
+    A decoder of the key makes one column: its own if it has but one, called ``key`` unless it was given a name,
+    otherwise a STRUCT called ``key``.
+
+    Example:
+        >>> key_columns(Text(key=Text("user"))), key_columns(Text(key=Raw())), key_columns(Raw(key=None))
+        (('user',), ('key',), ())
+    """
+    if decoder.key is None or isinstance(decoder.key, str):
+        return (decoder.key,) if decoder.key else ()
+    name = getattr(decoder.key, "column", None)
+    return ("key" if name in (None, UNNAMED) else str(name),)
+
+
+def header_columns(decoder: Decoder) -> tuple[str, ...]:
+    """The names of the columns for headers."""
+    if isinstance(decoder.headers, Mapping):
+        return tuple(decoder.headers)
+    return (decoder.headers,) if decoder.headers else ()
+
+
+def is_one_column(decoder: Decoder) -> bool:
+    """Whether what it decodes is one value, and not one a field."""
+    return bool(getattr(decoder, "is_one_column", False))
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """Payloads are UTF-8 text, as one STRING column; a tombstone is null.
 
     Args:
         column: its name.
-        key: a column for the message key, as BINARY.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
+        key: a column for the message key, as BINARY; or a decoder of it.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
+            name of a header.
     """
 
-    column: str = "payload"
-    key: str | None = field(default=None, kw_only=True)
-    headers: str | None = field(default=None, kw_only=True)
+    column: str = UNNAMED
+    key: Key = field(default=None, kw_only=True)
+    headers: Headers = field(default=None, kw_only=True)
+    is_one_column: ClassVar[bool] = True
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
@@ -98,13 +174,15 @@ class Raw:
 
     Args:
         column: the name of the payload's column, BINARY; null for a tombstone.
-        key: a column for the message key, as BINARY; ``None`` leaves it out.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; ``None`` leaves them out.
+        key: a column for the message key, as BINARY; or a decoder of it; ``None`` leaves it out.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
+            name of a header; ``None`` leaves them out.
     """
 
-    column: str = "payload"
-    key: str | None = field(default="key", kw_only=True)
-    headers: str | None = field(default="headers", kw_only=True)
+    column: str = UNNAMED
+    key: Key = field(default="key", kw_only=True)
+    headers: Headers = field(default="headers", kw_only=True)
+    is_one_column: ClassVar[bool] = True
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_jobs.decoding.decoders import DecodedColumns
+from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.json_decode import Column, check_json_type, decode_json
 from stream_consumers.errors import InvalidOptionError
 
@@ -25,8 +25,9 @@ class Json:
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,
             and of STRUCT and ARRAY of them.
-        key: a column for the message key, as BINARY.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
+        key: a column for the message key, as BINARY; or a decoder of it.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
+            name of a header.
 
     Example:
         >>> Json("id BIGINT, user STRING").ddl()
@@ -34,8 +35,8 @@ class Json:
     """
 
     schema: str
-    key: str | None = field(default=None, kw_only=True)
-    headers: str | None = field(default=None, kw_only=True)
+    key: Key = field(default=None, kw_only=True)
+    headers: Headers = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, str) or not self.schema.strip():

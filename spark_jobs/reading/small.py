@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import count_by_shard
-from spark_jobs.reading.source import arrow_schema, decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.spark_types import arrow_schema
 from stream_consumers.batches import Split
 from stream_consumers.messages import Shard
 

@@ -24,7 +24,8 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, is_within, scan
-from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
+from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
+from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
 from spark_jobs.writing.sink import is_conflict, write_verified
