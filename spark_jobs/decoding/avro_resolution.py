@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members, parse_avro
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.rows import list_offsets
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
@@ -323,7 +324,7 @@ def _plan_array(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
 
     def build(values: Sequence[Any]) -> Column:
         flat = [item for value in values if value is not None for item in value]
-        offsets: Any = _offsets(values)
+        offsets: Any = list_offsets(values)
         return pa.ListArray.from_arrays(offsets, items(flat), type=kind)
 
     return build
@@ -338,7 +339,7 @@ def _plan_map(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) 
     def build(values: Sequence[Any]) -> Column:
         pairs = [pair for value in values if value is not None for pair in value.items()]
         keys, held = pa.array([key for key, _ in pairs], pa.string()), items([item for _, item in pairs])
-        offsets: Any = _offsets(values)
+        offsets: Any = list_offsets(values)
         made: Column = pa.MapArray.from_arrays(offsets, keys, held)
         return made if made.type == kind else made.cast(kind)
 
@@ -357,13 +358,6 @@ def _plan_items(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
         return build(values)
 
     return checked
-
-
-def _offsets(values: Sequence[Any]) -> pa.Array[Any]:
-    """Where the items of each list begin; null for a list that is null."""
-    ends = list(itertools.accumulate((0 if value is None else len(value) for value in values), initial=0))
-    starts = [None if value is None else start for value, start in zip(values, ends)]
-    return pa.array([*starts, ends[-1]], pa.int32())
 
 
 def _plan_enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:

@@ -6,6 +6,7 @@ that its column cannot hold.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -71,6 +72,18 @@ def _built(
 def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
     """The columns of several blocks, one behind the other."""
     return list(parts[0]) if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
+
+
+def list_offsets(lists: Sequence[Any]) -> Column:
+    """Where the items of each list begin in all of them; null for a list that is ``None``.
+
+    Example:
+        >>> list_offsets([["a", "b"], None, ["c"]]).to_pylist()
+        [0, None, 2, 3]
+    """
+    ends = list(itertools.accumulate((0 if one is None else len(one) for one in lists), initial=0))
+    starts = [None if one is None else start for one, start in zip(lists, ends)]
+    return pa.array([*starts, ends[-1]], pa.int32())
 
 
 def reason(error: Exception) -> str:

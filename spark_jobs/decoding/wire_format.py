@@ -17,6 +17,8 @@ from stream_consumers.errors import AccessDeniedError, StreamAssetsError, Transi
 
 HEADER_BYTES = 5
 MAGIC = 0
+DEEPEST = 100
+LONGEST_NUMBER_BITS = 35
 _NO_FRAME = -1
 _PLACES = 1 << np.arange(24, -1, -8, dtype=np.int64)
 Part = Callable[[Column], tuple[Sequence[Column], Column]]
@@ -54,6 +56,43 @@ def decode_frames(
         order[np.concatenate(places)] = np.arange(len(payloads))
         *columns, errors = (_taken(column, order) for column in (*columns, errors))
     return DecodedColumns(columns, errors)
+
+
+def message_place(payload: bytes) -> tuple[tuple[int, ...], int]:
+    r"""The place of a Protobuf message among those of its schema, and where it begins.
+
+    The numbers of the messages around it, outermost first, are written as their count and themselves; a single 0 is the
+    first message.
+
+    Raises:
+        ValueError: there is none.
+
+    Example:
+        >>> message_place(b"\0rest"), message_place(b"\4\2\0rest")
+        (((0,), 1), ((1, 0), 3))
+    """
+    count, place = _number(payload, 0)
+    if count == 0:
+        return (0,), place
+    if not 0 < count <= DEEPEST:
+        raise ValueError(f"{count} is no depth of a message")
+    numbers = []
+    for _ in range(count):
+        number, place = _number(payload, place)
+        numbers.append(number)
+    return tuple(numbers), place
+
+
+def _number(payload: bytes, place: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    number = shift = 0
+    while place < len(payload) and shift < LONGEST_NUMBER_BITS:
+        byte = payload[place]
+        number |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), place
+    raise ValueError("the payload has no place of a message behind its schema id")
 
 
 def _part(framed: Column, schema: pa.Schema, number: int, part_of: Callable[[int], Part]) -> list[Column]:

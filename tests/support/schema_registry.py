@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from spark_jobs.decoding.protobuf_files import compiled
+
 SCHEMA_MISSING, SUBJECT_MISSING, VERSION_MISSING = 40403, 40401, 40402
 
 
@@ -26,6 +28,7 @@ class Registry:
         failing: a status with which it answers everything; 0 for none.
         password: of the user ``me``; empty where nobody is asked.
         asked: the paths that were asked for.
+        serializes: whether it gives descriptors of Protobuf where they are asked for, and not only text.
     """
 
     url: str = ""
@@ -34,6 +37,7 @@ class Registry:
     asked: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    serializes: bool = True
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
         """A schema as the newest version of a subject; its id."""
@@ -60,9 +64,23 @@ class Registry:
         schema = dict(self.schemas[number - 1])
         if schema["schemaType"] == "AVRO":
             del schema["schemaType"]
+        elif schema["schemaType"] == "PROTOBUF" and query.get("format") == ["serialized"] and self.serializes:
+            schema["schema"] = self._serialized(schema)
         if not schema["references"]:
             del schema["references"]
         return schema
+
+    def _serialized(self, schema: dict[str, Any]) -> str:
+        if "syntax" not in schema["schema"]:
+            return str(schema["schema"])
+        files = compiled({**dict(self._texts(schema)), "default.proto": schema["schema"]}, "default.proto")
+        return base64.b64encode(files.file[-1].SerializeToString()).decode()
+
+    def _texts(self, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        for reference in schema["references"]:
+            number = self.subjects[reference["subject"]][reference["version"] - 1]
+            yield reference["name"], self.schemas[number - 1]["schema"]
+            yield from self._texts(self.schemas[number - 1])
 
 
 Reply = Callable[[Registry, list[str], dict[str, list[str]], Any], tuple[int, Any]]

@@ -1,5 +1,6 @@
 """Schemas that are in a registry: what is asked, how often, and what happens when it has no answer."""
 
+import itertools
 import json
 import pickle
 import ssl
@@ -244,17 +245,18 @@ def test_the_key_may_have_a_schema_too(registry):
 
 
 def test_what_the_serializer_of_the_registry_has_written(registry):
+    numbers = itertools.count()
+
     @settings(max_examples=examples(50), deadline=None)
     @given(st.data())
     def check(data):
         schema = data.draw(schemas(), label="schema")
         rows = data.draw(st.lists(values(schema), min_size=1, max_size=3), label="values")
+        topic = f"orders-{next(numbers)}"
         write = AvroSerializer(client, json.dumps(schema))
-        payloads = [write(row, SerializationContext("orders", MessageField.VALUE)) for row in rows]
-        assert decode(stored(registry).resolved(), payloads) == (
-            [column(schema, row) for row in rows],
-            [None] * len(rows),
-        )
+        payloads = [write(row, SerializationContext(topic, MessageField.VALUE)) for row in rows]
+        found = decode(stored(registry, subject=f"{topic}-value").resolved(), payloads)
+        assert found == ([column(schema, row) for row in rows], [None] * len(rows))
 
     # A client takes longer to make than all that it is asked.
     with SchemaRegistryClient({"url": registry.url}) as client, SchemaRegistry(registry.url, options=QUICK).open():
