@@ -139,7 +139,7 @@ def test_a_field_that_is_new_in_the_registry_is_a_column_of_the_next_run(
     spark: SparkSession, registry: Registry, writer: Writer, folder: Path
 ) -> None:
     writer.send((None, writer.encoded(FIRST, row(0)), []))
-    pipe = pipeline(spark, writer, folder, stored(registry, writer._topic), records=1, merge_schema=True)
+    pipe = pipeline(spark, writer, folder, stored(registry, writer._topic), records=1, schema_changes="add_columns")
 
     def register(step: Step, batch: Batch | None) -> None:
         # A run reads all of its batches with the schema of its beginning.
