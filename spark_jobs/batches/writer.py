@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -24,7 +23,7 @@ from spark_jobs.batches.ingestion import (
     check_other_group,
     without_positions,
 )
-from spark_jobs.decoding.decoders import Decoder, resolved
+from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
@@ -123,11 +122,28 @@ class BatchWriter:
         self._unwritten: frozenset[str] = frozenset()
         self._races = 0
         self._caution = Caution()
+        self._decoder: Decoder | None = None
+        # Whose columns are known to fit the table.
+        self._fitting: Decoder | None = None
 
-    @cached_property
+    @property
     def decoder(self) -> Decoder:
-        """That of all batches: what a registry says is asked once, when a batch is planned or written first."""
-        return resolved(self._ingestion.decoder)
+        """With the schema that a registry has for it, as of the newest batch."""
+        if self._decoder is None:
+            self._decoder = resolved(self._ingestion.decoder)
+        return self._decoder
+
+    def _look_up(self) -> None:
+        """Ask the registry again, behind the plan: who has written its messages has registered their schemas before.
+
+        Otherwise a run that stays would leave out the fields that are new.
+        """
+        if is_resolved(self._ingestion.decoder):
+            return
+        found = resolved(self._ingestion.decoder)
+        if found != self._decoder:
+            self._decoder = found
+            self.check_columns(self.ledger.read())
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
@@ -225,6 +241,7 @@ class BatchWriter:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
+        self._look_up()
         read = self._read_small(batch)
         if read is not None:
             return self._write_read(read, batch, check, renew)
@@ -409,12 +426,12 @@ class BatchWriter:
         return plain_strings(result, fields)
 
     def check_columns(self, state: LedgerState) -> None:
-        """Before the first batch: do the rows fit the table?
+        """Before the first batch, and when the schema of the payloads is another one: do the rows fit the table?
 
         Raises:
             SchemaMismatchError, TransformError: they do not.
         """
-        if self._settlement is not None:
+        if self._fitting is not None and self._fitting == self.decoder:
             return
         rows = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder))).schema
         layout = self._ingestion.layout
@@ -433,6 +450,8 @@ class BatchWriter:
             schema_changes=self._ingestion.schema_changes,
             widens=snapshot is not None and lets_widen(snapshot.configuration),
         )
+        if state.newest is not None:
+            self._fitting = self.decoder
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.

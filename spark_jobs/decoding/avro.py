@@ -39,7 +39,7 @@ class Avro:
         schema: the reader's schema, as JSON text or what that is in Python.
         schema_file: the path of a file with it, ``.avsc``, which is read at once.
         registry: where the schemas are.
-        subject: instead of a schema: its schema is the reader's, as it is when a run begins. Like ``orders-value``.
+        subject: instead of a schema: its schema is the reader's, as it is when a batch is read. Like ``orders-value``.
         version: of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry. Framed payloads without a
             registry are read with the reader's schema, whatever their id.

@@ -39,7 +39,7 @@ class JsonSchema:
         schema: the schema, as JSON text or what that is in Python.
         schema_file: the path of a file with it, which is read at once.
         registry: where the schemas are.
-        subject: instead of a schema: its schema is taken, as it is when a run begins. Like ``orders-value``.
+        subject: instead of a schema: its schema is taken, as it is when a batch is read. Like ``orders-value``.
         version: of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
         validate: make dead letters of payloads that their schema does not allow: that of their id, without a registry

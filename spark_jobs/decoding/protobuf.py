@@ -50,7 +50,7 @@ class Protobuf:
         schema_file: the path of a ``.proto`` file, or of a descriptor set (``protoc --include_imports
             --descriptor_set_out``), which is read at once.
         registry: where the schemas are.
-        subject: instead of a schema: its schema is taken, as it is when a run begins. Like ``orders-value``.
+        subject: instead of a schema: its schema is taken, as it is when a batch is read. Like ``orders-value``.
         version: of the subject; the newest by default.
         message: the full name of the message, like ``shop.Order``; the first one of the schema by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
