@@ -18,6 +18,7 @@ from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
 from stream_assets.connections import Origin, StreamLocation
+from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands
 from stream_assets.deferred import is_deferred, shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
 from stream_assets.metadata import TABLE_URI, definition_metadata
@@ -231,9 +232,17 @@ def make_stream_asset(
         decoder=declared.template.decoder,
         streams=[stream.key for stream in streams.values()],
     )
+    commands = letter_commands(
+        str(declared.table),
+        # By default that of the host.
+        shown_text(declared.group or str(spec.metadata.get("stream/group", "GROUP"))),
+        redrive_job=None if declared.is_claimed else declared.redrive_job_name,
+    )
     # A run that finds nothing to read makes nothing.
     spec = spec.replace_attributes(
-        deps=[*spec.deps, *missing], metadata={**uri, **replayed, **described, **spec.metadata}, skippable=True
+        deps=[*spec.deps, *missing],
+        metadata={**uri, **replayed, **described, DEAD_LETTER_COMMANDS: commands, **spec.metadata},
+        skippable=True,
     )
     if spec.partitions_def not in (None, declared.partitions):
         raise InvalidOptionError(
@@ -312,6 +321,7 @@ def stream_asset(
     hooks: AbstractSet[dg.HookDefinition] = frozenset(),
     run_tags: Mapping[str, Any] | None = None,
     checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
+    dead_letter_payloads: bool = False,
     policy: LagPolicy | None = None,
     spark: Any = None,
     translator: StreamTranslator | None = None,
@@ -393,6 +403,9 @@ def stream_asset(
         run_tags: of the runs of its jobs, those that ingest, replay, redrive and maintain: ``{"dagster/priority":
             "3"}``, or ``{"dagster-k8s/config": {…}}``, which says how much memory the pod of a run gets.
         checks: what is checked after each run.
+        dead_letter_payloads: whether Dagster is told the beginning of a payload with each kind of reason why messages
+            became dead letters. It keeps for long what it was told, and others may see it than the table; so by default
+            it is told where the payload is.
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
             ``members`` and ``linger_seconds`` do, where it leaves how many runs there are and how long at the defaults.
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
@@ -519,6 +532,7 @@ def stream_asset(
             replay_partitions=None if partitions else replay_partitions,
             linger_seconds=linger_seconds,
             materialize_seconds=materialize_seconds,
+            dead_letter_payloads=dead_letter_payloads,
         )
         if declared.is_claimed:
             declared = replace(declared, replay_partitions=None)

@@ -113,6 +113,9 @@ class StreamOptions(dg.Resolvable):
     cluster_by: Annotated[Sequence[str] | None, _about("Columns that a new table is clustered by.")] = None
     table_properties: Annotated[Mapping[str, str] | None, _about("Properties of a new table.")] = None
     catalog_table: Annotated[str | None, _text("A name that Spark's catalog gets for the table.")] = None
+    dead_letter_payloads: Annotated[
+        bool | None, _about("Tell Dagster the beginning of a payload with the reasons of dead letters.")
+    ] = None
     single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
     partitions: Annotated[
         dg.TimeWindowPartitionsDefinition | None,

@@ -18,6 +18,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.dead_letters import DeadLetters, LetterFilter
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
@@ -27,6 +28,7 @@ from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.killed_runs import kill_in_turn, logs, running
+from tests.support.polling import until
 from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
@@ -239,6 +241,23 @@ def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSess
     lake.send([1])
     lake.ingest(lake.strict)
     assert lake.redrive() == lake.job().preview() == Outcome()
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSession, server: str, folder: Path) -> None:
+    lake = Lake.of(spark, folder)
+    one = (lake.url, Path(lake.strict.table), "", "lakehouse", server)
+    with running(*one, records=1, module="one_redrive") as first:
+        # Each has a log of its own.
+        until(lambda: "planned" in logs(one[1]), seconds=600)
+        with running(*one, records=1, module="one_redrive") as second:
+            assert (first.wait(), second.wait()) == (0, 0), logs(one[1])
+    lake.assert_each_once(dead=HOPELESS)
+    entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
+    assert [entry.rows for entry in entries] == [1] * len(FIXED), "none was redriven twice"
+    listed = DeadLetters.of(lake.strict).kinds(LetterFilter(is_all=True))
+    assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
 
 @pytest.mark.kill
