@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from spark_jobs.writing.reasons import NO_REASON, OTHER_REASONS, kind_of_reason
 from stream_consumers.errors import StreamNotFoundError
 from tests.support.letter_tables import CLICKS, NOON, ORDERS, SECOND, Tables
+from tests.support.s3_server import BUCKET, SECRET, object_store
 
 EVERYTHING = LetterFilter(is_all=True)
 
@@ -136,6 +138,20 @@ def test_what_others_do_to_the_table_changes_nothing_but_what_they_delete(tables
     assert tables.letters().to_arrow() == before
     table.delete("_sequence = 40")
     assert places(tables.letters().to_arrow()) == [place for place in places(before) if place != "orders/0=40"]
+
+
+def test_they_are_read_from_an_object_store(tables: Tables, tmp_path: Path) -> None:
+    expected = tables.letters().to_arrow()
+    with object_store(tmp_path) as store:
+        for file in (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".log"):
+            url = f"{store.endpoint}/{BUCKET}/{file.relative_to(tmp_path).as_posix()}"
+            plain = {"Content-Type": "application/octet-stream"}
+            put = urllib.request.Request(url, file.read_bytes(), plain, method="PUT")
+            urllib.request.urlopen(put, timeout=60).close()
+        letters = DeadLetters(f"s3a://{BUCKET}/t", group="g", storage_options=store.options)
+        assert letters.to_arrow() == expected
+        assert [kind.count for kind in letters.kinds()] == [4, 1, 1]
+    assert SECRET not in repr(letters)
 
 
 def test_they_come_in_order_whatever_is_held_at_a_time(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,14 +248,14 @@ def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSess
 def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSession, server: str, folder: Path) -> None:
     lake = Lake.of(spark, folder)
     one = (lake.url, Path(lake.strict.table), "", "lakehouse", server)
-    with running(*one, records=1, module="one_redrive") as first:
+    with running(*one, records=4, module="one_redrive") as first:
         # Each has a log of its own.
         until(lambda: "planned" in logs(one[1]), seconds=600)
-        with running(*one, records=1, module="one_redrive") as second:
+        with running(*one, records=4, module="one_redrive") as second:
             assert (first.wait(), second.wait()) == (0, 0), logs(one[1])
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
-    assert [entry.rows for entry in entries] == [1] * len(FIXED), "none was redriven twice"
+    assert sum(entry.rows for entry in entries) == len(FIXED), "none was redriven twice"
     listed = DeadLetters.of(lake.strict).kinds(LetterFilter(is_all=True))
     assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
