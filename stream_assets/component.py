@@ -79,8 +79,9 @@ class StreamOptions(dg.Resolvable):
         dg.Resolver(
             attributes.resolve_decoder,
             model_field_type=attributes.DECODER_TYPE,
-            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}; or "
-            "a reference to a decoder.",
+            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
+            "{type: avro, registry: {url: 'https://registry:8081'}, subject: orders-value}, protobuf and json_schema "
+            "like it; or a reference to a decoder.",
         ),
     ] = None
     transform: Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stream_assets.cli.options import gathered
+from stream_assets.cli.schema_options import FORMATS, SchemaPlace, schema_options
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits
 
@@ -49,7 +50,13 @@ class RowMaker:
             )
 
 
-def make_rows(decode: str | None, schema: str | None, transform: str | None, schema_changes: str | None) -> RowMaker:
+def make_rows(
+    decode: str | None,
+    schema: str | None,
+    transform: str | None,
+    schema_changes: str | None,
+    place_of_schema: SchemaPlace | None = None,
+) -> RowMaker:
     """The decoder and the transform that the options name.
 
     Raises:
@@ -62,7 +69,8 @@ def make_rows(decode: str | None, schema: str | None, transform: str | None, sch
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
-    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else Raw()
+    stored = (place_of_schema or SchemaPlace()).decoder(decode)
+    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else stored or Raw()
     chosen = SchemaChanges(schema_changes or SchemaChanges.FAIL)
     if transform is None:
         return RowMaker(decoder, None, chosen)
@@ -107,8 +115,9 @@ def _imported(path: str) -> object:
 row_options = gathered(
     "maker",
     make_rows,
-    click.option("--decode", type=click.Choice(["raw", "text", "json"]), help="raw by default."),
+    click.option("--decode", type=click.Choice(["raw", "text", "json", *FORMATS]), help="raw by default."),
     click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
+    schema_options,
     click.option(
         "--transform",
         metavar="MODULE:NAME",
