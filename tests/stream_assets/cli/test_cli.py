@@ -26,7 +26,7 @@ COMMANDS = [
     "verify",
     "rewind",
     "seek",
-    "dead-letters",
+    "redrive",
     "replay",
     "accept",
     "adopt",
