@@ -20,7 +20,7 @@ from benchmarks.micro_batch import ROWS, BareAppend
 from benchmarks.process_cost import ProcessTree
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import BatchReport, Ingestion
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger

@@ -17,7 +17,7 @@ from benchmarks.messages import DDL, PARTITIONS, documents
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.batches.linger import Linger
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.create import StreamSource
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import kafka_broker

@@ -17,7 +17,8 @@ from benchmarks import bare_loops, messages, peers
 from benchmarks.harness import CORES, Bench, Case
 from benchmarks.messages import DDL, LARGE, PARTITIONS, SMALL, Sequences, check_delta, check_parquet, documents
 from spark_jobs.batches.ingestion import Ingestion, Transform
-from spark_jobs.decoding.decoders import Decoder, Json, Raw
+from spark_jobs.decoding.decoders import Decoder, Raw
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.writing.sink import plain_strings
 from stream_consumers.create import StreamSource

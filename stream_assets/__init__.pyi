@@ -2,8 +2,13 @@
 
 from sensors.dead_letter_sensor import NewDeadLetters as NewDeadLetters
 from sensors.lag_sensor import LagPolicy as LagPolicy
-from spark_jobs.decoding.decoders import Json as Json, Raw as Raw, Text as Text
-from spark_jobs.reading.rejection import reject as reject
+from spark_jobs.dead_letters import DeadLetters as DeadLetters, LetterFilter as LetterFilter
+from spark_jobs.decoding.avro import Avro as Avro
+from spark_jobs.decoding.decoders import Raw as Raw, Text as Text
+from spark_jobs.decoding.json_decoder import Json as Json
+from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema
+from spark_jobs.decoding.protobuf import Protobuf as Protobuf
+from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
 from stream_assets.checks import (

@@ -13,10 +13,12 @@ from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_assets.asset_function import AssetFunction
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
 from stream_assets.connections import Origin, StreamLocation
+from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands
 from stream_assets.deferred import is_deferred, shown_text
 from stream_assets.delta_lake import DeltaLake, LakeTable
 from stream_assets.metadata import TABLE_URI, definition_metadata
@@ -32,7 +34,6 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
-    OnBadRows,
     check_count,
     check_range,
     choice,
@@ -231,9 +232,17 @@ def make_stream_asset(
         decoder=declared.template.decoder,
         streams=[stream.key for stream in streams.values()],
     )
+    commands = letter_commands(
+        str(declared.table),
+        # By default that of the host.
+        shown_text(declared.group or str(spec.metadata.get("stream/group", "GROUP"))),
+        redrive_job=None if declared.is_claimed else declared.redrive_job_name,
+    )
     # A run that finds nothing to read makes nothing.
     spec = spec.replace_attributes(
-        deps=[*spec.deps, *missing], metadata={**uri, **replayed, **described, **spec.metadata}, skippable=True
+        deps=[*spec.deps, *missing],
+        metadata={**uri, **replayed, **described, DEAD_LETTER_COMMANDS: commands, **spec.metadata},
+        skippable=True,
     )
     if spec.partitions_def not in (None, declared.partitions):
         raise InvalidOptionError(
@@ -277,7 +286,6 @@ def stream_asset(
     start: str | None = None,
     client: ClientConfig | None = None,
     on_data_loss: str = "error",
-    on_bad_rows: str = "fail",
     members: int = 2,
     max_records: int | None = None,
     max_bytes: int | None = None,
@@ -288,7 +296,7 @@ def stream_asset(
     max_wait_seconds: float = 60.0,
     sensor_seconds: int = 30,
     sensor_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-    merge_schema: bool = False,
+    schema_changes: str = "fail",
     partition_by: str | Sequence[str] = (),
     cluster_by: str | Sequence[str] = (),
     table_properties: Mapping[str, str] | None = None,
@@ -313,6 +321,7 @@ def stream_asset(
     hooks: AbstractSet[dg.HookDefinition] = frozenset(),
     run_tags: Mapping[str, Any] | None = None,
     checks: Sequence[StreamCheck] = DEFAULT_CHECKS,
+    dead_letter_payloads: bool = False,
     policy: LagPolicy | None = None,
     spark: Any = None,
     translator: StreamTranslator | None = None,
@@ -349,9 +358,6 @@ def stream_asset(
             dg.EnvVar("KAFKA_PASSWORD")}``; it is shown nowhere.
         on_data_loss: what to do about messages that the stream dropped before they were read: ``error``, or
             ``record`` the exact range and go on.
-        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for:
-            ``fail`` the run, or make a ``dead_letter`` of their message and go on. Those that the transform rejects,
-            with :func:`stream_assets.reject`, become dead letters either way.
         members: in mode ``load_balanced``, how many runs the sensor has at the same time.
         max_records: the most messages in one micro-batch.
         max_bytes: the most payload bytes in one micro-batch.
@@ -366,7 +372,8 @@ def stream_asset(
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
-        merge_schema: let new columns, and new fields of structs, into the table.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``, or
+            ``add_columns`` for adding them; wider types, too, where the table has ``delta.enableTypeWidening``.
         partition_by: columns with few values, each combination of which has a folder of its own. This and the next two
             are for a table that is not there yet.
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.
@@ -396,6 +403,9 @@ def stream_asset(
         run_tags: of the runs of its jobs, those that ingest, replay, redrive and maintain: ``{"dagster/priority":
             "3"}``, or ``{"dagster-k8s/config": {…}}``, which says how much memory the pod of a run gets.
         checks: what is checked after each run.
+        dead_letter_payloads: whether Dagster is told the beginning of a payload with each kind of reason why messages
+            became dead letters. It keeps for long what it was told, and others may see it than the table; so by default
+            it is told where the payload is.
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
             ``members`` and ``linger_seconds`` do, where it leaves how many runs there are and how long at the defaults.
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one
@@ -453,7 +463,6 @@ def stream_asset(
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
     chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
     chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
-    chosen_bad_rows = choice(OnBadRows, on_bad_rows, option="on_bad_rows")
     limits = Limits().override(max_records, max_bytes)
 
     # A policy that says nothing of members and of runs that stay has them as the other options say.
@@ -502,10 +511,9 @@ def stream_asset(
                 sharing=chosen_mode,
                 start=chosen_start,
                 on_data_loss=chosen_loss,
-                on_bad_rows=chosen_bad_rows,
                 limits=limits,
                 retry_seconds=retry_seconds,
-                merge_schema=merge_schema,
+                schema_changes=choice(SchemaChanges, schema_changes, option="schema_changes"),
                 layout=TableLayout(
                     partition_by=partition_by,
                     cluster_by=cluster_by,
@@ -524,6 +532,7 @@ def stream_asset(
             replay_partitions=None if partitions else replay_partitions,
             linger_seconds=linger_seconds,
             materialize_seconds=materialize_seconds,
+            dead_letter_payloads=dead_letter_payloads,
         )
         if declared.is_claimed:
             declared = replace(declared, replay_partitions=None)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 import numpy as np
@@ -21,6 +22,7 @@ from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, within
+from stream_assets.dead_letter_metadata import DEAD_LETTER_COMMANDS, letter_commands, letter_reasons
 from stream_assets.materializations import materializations
 from stream_assets.metadata import COLUMN_SCHEMA
 from stream_assets.stream_to_table import StreamCheck, StreamCheckContext
@@ -307,15 +309,22 @@ def _check_dead_letters(context: StreamCheckContext) -> dg.AssetCheckResult:
         told.append(f"dead letters: {dead}, with their errors in {dead_letters.path}")
     if lost:
         told.append(f"ranges that were gone before they were read: {len(lost)}")
+    metadata: dict[str, Any] = {
+        "stream/dead_letters": dead,
+        "stream/lost": dg.MetadataValue.json(lost),
+        "stream/dead_letter_table": dead_letters.path,
+    }
+    if dead or lost:
+        ingestion, stream = context.stream.ingestion, context.stream
+        reasons = letter_reasons(ingestion, payloads=stream.dead_letter_payloads)
+        metadata |= {"stream/dead_letter_reasons": reasons} if reasons else {}
+        job = None if stream.is_claimed else stream.redrive_job_name
+        metadata[DEAD_LETTER_COMMANDS] = letter_commands(ingestion.table, ingestion.group, redrive_job=job)
     return dg.AssetCheckResult(
         passed=dead == 0 and not lost and not nothing,
         severity=dg.AssetCheckSeverity.WARN,
         description=nothing or "; ".join(told) or None,
-        metadata={
-            "stream/dead_letters": dead,
-            "stream/lost": dg.MetadataValue.json(lost),
-            "stream/dead_letter_table": dead_letters.path,
-        },
+        metadata=metadata,
     )
 
 

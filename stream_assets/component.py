@@ -79,8 +79,9 @@ class StreamOptions(dg.Resolvable):
         dg.Resolver(
             attributes.resolve_decoder,
             model_field_type=attributes.DECODER_TYPE,
-            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}; or "
-            "a reference to a decoder.",
+            description="How payloads become columns: {type: json, schema: 'id BIGINT'}, {type: text}, {type: raw}, "
+            "{type: avro, registry: {url: 'https://registry:8081'}, subject: orders-value}, protobuf and json_schema "
+            "like it; or a reference to a decoder.",
         ),
     ] = None
     transform: Annotated[
@@ -96,12 +97,6 @@ class StreamOptions(dg.Resolvable):
     mode: Annotated[str | None, _about("resumable, load_balanced or real_time.")] = None
     start: Annotated[str | None, _about("Where a group without a position starts: earliest or latest.")] = None
     on_data_loss: Annotated[str | None, _about("error, or record: write down what is gone, and go on.")] = None
-    on_bad_rows: Annotated[
-        str | None,
-        _about(
-            "Rows that break a constraint, or that the transform fails for: fail, or dead_letter for their messages."
-        ),
-    ] = None
     members: Annotated[int | None, _about("In mode load_balanced, how many runs there are at the same time.")] = None
     max_records: Annotated[int | None, _about("The most messages in one micro-batch.")] = None
     max_bytes: Annotated[int | None, _about("The most payload bytes in one micro-batch.")] = None
@@ -112,13 +107,16 @@ class StreamOptions(dg.Resolvable):
     max_wait_seconds: Annotated[float | None, _about("but no longer than this.")] = None
     sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
     sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
-    merge_schema: Annotated[bool | None, _about("Let new columns into the table.")] = None
+    schema_changes: Annotated[str | None, _about("fail, or add_columns: let new columns into the table.")] = None
     partition_by: Annotated[
         Sequence[str] | None, _about("Columns with few values; each has folders of its own in a new table.")
     ] = None
     cluster_by: Annotated[Sequence[str] | None, _about("Columns that a new table is clustered by.")] = None
     table_properties: Annotated[Mapping[str, str] | None, _about("Properties of a new table.")] = None
     catalog_table: Annotated[str | None, _text("A name that Spark's catalog gets for the table.")] = None
+    dead_letter_payloads: Annotated[
+        bool | None, _about("Tell Dagster the beginning of a payload with the reasons of dead letters.")
+    ] = None
     single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
     partitions: Annotated[
         dg.TimeWindowPartitionsDefinition | None,

@@ -9,7 +9,12 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
 
-from spark_jobs.decoding.decoders import Decoder, Json, Raw, Text
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.decoders import Decoder, Raw, Text
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_schema import JsonSchema
+from spark_jobs.decoding.protobuf import Protobuf
+from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_assets.connections import KafkaCluster, RedisServer, StreamConnection, StreamFile
 from stream_assets.delta_lake import DeltaLake
 from stream_assets.resources import SparkSessionResource
@@ -18,7 +23,14 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.urls import StreamUrl
 
 CONNECTIONS: dict[str, type[StreamConnection]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
-_DECODERS: dict[str, Any] = {"json": Json, "text": Text, "raw": Raw}
+_DECODERS: dict[str, Any] = {
+    "json": Json,
+    "text": Text,
+    "raw": Raw,
+    "avro": Avro,
+    "protobuf": Protobuf,
+    "json_schema": JsonSchema,
+}
 
 
 def _attributes_of(resource: type[BaseModel], **more: Any) -> type[BaseModel]:
@@ -37,35 +49,114 @@ LAKE_TYPE: Any = _attributes_of(DeltaLake)
 SPARK_TYPE: Any = _attributes_of(SparkSessionResource)
 
 
-class _Columns(dg.Model):
-    """Columns for what comes with a payload."""
-
-    key: str | None = Field(default=None, description="A column for the message key, BINARY; null leaves it out.")
-    headers: str | None = Field(default=None, description="A column for the headers; null leaves them out.")
-
-
-class JsonAttributes(_Columns):
+class JsonFields(dg.Model):
     """Payloads are JSON objects."""
 
     type: Literal["json"]
     schema_: str = Field(alias="schema", description="Spark DDL: 'id BIGINT, amount DECIMAL(10,2)'.")
 
 
-class TextAttributes(_Columns):
+class TextFields(dg.Model):
     """Payloads are UTF-8 text."""
 
     type: Literal["text"]
     column: str = Field(default="payload", description="The column of the text.")
 
 
-class RawAttributes(_Columns):
+class RawFields(dg.Model):
     """Payloads stay as they are."""
 
     type: Literal["raw"]
     column: str = Field(default="payload", description="The column of the bytes.")
 
 
-DECODER_TYPE: Any = Annotated[JsonAttributes | TextAttributes | RawAttributes, Field(discriminator="type")]
+class RegistryAttributes(dg.Model):
+    """A schema registry."""
+
+    url: str = Field(description="Like https://registry:8081.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Of its client, like basic.auth.user.info: '{{ env.REGISTRY_USER }}'."
+    )
+
+
+class _StoredFields(dg.Model):
+    """Where a schema is."""
+
+    registry: RegistryAttributes | None = Field(default=None, description="Payloads begin with schema ids then.")
+    subject: str | None = Field(default=None, description="Whose schema has the columns, like orders-value.")
+    version: int | None = Field(default=None, description="Of the subject; the newest by default.")
+    schema_file: str | None = Field(
+        default=None, description="Instead of a subject, the path of a file with the schema, from this folder."
+    )
+    framed: bool | None = Field(default=None, description="Whether payloads begin with schema ids.")
+
+
+class AvroFields(_StoredFields):
+    """Payloads are Avro values."""
+
+    type: Literal["avro"]
+    column: str | None = Field(default=None, description="One column for all; null for a column a field.")
+
+
+class ProtobufFields(_StoredFields):
+    """Payloads are Protobuf messages."""
+
+    type: Literal["protobuf"]
+    message: str | None = Field(default=None, description="The full name; the first one of the schema by default.")
+    column: str | None = Field(default=None, description="One column for all; null for a column a field.")
+
+
+class JsonSchemaFields(_StoredFields):
+    """Payloads are JSON objects with a JSON Schema."""
+
+    type: Literal["json_schema"]
+    validate_: bool = Field(default=False, alias="validate", description="Refuse what the schema does not allow.")
+
+
+_KEY_TYPE: Any = Annotated[
+    JsonFields | TextFields | RawFields | AvroFields | ProtobufFields | JsonSchemaFields, Field(discriminator="type")
+]
+
+
+class _Columns(dg.Model):
+    """Columns for what comes with a payload."""
+
+    key: str | _KEY_TYPE | None = Field(
+        default=None, description="A column for the message key, BINARY, or a decoder of it; null leaves it out."
+    )
+    headers: str | dict[str, str] | None = Field(
+        default=None, description="A column for the headers, or for columns the names of headers; null leaves them out."
+    )
+
+
+class JsonAttributes(_Columns, JsonFields):
+    """Payloads are JSON objects."""
+
+
+class TextAttributes(_Columns, TextFields):
+    """Payloads are UTF-8 text."""
+
+
+class RawAttributes(_Columns, RawFields):
+    """Payloads stay as they are."""
+
+
+class AvroAttributes(_Columns, AvroFields):
+    """Payloads are Avro values."""
+
+
+class ProtobufAttributes(_Columns, ProtobufFields):
+    """Payloads are Protobuf messages."""
+
+
+class JsonSchemaAttributes(_Columns, JsonSchemaFields):
+    """Payloads are JSON objects with a JSON Schema."""
+
+
+DECODER_TYPE: Any = Annotated[
+    JsonAttributes | TextAttributes | RawAttributes | AvroAttributes | ProtobufAttributes | JsonSchemaAttributes,
+    Field(discriminator="type"),
+]
 
 
 class _Variable:
@@ -214,9 +305,7 @@ def resolve_decoder(context: dg.ResolutionContext, value: Any) -> Decoder | None
         InvalidOptionError: what is referred to is none.
     """
     if isinstance(value, BaseModel):
-        given = value.model_dump(exclude_unset=True, by_alias=True)
-        decoder: Decoder = _DECODERS[given.pop("type")](**given)
-        return decoder
+        return _made_decoder(context, value.model_dump(exclude_unset=True, by_alias=True))
     if not isinstance(value, str):
         return value  # type: ignore[no-any-return]
     found: Any = referred(context, value, option="decode")
@@ -226,6 +315,18 @@ def resolve_decoder(context: dg.ResolutionContext, value: Any) -> Decoder | None
             remedy="Refer to an object that can decode(payloads, schema), like Json('id BIGINT').",
         )
     return found  # type: ignore[no-any-return]
+
+
+def _made_decoder(context: dg.ResolutionContext, given: dict[str, Any]) -> Decoder:
+    if given.get("registry") is not None:
+        given["registry"] = SchemaRegistry(**deferred_text(context, given["registry"]))
+    if given.get("schema_file") is not None:
+        here = dg.ComponentLoadContext.from_resolution_context(context).path
+        given["schema_file"] = here / given["schema_file"]
+    if isinstance(given.get("key"), dict):
+        given["key"] = _made_decoder(context, given["key"])
+    decoder: Decoder = _DECODERS[given.pop("type")](**given)
+    return decoder
 
 
 def resolve_transform(context: dg.ResolutionContext, value: Any) -> Any:

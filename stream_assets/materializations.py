@@ -16,6 +16,7 @@ from spark_jobs.batches.ingestion import BatchReport, Ingestion
 from spark_jobs.batches.replay import replay_commits
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.storage import read_table
+from stream_assets.dead_letter_metadata import letter_reasons
 from stream_assets.metadata import (
     PARTITION_ROWS,
     TOLD,
@@ -35,6 +36,8 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
 _PAGE = 100
 _MOST_NAMED = 7
+_MOST_BATCHES = 100
+"""Of so many batches of a run, the newest, the reasons of dead letters are told."""
 
 
 class Told(ABC):
@@ -50,6 +53,7 @@ class Told(ABC):
     def __init__(self, context: Context, key: dg.AssetKey, ingestion: Ingestion, spark: SparkSession) -> None:
         self._context = context
         self._key = key
+        self._ingestion = ingestion
         self._table = ingestion.table
         self._ledger = ingestion.ledger()
         self._spark = spark
@@ -141,6 +145,7 @@ class IngestMaterializations(Told):
         every_seconds: materialize before the end, too, but no sooner than so long after the last time; 0 for each
             batch, ``None`` for the end only.
         partitions: those of the asset.
+        shows_payloads: whether the beginnings of payloads are told with the reasons of dead letters.
         clock: the time in seconds; for tests.
     """
 
@@ -153,11 +158,13 @@ class IngestMaterializations(Told):
         *,
         every_seconds: float | None = None,
         partitions: dg.TimeWindowPartitionsDefinition | None = None,
+        shows_payloads: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(context, key, ingestion, spark)
         self._every_seconds = every_seconds
         self._partitions = partitions
+        self._shows_payloads = shows_payloads
         self._clock = clock
         self._due_at = clock()
         self._whole: dg.AssetMaterialization | None = None
@@ -199,8 +206,17 @@ class IngestMaterializations(Told):
             return
         version = self._newest_untold() if self._sum is None else self._sum.last.version
         if version is not None:
-            made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
+            made = self._made(self._metadata(), version, is_spark_asked=is_spark_asked)
             yield _with_metadata(made, {TOLD: dg.MetadataValue.int(version)})
+
+    def _metadata(self) -> dict[str, dg.MetadataValue]:
+        """What was ingested, and why some of it is dead letters."""
+        metadata = ingest_metadata(self._sum)
+        batches = self._sum.dead_batches[-_MOST_BATCHES:] if self._sum is not None else ()
+        if batches:
+            reasons = letter_reasons(self._ingestion, batches=batches, payloads=self._shows_payloads)
+            metadata |= {"ingest/dead_letter_reasons": reasons} if reasons else {}
+        return metadata
 
     def _newest_untold(self) -> int | None:
         """The version of the newest batch of the group, if Dagster was not told of it."""
@@ -227,7 +243,7 @@ class IngestMaterializations(Told):
         # Rows may be of no partition, and a batch may have none: what this run wrote is told all the same.
         if not touched.rows and self._sum is None:
             return
-        made = self._made(ingest_metadata(self._sum), version, is_spark_asked=is_spark_asked)
+        made = self._made(self._metadata(), version, is_spark_asked=is_spark_asked)
         last = max(touched.rows, default=None)
         for partition, rows in touched.rows.items():
             metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows)}

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField
 
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.redrive import Outcome
-from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.decoders import Decoder, header_columns, is_resolved, key_columns
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.table_times import COLUMNS
 from stream_consumers.batches import Range
@@ -45,6 +45,7 @@ class BatchSum:
         messages: messages decoded, per shard.
         rows: rows in their commits, after the transform.
         dead: dead letters.
+        dead_batches: the ids of those of the batches that have some, or have recorded what was gone.
         replaced: rows that were replaced; ``None`` if the log of the table does not tell.
         lost: ranges that were gone, as far as they are recorded.
         seconds: from the plan to the commit, of all of them.
@@ -57,6 +58,7 @@ class BatchSum:
     messages: dict[Shard, int] = field(default_factory=dict)
     rows: int = 0
     dead: int = 0
+    dead_batches: list[str] = field(default_factory=list)
     replaced: int | None = 0
     lost: dict[Shard, Intervals] = field(default_factory=dict)
     seconds: float = 0.0
@@ -76,6 +78,8 @@ class BatchSum:
             self.lost[shard] = self.lost.get(shard, Intervals()) | parts
         self.rows += report.rows
         self.dead += report.dead
+        if report.dead or entry.lost:
+            self.dead_batches.append(entry.bid)
         is_told = self.replaced is not None and report.replaced is not None
         self.replaced = (self.replaced or 0) + (report.replaced or 0) if is_told else None
         self.seconds += report.seconds
@@ -124,8 +128,9 @@ def column_lineage(decoder: Decoder, streams: Iterable[dg.AssetKey]) -> dg.Table
         {'id': 'id', 'tags': 'tags', 'k': 'key', '_stream': '_stream', '_shard': '_shard', '_sequence': '_sequence', \
 '_timestamp': '_timestamp'}
     """
-    fields = {name: name for name in _names(decoder.ddl())}
-    fields |= {column: name for column, name in ((decoder.key, "key"), (decoder.headers, "headers")) if column}
+    # Those that a registry knows are asked for by a run.
+    fields = {name: name for name in _names(decoder.ddl())} if is_resolved(decoder) else {}
+    fields |= dict.fromkeys(key_columns(decoder), "key") | dict.fromkeys(header_columns(decoder), "headers")
     fields |= {name: name for name in COLUMNS}
     keys = list(streams)
     return dg.TableColumnLineage({c: [dg.TableColumnDep(key, name) for key in keys] for c, name in fields.items()})
@@ -234,12 +239,31 @@ def replay_metadata(told: BatchSum | None, what: Mapping[str, str]) -> dict[str,
 
 
 def redrive_metadata(told: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataValue]:
-    """What became of dead letters; nothing of it has a name that ingestion uses, as with replays.
+    """What a redrive has made; nothing of it has a name that ingestion uses, as with replays.
 
     Args:
         told: the batches of this run.
         outcome: those that are rows now, and why the others are not.
     """
+    return {
+        KIND: dg.MetadataValue.text("redrive"),
+        "redrive/batches": dg.MetadataValue.int(told.batches),
+        "redrive/messages": dg.MetadataValue.int(sum(told.messages.values())),
+        "redrive/rows": dg.MetadataValue.int(told.rows),
+        **_refused_metadata(outcome),
+    }
+
+
+def outcome_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
+    """What became of dead letters, or would become of them, for the run of a redrive job.
+
+    Args:
+        outcome: those that can be decoded, and why the others cannot.
+    """
+    return {"redrive/decoded": dg.MetadataValue.int(outcome.decoded), **_refused_metadata(outcome)}
+
+
+def _refused_metadata(outcome: Outcome) -> dict[str, dg.MetadataValue]:
     reasons = [
         dg.TableRecord({"reason": reason, "dead letters": refusal.count, "example": refusal.first})
         for reason, refusal in outcome.refused.items()
@@ -250,10 +274,6 @@ def redrive_metadata(told: BatchSum, outcome: Outcome) -> dict[str, dg.MetadataV
         dg.TableColumn("example", "string"),
     ]
     return {
-        KIND: dg.MetadataValue.text("redrive"),
-        "redrive/batches": dg.MetadataValue.int(told.batches),
-        "redrive/messages": dg.MetadataValue.int(sum(told.messages.values())),
-        "redrive/rows": dg.MetadataValue.int(told.rows),
         "redrive/still_dead": dg.MetadataValue.int(outcome.dead),
         "redrive/reasons": dg.MetadataValue.table(reasons, schema=dg.TableSchema(columns=columns)),
     }

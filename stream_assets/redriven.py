@@ -10,7 +10,7 @@ from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from stream_assets.config import RedriveConfig
 from stream_assets.materializations import Context, Told
-from stream_assets.metadata import redrive_metadata
+from stream_assets.metadata import outcome_metadata, redrive_metadata
 from stream_assets.stream_to_table import StreamToTable
 
 
@@ -75,15 +75,17 @@ def redriven(
         on_wait=context.log.warning,
     )
     if config.dry_run:
-        _log_outcome(context, job.preview(), become="would become rows")
+        _tell_outcome(context, job.preview(), become="would become rows")
         return None
     told = RedriveMaterialization(context, declared, spark, job.outcome)
     made = told.tell(drain_batches(job, max_batches=config.max_batches))
-    _log_outcome(context, job.outcome, become="became rows")
+    _tell_outcome(context, job.outcome, become="became rows")
     return made
 
 
-def _log_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
+def _tell_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
+    # Without a row there is no materialization; the run has it in any case.
+    context.add_output_metadata(outcome_metadata(outcome))
     context.log.info(f"{outcome.decoded} dead letters {become}, {outcome.dead} stay what they are")
     for reason, refusal in outcome.refused.items():
         example = f", like {refusal.first}" if refusal.first else ""

@@ -143,7 +143,13 @@ def _made(
         return _replayed(context, declared, spark, wanted, config, told=told)
     linger_seconds, every_seconds = staying(declared, config)
     ingested = IngestMaterializations(
-        context, key, declared.ingestion, spark, every_seconds=every_seconds, partitions=declared.partitions
+        context,
+        key,
+        declared.ingestion,
+        spark,
+        every_seconds=every_seconds,
+        partitions=declared.partitions,
+        shows_payloads=declared.dead_letter_payloads,
     )
     reports = _drained(context, declared, spark, config, linger_seconds=linger_seconds, on_next=ingested.tell_if_due)
     return ingested.tell(reports)

@@ -106,7 +106,7 @@ class StreamToTable:
         observer: told of each step of each batch; for tests.
         partitions: those of the asset itself; ``None`` for an asset without.
         replay_partitions: of the replay job; ``None`` for no such job.
-        linger_seconds, materialize_seconds: see :func:`stream_assets.stream_asset`.
+        linger_seconds, materialize_seconds, dead_letter_payloads: see :func:`stream_assets.stream_asset`.
     """
 
     key: dg.AssetKey
@@ -124,6 +124,7 @@ class StreamToTable:
     replay_partitions: dg.TimeWindowPartitionsDefinition | None = None
     linger_seconds: float = 0.0
     materialize_seconds: float | None = None
+    dead_letter_payloads: bool = False
 
     def __post_init__(self) -> None:
         choose_fields(self, sensor_status=dg.DefaultSensorStatus)
@@ -137,6 +138,7 @@ class StreamToTable:
                 f"spark={self.spark!r} is a class, and no resource", remedy=f"Write {self.spark.__name__}()."
             )
         check_count("sensor_seconds", self.sensor_seconds)
+        check_switch("dead_letter_payloads", self.dead_letter_payloads)
         for option in ("partitions", "replay_partitions"):
             check_partitions(getattr(self, option), option=option)
         if self.partitions is not None and self.is_claimed:

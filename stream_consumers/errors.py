@@ -189,7 +189,7 @@ class BrokerError(StreamAssetsError, Transient):
 
 
 class AccessDeniedError(StreamAssetsError, Terminal):
-    """The broker, or the storage of a table, does not let us in, or not do that."""
+    """The broker, the storage of a table, or a schema registry does not let us in, or not do that."""
 
 
 class GroupActiveError(StreamAssetsError, Transient):
@@ -226,6 +226,14 @@ class TransactionAbortedError(StreamAssetsError, Transient):
 
 class MissingDependencyError(StreamAssetsError, Terminal):
     """A tool that is needed (Java, a jar) is not on this machine."""
+
+
+class SchemaRegistryError(StreamAssetsError, Transient):
+    """The schema registry does not answer, or says that it cannot for now."""
+
+
+class SchemaNotFoundError(StreamAssetsError, Terminal):
+    """The schema registry has no such schema, or no such subject."""
 
 
 class BackendLoadError(StreamAssetsError, Terminal):

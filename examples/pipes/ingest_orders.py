@@ -4,7 +4,7 @@ from dagster_pipes import open_dagster_pipes
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource
 

@@ -18,6 +18,7 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
 from stream_consumers.errors import (
@@ -33,7 +34,6 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
-    OnBadRows,
     check_name,
     check_range,
     check_switch,
@@ -42,6 +42,7 @@ from stream_consumers.options import (
 from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
+DRIVER_RECORDS = 10_000
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
@@ -147,16 +148,16 @@ class Ingestion:
         sharing: how the group shares its shards.
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         on_data_loss: what to do about messages that are gone before they were read.
-        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for.
         start: where a group without a position starts.
         limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
             like a broker that does not answer; 0 for not at all. A batch that succeeds gives the whole time back.
-        merge_schema: let new columns, and new fields of structs, into the table.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have.
         storage_options: of an object store, for reading the Delta log.
         single_writer: no two drivers write the table at the same time, so that its storage need not tell which of two
             commits came first.
         layout: how the table is made if it is not there yet.
+        driver_records: batches of at most so many messages are read by the driver; 0 leaves all of them to executors.
     """
 
     group: str
@@ -168,22 +169,23 @@ class Ingestion:
     sharing: ConsumerMode = ConsumerMode.RESUMABLE
     claims: bool = False
     on_data_loss: DataLoss = DataLoss.ERROR
-    on_bad_rows: OnBadRows = OnBadRows.FAIL
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
-    merge_schema: bool = False
+    schema_changes: SchemaChanges = SchemaChanges.FAIL
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     single_writer: bool = False
     layout: TableLayout = field(default_factory=TableLayout)
+    driver_records: int = DRIVER_RECORDS
 
     def __post_init__(self) -> None:
-        choose_fields(self, sharing=ConsumerMode, on_data_loss=DataLoss, on_bad_rows=OnBadRows, start=AutoStreamReset)
+        choose_fields(
+            self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset, schema_changes=SchemaChanges
+        )
         check_range("retry_seconds", self.retry_seconds)
         check_name("group", self.group, without="/")
         check_name("member", self.member, without="/")
-        for name in ("merge_schema", "single_writer"):
-            check_switch(name, getattr(self, name))
+        check_switch("single_writer", self.single_writer)
         if isinstance(self.decoder, type) or not callable(getattr(self.decoder, "ddl", None)):
             raise InvalidOptionError(
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."

@@ -3,7 +3,7 @@
 It follows the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
 
  1. It reads the dead-letter table, so that it does not matter whether the stream still holds the messages.
- 2. A batch replaces exactly the places of those that become rows now. That is what makes them count no longer as dead
+ 2. A batch replaces exactly the places of those that decode now. That is what makes them count no longer as dead
     letters, in the commit of their rows; the others are left as they are, each once.
  3. There is nothing to remember: what is left to do is what still counts as a dead letter. One that was killed is done
     again, and finds what it has not written.
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -27,12 +26,15 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_step
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.writer import Written
+from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import by_shard, within
-from spark_jobs.reading.source import arrow_schema, decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
-from stream_consumers.batches import BatchPlan, Split
+from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
+from stream_consumers.batches import BatchPlan
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, check_count
@@ -43,7 +45,6 @@ MOST_LETTERS = 10_000
 MOST_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a batch: they go to Spark with the plan."""
 MOST_REASONS = 50
-OTHER_REASONS = "other reasons"
 UNPLACED = "it has no sequence: its place in the stream is not known"
 _PLACE = ["stream", "shard", "sequence"]
 _log = logging.getLogger(__name__)
@@ -80,29 +81,41 @@ class Redrive:
         Raises:
             InvalidOptionError: it begins where the stream ends, or stops before it begins.
         """
-        start, stop = self.start or Bound(), self.stop or Bound()
-        if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
-            raise InvalidOptionError(
-                "a redrive from latest, or until earliest, reads no dead letter", remedy="Leave that bound out."
-            )
-        both = [
-            (start.timestamp_ms, stop.timestamp_ms),
-            (start.sequence, stop.sequence),
-            *((first, stop.sequences.get(shard)) for shard, first in start.sequences.items()),
-        ]
-        if any(first is not None and end is not None and end < first for first, end in both):
-            raise InvalidOptionError(
-                f"the redrive would stop at {stop}, before its start at {start}",
-                remedy="Give a later stop, or an earlier start.",
-            )
-        return Span(
-            start_ms=start.timestamp_ms,
-            stop_ms=stop.timestamp_ms,
-            start=start.sequences or None,
-            stop=stop.sequences,
-            start_sequence=start.sequence,
-            stop_sequence=stop.sequence,
+        return letter_span(self.start, self.stop)
+
+
+def letter_span(start: Bound | None, stop: Bound | None) -> Span:
+    """Which dead letters lie between two bounds; without one, all from the first, or up to the last.
+
+    Raises:
+        InvalidOptionError: it begins where the stream ends, or stops before it begins.
+
+    Example:
+        >>> letter_span(None, Bound.parse("7")).stop_sequence
+        7
+    """
+    start, stop = start or Bound(), stop or Bound()
+    if start.edge is AutoStreamReset.LATEST or stop.edge is AutoStreamReset.EARLIEST:
+        raise InvalidOptionError(
+            "who begins at latest, or stops at earliest, reads no dead letter", remedy="Leave that bound out."
         )
+    both = [
+        (start.timestamp_ms, stop.timestamp_ms),
+        (start.sequence, stop.sequence),
+        *((first, stop.sequences.get(shard)) for shard, first in start.sequences.items()),
+    ]
+    if any(first is not None and end is not None and end < first for first, end in both):
+        raise InvalidOptionError(
+            f"it would stop at {stop}, before its start at {start}", remedy="Give a later stop, or an earlier start."
+        )
+    return Span(
+        start_ms=start.timestamp_ms,
+        stop_ms=stop.timestamp_ms,
+        start=start.sequences or None,
+        stop=stop.sequences,
+        start_sequence=start.sequence,
+        stop_sequence=stop.sequence,
+    )
 
 
 @dataclass(slots=True)
@@ -123,8 +136,8 @@ class Outcome:
     """What became of the dead letters that were tried.
 
     Args:
-        decoded: those that become rows: today's decoder can read them, and today's transform rejects none of them.
-        refused: the others, by the reason of today.
+        decoded: those that today's decoder can read.
+        refused: the others, by the kind of the reason of today.
     """
 
     decoded: int = 0
@@ -136,8 +149,9 @@ class Outcome:
         return sum(refusal.count for refusal in self.refused.values())
 
     def refuse(self, reason: str, *, count: int = 1, first: str = "") -> None:
-        """Count dead letters that stay what they are; of many reasons the later ones are counted together."""
-        known = reason if reason in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
+        """Count dead letters that stay what they are; of many kinds of reasons the later ones are counted together."""
+        kind = kind_of_reason(reason)
+        known = kind if kind in self.refused or len(self.refused) < MOST_REASONS else OTHER_REASONS
         self.refused.setdefault(known, Refusal(first=first)).count += count
 
     def add(self, other: Outcome) -> None:
@@ -193,10 +207,10 @@ class LetterDecoder:
 
     Args:
         spark: parses the schema of the decoder.
-        ingestion: the group, the table, the decoder, and the most to hold.
+        ingestion: the group, the table, and the most to hold.
         wanted: which of them.
         url: the stream that they are of.
-        refused: tells which of some decoded messages would be dead letters again, and why.
+        decoder: that of the rows, asked for when it is needed.
 
     Raises:
         InvalidOptionError: no dead letter can be meant.
@@ -209,10 +223,10 @@ class LetterDecoder:
         wanted: Redrive,
         *,
         url: StreamUrl,
-        refused: Callable[[Sequence[Split]], Mapping[tuple[Shard, int], str]],
+        decoder: Callable[[], Decoder],
     ) -> None:
         self._spark = spark
-        self._refused = refused
+        self._decoder = decoder
         self._ingestion = ingestion
         self._limit = wanted.limit
         self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
@@ -252,37 +266,24 @@ class LetterDecoder:
         return counts == {shard: parts.size for shard, parts in places.items()}
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
-        decoder = self._ingestion.decoder
+        decoder = self._decoder()
         wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(source_schema(decoder))
         outcome = Outcome()
         good: list[pa.RecordBatch] = []
         for batch in messages.to_batches():
             errors = decode_batch(batch, decoder, wanted, schema).column("_error")
-            good.append(_kept(batch, errors, outcome))
+            good.append(batch.filter(errors.is_null()))
+            bad = batch.filter(errors.is_valid())
+            places = zip(*(bad.column(name).to_pylist() for name in _PLACE), strict=True)
+            for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
+                outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
         read = pa.Table.from_batches(good, messages.schema)
-        refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}
-        if refused:
-            reasons = [refused.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
-            (joined,) = read.combine_chunks().to_batches()
-            read = pa.Table.from_batches([_kept(joined, pa.array(reasons, pa.string()), outcome)])
         outcome.decoded = read.num_rows
         found = {
             shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
             for shard, own in by_shard(read.select(_PLACE).to_pandas(), *_PLACE)
         }
         return _Try(count, read, found, outcome)
-
-
-def _kept(messages: pa.RecordBatch, errors: pa.Array[Any], outcome: Outcome) -> pa.RecordBatch:
-    """Those without an error; of the others the outcome knows why they stay dead letters."""
-    places = _places(messages.filter(errors.is_valid()))
-    for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
-        outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
-    return messages.filter(errors.is_null())
-
-
-def _places(messages: pa.RecordBatch | pa.Table) -> Iterator[tuple[str, int, int]]:
-    return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
 
 
 class RedriveJob(BatchJob):
@@ -313,7 +314,7 @@ class RedriveJob(BatchJob):
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
-        self._letters = LetterDecoder(spark, own, wanted, url=url, refused=self._writer.refused)
+        self._letters = LetterDecoder(spark, own, wanted, url=url, decoder=lambda: self._writer.decoder)
         self._open: _Try | None = None
 
     @property

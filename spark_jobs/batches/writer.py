@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.caution import Caution
 from spark_jobs.batches.ingestion import (
@@ -22,28 +23,23 @@ from spark_jobs.batches.ingestion import (
     check_other_group,
     without_positions,
 )
-from spark_jobs.batches.sieve import Sieve, Sifted, caching
+from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
-from spark_jobs.reading.rejection import fail_write
+from spark_jobs.ledger.table_rows import in_places, in_ranges
+from spark_jobs.reading.small import read_small
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.reading.whole import reads_everything
-from spark_jobs.session import check_session
+from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.failures import explain_read, last_line
+from spark_jobs.writing.failures import UnfinishedReadError, explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
-from spark_jobs.writing.sink import DeltaSink, check_columns, only_within, write_verified
+from spark_jobs.writing.schema_changes import check_columns, lets_widen
+from spark_jobs.writing.sink import DeltaSink, only_within, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
-from stream_consumers.batches import Range, Split
-from stream_consumers.errors import (
-    ConstraintViolatedError,
-    DataLossError,
-    InvalidOptionError,
-    StreamAssetsError,
-    WriteError,
-)
+from stream_consumers.batches import Range
+from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
@@ -60,6 +56,14 @@ class OutdatedError(Exception):
         self.reason = reason
 
 
+_CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
+# PySpark decides so when the decorator runs.
+_MADE_EARLY = (
+    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
+    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A batch that is in the table.
@@ -73,6 +77,21 @@ class Written:
     entry: LedgerEntry
     commit: Commit
     messages: Mapping[Shard, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A batch that was read before it is written.
+
+    Args:
+        frame: with the columns of :func:`spark_jobs.reading.source.read_splits`.
+        messages: how many could be decoded, per shard.
+        dead: how many dead letters there are.
+    """
+
+    frame: DataFrame
+    messages: Mapping[Shard, int]
+    dead: int
 
 
 class BatchWriter:
@@ -96,14 +115,35 @@ class BatchWriter:
         self._observer = observer
         self.ledger = ingestion.ledger()
         self._dead_letters = ingestion.dead_letters()
-        self._sink = DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.merge_schema)
+        self._sink = DeltaSink(ingestion.table, ingestion.layout.all_properties(), ingestion.schema_changes)
         self._settlement: Settlement | None = None
         # The version up to which RESTOREs are known to the settlement.
         self._looked_at = -1
         self._unwritten: frozenset[str] = frozenset()
         self._races = 0
         self._caution = Caution()
-        self._sieve = Sieve(spark, ingestion, self.ledger)
+        self._decoder: Decoder | None = None
+        # Whose columns are known to fit the table.
+        self._fitting: Decoder | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """With the schema that a registry has for it, as of the newest batch."""
+        if self._decoder is None:
+            self._decoder = resolved(self._ingestion.decoder)
+        return self._decoder
+
+    def _look_up(self) -> None:
+        """Ask the registry again, behind the plan: who has written its messages has registered their schemas before.
+
+        Otherwise a run that stays would leave out the fields that are new.
+        """
+        if is_resolved(self._ingestion.decoder):
+            return
+        found = resolved(self._ingestion.decoder)
+        if found != self._decoder:
+            self._decoder = found
+            self.check_columns(self.ledger.read())
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
         """Batch metadata of what this run makes; ``fields`` are those of :class:`LedgerEntry`."""
@@ -119,7 +159,7 @@ class BatchWriter:
         self.ledger.check_first(origin)
         self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
-        empty = self._sieve.transformed(self._nothing())
+        empty = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder)))
         self.check_columns(state)
         if state.version < 0:
             check_unseen(self._spark, self.ledger.log)
@@ -201,14 +241,16 @@ class BatchWriter:
             TransformError, SchemaMismatchError, WriteError: nothing of the batch is in the table.
             LedgerUnreadableError: whether it is cannot be told; nothing may be committed to the broker.
         """
+        self._look_up()
+        read = self._read_small(batch)
+        if read is not None:
+            return self._write_read(read, batch, check, renew)
         counts = self._caution.counts(batch)
         rows = self._rows_of_one_pass(batch) if counts is not None else None
         if counts is not None and rows is not None:
             try:
                 return self._write_in_one_pass(rows, batch, counts)
-            except StreamAssetsError as error:
-                if not self._sieve.is_for_care(error):
-                    raise
+            except UnfinishedReadError as error:
                 # What is wrong, if the messages can be read, shows once more.
                 _log.info("batch %d of %s is read and counted first: %s", batch.number, self.ledger.app, error)
                 self._caution.failed()
@@ -217,15 +259,30 @@ class BatchWriter:
                 batch = replace(batch, entry=replace(batch.entry, bid=uuid.uuid4().hex))
         return self._write_with_care(batch, check, renew)
 
+    def _read_small(self, batch: Batch) -> _Read | None:
+        """The messages of a small batch; ``None`` if executors are to read it."""
+        if batch.plan.records > self._ingestion.driver_records or batch.doubtful:
+            return None
+        decoder = self.decoder
+        try:
+            small = read_small(batch.plan.splits, decoder)
+        except DataLossError as error:
+            raise OutdatedError(error) from error
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # a decoder of the user's may raise anything
+            raise explain_read(f"{type(error).__name__}: {error}", what=str(self._url)) from error
+        return None if small is None else _Read(small.frame(self._spark, decoder), small.messages, small.dead)
+
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
-        read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder, identities=batch.identities)
+        read = read_splits(self._spark, batch.plan.splits, self.decoder, identities=batch.identities)
         frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
             return frame
         with suppress(StreamAssetsError):
             # It may look at the rows, which are not known to be clean.
-            rows = self._sieve.transform(frame, fail_write)
+            rows = self._transform(frame)
             if reads_everything(rows):
                 return rows
         self._caution.failed()
@@ -247,34 +304,34 @@ class BatchWriter:
         self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
     ) -> Written | None:
         """Read and count the batch, then write its dead letters and its rows."""
-        with_payloads = self._sieve.needs_payloads
+        read = read_splits(self._spark, batch.plan.splits, self.decoder)
+        frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            return self._write_read(self._read(frame), batch, check, renew)
+        finally:
+            frame.unpersist()
+
+    def _write_read(
+        self, read: _Read, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
+    ) -> Written | None:
+        """Write what was read and counted: the dead letters, then the rows."""
+        check()
+        self._observer(Step.READ, batch)
         attempt: Batch | None = batch
-        with caching() as cached:
-            read = read_splits(self._spark, batch.plan.splits, self._ingestion.decoder, keeps_payloads=with_payloads)
-            frame = cached.keep(self._without_written(read, batch.doubtful))
-            messages, dead = self._read(frame)
-            check()
-            self._observer(Step.READ, batch)
-            sifted = self._sieve.sift(frame, cached)
-            if self._sieve.needs_payloads and not with_payloads:
-                # The transform was not seen before to reject rows, and now it does.
-                return self._write_with_care(batch, check, renew)
-            if sifted.frame is not frame:
-                messages, dead = self._read(sifted.frame)
-            while attempt is not None:
-                entry = replace(attempt.entry, rows=sum(messages.values()), dead=dead)
-                commit = self._write_once(sifted, entry, attempt)
-                if commit is not None:
-                    self._races = 0
-                    self._observer(Step.VERIFIED, attempt)
-                    return Written(entry, commit, messages)
-                self._raced()
-                attempt = renew(attempt)
+        while attempt is not None:
+            entry = replace(attempt.entry, rows=sum(read.messages.values()), dead=read.dead)
+            commit = self._write_once(read.frame, entry, attempt)
+            if commit is not None:
+                self._races = 0
+                self._observer(Step.VERIFIED, attempt)
+                return Written(entry, commit, read.messages)
+            self._raced()
+            attempt = renew(attempt)
         return None
 
-    def _write_once(self, sifted: Sifted, entry: LedgerEntry, batch: Batch) -> Commit | None:
+    def _write_once(self, frame: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
-        frame, rows = sifted.frame, sifted.rows
+        rows = self._transformed(frame)
         if entry.mode == "replace":
             rows = self._with_last_copies(rows, frame, entry)
         if entry.dead or entry.lost:
@@ -290,12 +347,9 @@ class BatchWriter:
         self._observer(Step.WRITING, batch)
         if self._ingestion.transform is not None:
             rows = only_within(rows, entry.extents)
-        try:
-            commit = self._sink.commit(
-                rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
-            )
-        except ConstraintViolatedError as error:
-            raise self._sieve.located(error, rows) from error
+        commit = self._sink.commit(
+            rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
+        )
         if commit is None:
             _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return commit
@@ -336,8 +390,8 @@ class BatchWriter:
             found = found.unionByName(dead_letters.where(condition).select(*place))
         return frame.join(found, place, "left_anti").select(*frame.columns)
 
-    def _read(self, frame: DataFrame) -> tuple[Mapping[Shard, int], int]:
-        """Read the source into the cache; messages per shard, and dead letters."""
+    def _read(self, frame: DataFrame) -> _Read:
+        """Read the source into the cache, and count."""
         is_dead = f.col("_error").isNotNull().cast("bigint")
         counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
         try:
@@ -348,37 +402,38 @@ class BatchWriter:
                 raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
             raise explain_read(reason, what=str(self._url)) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
-        return messages, sum(int(row["dead"]) for row in found)
+        return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
-    def refused(self, splits: Sequence[Split]) -> Mapping[tuple[Shard, int], str]:
-        """The messages that would become dead letters although they can be decoded, and why; nothing is written.
+    def _transformed(self, frame: DataFrame) -> DataFrame:
+        return self._transform(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS))
 
-        Args:
-            splits: to be read; each message can be decoded.
-
-        Raises:
-            TransformError: the transform raised, or fails for some of them.
-        """
-        with caching() as cached:
-            frame = cached.keep(read_splits(self._spark, splits, self._ingestion.decoder))
-            sifted = self._sieve.sift(frame, cached).frame
-            bad = (
-                [] if sifted is frame else sifted.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
-            )
-            return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
-
-    def _nothing(self) -> DataFrame:
-        return self._spark.createDataFrame([], source_schema(self._ingestion.decoder))
+    def _transform(self, rows: DataFrame) -> DataFrame:
+        transform = self._ingestion.transform
+        if transform is None:
+            return rows
+        name = getattr(transform, "__name__", "transform")
+        try:
+            result = transform(rows)
+            fields = result.schema.fields
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
+            raise TransformError(
+                f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
+                remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
+            ) from error
+        return plain_strings(result, fields)
 
     def check_columns(self, state: LedgerState) -> None:
-        """Before the first batch: do the rows fit the table?
+        """Before the first batch, and when the schema of the payloads is another one: do the rows fit the table?
 
         Raises:
             SchemaMismatchError, TransformError: they do not.
         """
-        if self._settlement is not None:
+        if self._fitting is not None and self._fitting == self.decoder:
             return
-        rows = self._sieve.rejections(self._nothing())[0].schema
+        rows = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder))).schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self.ledger.log)
@@ -387,7 +442,16 @@ class BatchWriter:
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
         table = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
-        check_columns(rows, table, path=self._ingestion.table, merge_schema=self._ingestion.merge_schema)
+        snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
+        check_columns(
+            rows,
+            table,
+            path=self._ingestion.table,
+            schema_changes=self._ingestion.schema_changes,
+            widens=snapshot is not None and lets_widen(snapshot.configuration),
+        )
+        if state.newest is not None:
+            self._fitting = self.decoder
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.

@@ -1,4 +1,4 @@
-"""How payloads become columns: ``Json`` with a DDL schema, ``Text``, ``Raw``.
+"""How payloads become columns: what a decoder is, and the plain ones, ``Text`` and ``Raw``.
 
 Decoding happens where the messages are read, a record batch at a time, into typed Arrow columns. A payload that
 cannot be decoded is a dead letter with the reason; its neighbours are not affected.
@@ -6,14 +6,16 @@ cannot be decoded is a dead letter with the reason; its neighbours are not affec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 
-from spark_jobs.decoding.json_decode import Column, check_json_type, decode_json
-from stream_consumers.errors import InvalidOptionError
+from spark_jobs.decoding.json_decode import Column
+
+UNNAMED = "payload"
+"""The column of a value that has no name of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,13 @@ class Decoder(Protocol):
     """Turns payloads into columns; picklable, since executors use it."""
 
     @property
-    def key(self) -> str | None:
-        """The column for the message key (BINARY); ``None``: leave it out."""
+    def key(self) -> Key:
+        """The column for the message key (BINARY), or the decoder of the key; ``None``: leave it out."""
         ...
 
     @property
-    def headers(self) -> str | None:
-        """The column for the headers (ARRAY<STRUCT<name, value>>); ``None``: leave them out."""
+    def headers(self) -> Headers:
+        """The column for the headers (ARRAY<STRUCT<name, value>>), or columns by names; ``None``: leave them out."""
         ...
 
     def ddl(self) -> str:
@@ -54,53 +56,75 @@ class Decoder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Json:
-    """Payloads are JSON objects; the DDL schema names and types the columns.
+Key: TypeAlias = "str | Decoder | None"
+"""A column for the message key as it is, or a decoder of it."""
+Headers: TypeAlias = "str | Mapping[str, str] | None"
+"""A column for all headers, or for each column the name of its header."""
 
-    Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not
-    convert without loss, a missing ``NOT NULL`` field, or something that is no object makes a dead letter.
-    Text without a zone is read as UTC; dates and times are of the years 1 to 9999. Numbers with more decimal places
-    than a DECIMAL has are rounded half up; they may have up to 38 digits, as a number or as text. FLOAT and DOUBLE take
-    the nearest number that they have, and none that is beyond their largest. A tombstone (a message without a payload)
-    is a row of nulls.
 
-    Args:
-        schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,
-            and of STRUCT and ARRAY of them.
-        key: a column for the message key, as BINARY.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
+@runtime_checkable
+class StoredDecoder(Decoder, Protocol):
+    """A decoder whose schema is somewhere else, as in a schema registry, and is looked up when a run begins."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is left to look up: its columns are known, and executors can use it."""
+        ...
+
+    def resolved(self) -> Decoder:
+        """The decoder with what is there now.
+
+        Raises:
+            StreamAssetsError: it cannot be looked up; :class:`stream_consumers.errors.Transient` if that may be gone
+                soon.
+        """
+        ...
+
+
+def is_resolved(decoder: Decoder) -> bool:
+    """Whether the columns of a decoder, and of that of its key, are known without a look elsewhere."""
+    parts = [part for part in (decoder, decoder.key) if isinstance(part, StoredDecoder)]
+    return all(part.is_resolved for part in parts)
+
+
+def resolved(decoder: Decoder) -> Decoder:
+    """The decoder for a run: all of its batches, and all executors, have the same columns.
+
+    Raises:
+        StreamAssetsError: see :meth:`StoredDecoder.resolved`.
+    """
+    found = decoder.resolved() if isinstance(decoder, StoredDecoder) else decoder
+    if isinstance(found.key, StoredDecoder) and not found.key.is_resolved:
+        return cast(Decoder, replace(cast(Any, found), key=found.key.resolved()))
+    return found
+
+
+def key_columns(decoder: Decoder) -> tuple[str, ...]:
+    """The name of the column for the key, if there is one.
+
+    A decoder of the key makes one column: its own if it has but one, called ``key`` unless it was given a name,
+    otherwise a STRUCT called ``key``.
 
     Example:
-        >>> Json("id BIGINT, user STRING").ddl()
-        'id BIGINT, user STRING'
+        >>> key_columns(Text(key=Text("user"))), key_columns(Text(key=Raw())), key_columns(Raw(key=None))
+        (('user',), ('key',), ())
     """
+    if decoder.key is None or isinstance(decoder.key, str):
+        return (decoder.key,) if decoder.key else ()
+    name = getattr(decoder.key, "column", None)
+    return ("key" if name in (None, UNNAMED) else str(name),)
 
-    schema: str
-    key: str | None = field(default=None, kw_only=True)
-    headers: str | None = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.schema, str) or not self.schema.strip():
-            raise InvalidOptionError(
-                f"schema={self.schema!r} has no columns, so that nothing of a message would be kept",
-                remedy="Write it like 'id BIGINT, user STRING'; for payloads as they are, take Raw() or Text().",
-            )
+def header_columns(decoder: Decoder) -> tuple[str, ...]:
+    """The names of the columns for headers."""
+    if isinstance(decoder.headers, Mapping):
+        return tuple(decoder.headers)
+    return (decoder.headers,) if decoder.headers else ()
 
-    def ddl(self) -> str:
-        """See :meth:`Decoder.ddl`."""
-        return self.schema
 
-    def check(self, schema: pa.Schema) -> None:
-        """See :meth:`Decoder.check`."""
-        for column in schema:
-            check_json_type(column.name, column.type)
-
-    def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
-        """See :meth:`Decoder.decode`."""
-        self.check(schema)
-        columns, errors = decode_json(payloads, schema)
-        return DecodedColumns(columns, errors)
+def is_one_column(decoder: Decoder) -> bool:
+    """Whether what it decodes is one value, and not one a field."""
+    return bool(getattr(decoder, "is_one_column", False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +133,15 @@ class Text:
 
     Args:
         column: its name.
-        key: a column for the message key, as BINARY.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>.
+        key: a column for the message key, as BINARY; or a decoder of it.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
+            name of a header.
     """
 
-    column: str = "payload"
-    key: str | None = field(default=None, kw_only=True)
-    headers: str | None = field(default=None, kw_only=True)
+    column: str = UNNAMED
+    key: Key = field(default=None, kw_only=True)
+    headers: Headers = field(default=None, kw_only=True)
+    is_one_column: ClassVar[bool] = True
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
@@ -148,13 +174,15 @@ class Raw:
 
     Args:
         column: the name of the payload's column, BINARY; null for a tombstone.
-        key: a column for the message key, as BINARY; ``None`` leaves it out.
-        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; ``None`` leaves them out.
+        key: a column for the message key, as BINARY; or a decoder of it; ``None`` leaves it out.
+        headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
+            name of a header; ``None`` leaves them out.
     """
 
-    column: str = "payload"
-    key: str | None = field(default="key", kw_only=True)
-    headers: str | None = field(default="headers", kw_only=True)
+    column: str = UNNAMED
+    key: Key = field(default="key", kw_only=True)
+    headers: Headers = field(default="headers", kw_only=True)
+    is_one_column: ClassVar[bool] = True
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog
 from spark_jobs.ledger.intervals import Intervals
@@ -67,6 +66,17 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
         for shard, found in by_shard(batch.to_pandas(), *PLACE):
             parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
+
+
+def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:
+    """The columns of one version of a table, the newest by default.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table.
+    """
+    with _readable(log):
+        table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
+        return [column.name for column in table.schema().fields]
 
 
 def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
@@ -241,7 +251,7 @@ def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> It
 def _readable(log: DeltaLog) -> Iterator[None]:
     try:
         yield
-    except (DeltaError, OSError, KeyError, ValueError, RuntimeError) as error:
+    except Exception as error:  # a file that is gone is a bare one, in the middle of the rows
         raise unreadable(
             log.path,
             error,

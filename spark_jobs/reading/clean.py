@@ -55,7 +55,7 @@ class CleanRead:
             dead = rows.num_rows - rows.column("_error").null_count
             if dead:
                 raise UncleanError(f"{dead} of {rows.num_rows} messages are dead letters")
-            for shard, count in _counts(rows):
+            for shard, count in count_by_shard(rows):
                 left[shard] = left.get(shard, 0) - count
                 if left[shard] < 0:
                     raise UncleanError(f"{shard} holds more messages than the {self.counts.get(shard, 0)} planned")
@@ -69,7 +69,8 @@ class CleanRead:
             raise UncleanError(f"the stream was recreated while it was read: {dict(found)}")
 
 
-def _counts(rows: pa.RecordBatch) -> Iterator[tuple[Shard, int]]:
+def count_by_shard(rows: pa.RecordBatch) -> Iterator[tuple[Shard, int]]:
+    """How many rows each shard has, by the columns ``_stream`` and ``_shard``."""
     places = pa.Table.from_batches([rows.select(["_stream", "_shard"])])
     counted = places.group_by(["_stream", "_shard"], use_threads=False).aggregate([([], "count_all")])
     for row in counted.to_pylist():

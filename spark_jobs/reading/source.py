@@ -8,18 +8,18 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import CleanRead
+from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
+from spark_jobs.reading.spark_types import arrow_schema, declared_columns, struct_type
 from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
@@ -27,7 +27,6 @@ from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
 STREAM_COLUMNS = tuple(STREAM_TYPES)
 DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message")
-HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
 STREAM_DDL = ", ".join(f"{name} {kind}" for name, kind in STREAM_TYPES.items())
 DEAD_LETTER_DDL = (
     f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
@@ -40,24 +39,18 @@ _registering = threading.Lock()
 
 
 def read_splits(
-    spark: SparkSession,
-    splits: Sequence[Split],
-    decoder: Decoder,
-    *,
-    identities: Mapping[str, str] | None = None,
-    keeps_payloads: bool = False,
+    spark: SparkSession, splits: Sequence[Split], decoder: Decoder, *, identities: Mapping[str, str] | None = None
 ) -> DataFrame:
     """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
 
-    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``.
+    Rows with ``_error`` are dead letters; only they carry ``_payload``.
 
     Args:
         spark: reads them.
         splits: what to read.
-        decoder: of the payloads.
+        decoder: of the payloads, with nothing left to look up.
         identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
             :class:`spark_jobs.reading.clean.CleanRead`.
-        keeps_payloads: every row carries what its dead letter would need.
     """
     if not splits:
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
@@ -66,9 +59,7 @@ def read_splits(
         spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)
     driver = socket.gethostname()
-    partitions = [
-        SplitPartition(split, decoder, columns, driver, _clean(split, identities), keeps_payloads) for split in splits
-    ]
+    partitions = [SplitPartition(split, decoder, columns, driver, _clean(split, identities)) for split in splits]
     plan = base64.b64encode(pickle.dumps(partitions)).decode()
     return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
 
@@ -88,15 +79,8 @@ def decoded_schema(decoder: Decoder) -> StructType:
     Raises:
         SchemaMismatchError: the DDL does not parse, or uses a name of ours.
     """
-    try:
-        schema = struct_type(decoder.ddl())
-    except Exception as error:  # the parser's errors have no common type over classic and Connect sessions
-        why = str(error).strip().partition("\n")[0]
-        raise SchemaMismatchError(
-            f"the schema {decoder.ddl()!r} is not Spark DDL: {why}", remedy="Write it like 'id BIGINT, user STRING'."
-        ) from error
-    kept = [name for name in (decoder.key, decoder.headers) if name]
-    names = [*schema.names, *kept]
+    schema = declared_columns(decoder.ddl())
+    names = [*schema.names, *(field.name for field in kept_fields(decoder))]
     taken = [name for name in names if name.lower() in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
     if taken:
         raise SchemaMismatchError(
@@ -113,28 +97,12 @@ def decoded_schema(decoder: Decoder) -> StructType:
     return schema
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """The same columns for Arrow; times are in UTC."""
-    # Before Spark 4.2 the helper has no such parameter, and says UTC by itself.
-    utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-    return to_arrow_schema(schema, **utc)
-
-
 def source_schema(decoder: Decoder) -> StructType:
     """The columns of :func:`read_splits`."""
     decoded = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded_schema(decoder).fields]
-    kept = [
-        *(struct_type(f"`{decoder.key}` BINARY").fields if decoder.key else ()),
-        *(struct_type(f"`{decoder.headers}` {HEADERS_DDL}").fields if decoder.headers else ()),
-    ]
-    return StructType([*decoded, *kept, *struct_type(STREAM_DDL).fields, *struct_type(DEAD_LETTER_DDL).fields])
-
-
-def struct_type(ddl: str) -> StructType:
-    """Parse column definitions with the running session."""
-    parsed = StructType.fromDDL(ddl)
-    assert isinstance(parsed, StructType)
-    return parsed
+    return StructType(
+        [*decoded, *kept_fields(decoder), *struct_type(STREAM_DDL).fields, *struct_type(DEAD_LETTER_DDL).fields]
+    )
 
 
 @dataclass
@@ -147,7 +115,6 @@ class SplitPartition(InputPartition):
         columns: the decoder's, with their NOT NULL.
         driver: the machine that planned it.
         clean: what it must give; ``None`` if dead letters and holes are fine.
-        keeps_payloads: every row carries what its dead letter would need.
     """
 
     split: Split
@@ -155,7 +122,6 @@ class SplitPartition(InputPartition):
     columns: StructType
     driver: str
     clean: CleanRead | None = None
-    keeps_payloads: bool = False
 
 
 class SplitDataSource(DataSource):
@@ -200,19 +166,14 @@ class SplitReader(DataSourceReader):
         schema = arrow_schema(self._schema)
         wanted = arrow_schema(partition.columns)
         messages = partition.split.read()
-        rows = (
-            decode_batch(block, partition.decoder, wanted, schema, keeps_payloads=partition.keeps_payloads)
-            for block in messages
-        )
+        rows = (decode_batch(block, partition.decoder, wanted, schema) for block in messages)
         if partition.clean is None:
             return rows
         assert isinstance(partition.split, CountedSplit)
         return partition.clean.checked(rows, partition.split)
 
 
-def decode_batch(
-    messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema, *, keeps_payloads: bool = False
-) -> pa.RecordBatch:
+def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema) -> pa.RecordBatch:
     """Decode a record batch of messages into the rows of :func:`read_splits`.
 
     Args:
@@ -220,7 +181,6 @@ def decode_batch(
         decoder: for the payloads.
         wanted: the decoder's columns.
         schema: all columns of the result.
-        keeps_payloads: as in :func:`read_splits`.
     """
     timestamps, unreadable = _checked_timestamps(messages)
     payloads = messages.column("payload")
@@ -234,15 +194,16 @@ def decode_batch(
         places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
         columns = [column.take(places) for column in decoded.columns]
         errors = pc.coalesce(unreadable, decoded.errors.take(places))
-    columns += [messages.column(name) for name in ("key", "headers") if getattr(decoder, name)]
+    place = len(wanted)
+    kept_columns, wrong = decode_kept(messages, decoder, pa.schema(list(schema)[place:]))
+    columns += kept_columns
+    errors = pc.coalesce(errors, wrong)
     kept = [messages.column("key"), payloads, messages.column("headers"), pc.is_null(unreadable)]
-    failed = pc.is_valid(errors)
-    is_clean = errors.null_count == len(errors)
-    if not is_clean:
-        columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
-    if is_clean and not keeps_payloads:
+    if errors.null_count == len(errors):
         kept = [pa.nulls(len(messages), column.type) for column in kept]
-    elif not keeps_payloads:
+    else:
+        failed = pc.is_valid(errors)
+        columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
         kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
     *kept, is_message = kept
     arrays = [

@@ -24,7 +24,8 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, is_within, scan
-from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL, struct_type
+from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
+from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import explain
 from spark_jobs.writing.sink import is_conflict, write_verified
@@ -34,11 +35,27 @@ from stream_consumers.messages import Shard
 
 MOST_DELETED = 100
 """Of how many batches dead letters are deleted at a time: each of them is a term of the condition."""
-_PLAIN: Mapping[str, pa.DataType] = {
-    **dict.fromkeys(("_stream", "error", "_batch", "_group", "_member"), pa.string()),
-    **dict.fromkeys(("key", "payload"), pa.binary()),
-    "headers": HEADERS_TYPE,
-}
+_TIME = pa.timestamp("us", "UTC")
+LETTER_SCHEMA: pa.Schema = pa.schema(
+    (
+        pa.field("_stream", pa.string()),
+        pa.field("_shard", pa.int64()),
+        pa.field("_sequence", pa.int64()),
+        pa.field("_timestamp", _TIME),
+        pa.field("key", pa.binary()),
+        pa.field("payload", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+        pa.field("error", pa.string()),
+        pa.field("offset", pa.int64()),
+        pa.field("is_message", pa.bool_()),
+        pa.field("_batch", pa.string()),
+        pa.field("_group", pa.string()),
+        pa.field("_member", pa.string()),
+        pa.field("_number", pa.int64()),
+        pa.field("_recorded_at", _TIME),
+    )
+)
+"""The columns of the table, as :meth:`DeadLetterTable.write` writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +173,11 @@ class DeadLetterTable:
 
     def counted(self, spark: SparkSession, ledger: Ledger) -> DataFrame | None:
         """The dead letters of the group that count; ``None`` if there is no table yet."""
-        if self.log().snapshot() is None:
+        snapshot = self.log().snapshot()
+        if snapshot is None:
             return None
-        own = read_table(spark, self.log()).where(f.col("_group") == ledger.group)
+        # What is known to count is known of this version: later ones may have dead letters of a batch on its way.
+        own = read_table(spark, self.log(), version=snapshot.version).where(f.col("_group") == ledger.group)
         uncounted = self.uncounted(ledger)
         if not uncounted:
             return own
@@ -183,7 +202,13 @@ class DeadLetterTable:
         return self.scan(ledger.group, self.uncounted(ledger), PLACE)
 
     def scan(
-        self, group: str, uncounted: Uncounted, columns: Sequence[str] | None = None, *, where: str = ""
+        self,
+        group: str,
+        uncounted: Uncounted,
+        columns: Sequence[str] | None = None,
+        *,
+        where: str = "",
+        version: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The dead letters of a group, some at a time, without Spark.
 
@@ -194,6 +219,7 @@ class DeadLetterTable:
             uncounted: those that are left out, see :meth:`uncounted`.
             columns: all by default.
             where: a SQL condition.
+            version: of their table, the newest by default.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
@@ -202,9 +228,9 @@ class DeadLetterTable:
             return
         needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, "_batch"]))
         condition = f"{_is_of(group)} AND ({where})" if where else _is_of(group)
-        for found in scan(self.log(), needed, where=condition):
+        for found in scan(self.log(), needed, where=condition, version=version):
             letters = _plain(found)
-            counting = letters.filter(_counting(letters, uncounted)) if uncounted else letters
+            counting = letters.filter(counts(letters, uncounted)) if uncounted else letters
             yield counting if columns is None else counting.select(list(columns))
 
     def by_batch(self) -> Counter[str]:
@@ -433,11 +459,13 @@ def _whole(batches: Iterable[OrphanedBatch]) -> Uncounted:
 
 def _plain(letters: pa.RecordBatch) -> pa.RecordBatch:
     """With strings and bytes of the usual types, which Arrow can filter; delta-rs gives views of them."""
-    schema = pa.schema([(name, _PLAIN.get(name, letters.column(name).type)) for name in letters.schema.names])
-    return letters.cast(schema)
+    known = set(LETTER_SCHEMA.names)
+    return letters.cast(
+        pa.schema([LETTER_SCHEMA.field(own.name) if own.name in known else own for own in letters.schema])
+    )
 
 
-def _counting(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
+def counts(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
     """For each dead letter, whether it is none of those that do not count."""
     counts = np.ones(len(letters), np.bool_)
     batches = np.array(letters.column("_batch").to_pylist(), object)

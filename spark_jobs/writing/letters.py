@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +51,11 @@ class Span:
         """Whether every dead letter is meant."""
         return self == Span()
 
+    @property
+    def has_sequences(self) -> bool:
+        """Whether it is bounded by a sequence, so that nothing without one is meant."""
+        return replace(self, start_ms=None, stop_ms=None) != Span()
+
     def of(self, shard: Shard) -> Range:
         """The sequences of a shard that are meant."""
         lowest, highest = -(2**63), 2**63 - 1
@@ -66,6 +72,16 @@ class Span:
                 times = letters.column("_timestamp").cast(_TIME)
                 letters = letters.filter(compare(times, pa.scalar(bound, pa.int64()).cast(_TIME)))
         return letters
+
+    def sequences(self, letters: pa.RecordBatch) -> pa.Array[Any]:
+        """For each row whether its sequence is meant; not of those without one."""
+        names = zip(letters.column("_stream").to_pylist(), letters.column("_shard").to_pylist())
+        shards = [Shard(str(stream), int(number or 0)) for stream, number in names]
+        known = {shard: self.of(shard) for shard in set(shards)}
+        found = letters.column("_sequence")
+        starts, ends = (pa.array([known[shard][edge] for shard in shards], pa.int64()) for edge in (0, 1))
+        meant: pa.Array[Any] = pc.and_(pc.greater_equal(found, starts), pc.less(found, ends))
+        return meant
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from delta import exceptions as conflicts
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import StructField
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
-from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_TYPES
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
+from spark_jobs.writing.schema_changes import SchemaChanges
 from spark_jobs.writing.sql_types import ddl, quoted
 from spark_jobs.writing.storage import check_files, check_seen
 from stream_consumers.batches import Range
-from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import Shard
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
@@ -39,12 +38,12 @@ class DeltaSink:
     Args:
         path: a local path or a URI that Spark understands.
         properties: table properties, set when the table is created.
-        merge_schema: let new columns into the table.
+        schema_changes: whether new columns come into the table.
     """
 
     path: str
     properties: Mapping[str, str] = field(default_factory=dict)
-    merge_schema: bool = False
+    schema_changes: SchemaChanges = SchemaChanges.FAIL
 
     def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
@@ -64,7 +63,7 @@ class DeltaSink:
         if creates:
             for name, value in self.properties.items():
                 writer = writer.option(name, value)
-        if self.merge_schema:
+        if self.schema_changes is SchemaChanges.ADD_COLUMNS:
             writer = writer.option("mergeSchema", "true")
         if entry.mode == "replace":
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.written))
@@ -196,67 +195,3 @@ def is_conflict(error: BaseException) -> bool:
     In a classic session some conflicts arrive as bare Java errors, so the text counts as well as the type.
     """
     return isinstance(error, CONFLICTS) or any(text in text_of(error) for text in CONFLICT_TEXTS)
-
-
-def check_columns(rows: StructType, table: StructType | None, *, path: str, merge_schema: bool) -> None:
-    """Refuse rows that do not fit the table before anything is read.
-
-    Args:
-        rows: the columns to write.
-        table: those of the table; ``None`` if it is new.
-        path: the table, for the message.
-        merge_schema: new columns are fine, and new fields of structs.
-
-    Raises:
-        SchemaMismatchError: listing the columns that do not fit.
-    """
-    lacking = [name for name in STREAM_COLUMNS if name not in rows.names]
-    if lacking:
-        raise SchemaMismatchError(
-            f"the transform drops {', '.join(lacking)}",
-            remedy="Keep the columns _stream, _shard, _sequence and _timestamp: they tell which message a row is from.",
-        )
-    kinds = {name: rows[name].dataType.simpleString() for name in STREAM_COLUMNS}
-    other = [f"{name} is {kinds[name]}, not {kind}" for name, kind in STREAM_TYPES.items() if kinds[name] != kind]
-    if other:
-        raise SchemaMismatchError(
-            f"the transform changes the types of stream columns: {'; '.join(other)}",
-            remedy="Keep them as they are, and put what is made of them into columns of other names.",
-        )
-    if table is None:
-        return
-    changed, new = [], []
-    for name, found, wanted in _differences("", rows, table):
-        if wanted is None:
-            new.append(f"{name} is not in the table")
-        else:
-            changed.append(f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table")
-    problems = changed if merge_schema else [*changed, *new]
-    if problems:
-        hint = "merge_schema=True lets new columns and fields in, but changes no type" if changed else ""
-        raise SchemaMismatchError(
-            f"the rows do not fit the table {path}: {'; '.join(problems)}",
-            remedy=f"Change the transform or the schema; {hint}."
-            if hint
-            else "Change the transform or the schema, or let new columns and fields in with merge_schema=True.",
-        )
-
-
-def _differences(name: str, rows: DataType, table: DataType) -> Iterator[tuple[str, DataType, DataType | None]]:
-    """What is of another type in the table, or not in it: the name, and the types."""
-    if isinstance(rows, StructType) and isinstance(table, StructType):
-        known = {field.name.lower(): field.dataType for field in table.fields}
-        for field in rows.fields:
-            path = f"{name}.{field.name}" if name else field.name
-            wanted = known.get(field.name.lower())
-            if wanted is None:
-                yield path, field.dataType, None
-            else:
-                yield from _differences(path, field.dataType, wanted)
-    elif isinstance(rows, ArrayType) and isinstance(table, ArrayType):
-        yield from _differences(f"{name}[]", rows.elementType, table.elementType)
-    elif isinstance(rows, MapType) and isinstance(table, MapType):
-        yield from _differences(f"{name}.key", rows.keyType, table.keyType)
-        yield from _differences(f"{name}.value", rows.valueType, table.valueType)
-    elif rows.simpleString() != table.simpleString():
-        yield name, rows, table

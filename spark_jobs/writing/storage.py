@@ -116,15 +116,21 @@ def check_files(log: DeltaLog, version: int) -> None:
         )
 
 
-def read_table(spark: SparkSession, log: DeltaLog) -> DataFrame:
+def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None) -> DataFrame:
     """The table as Spark reads it.
+
+    Args:
+        spark: reads it.
+        log: of the table.
+        version: of the table; without it the newest one, whenever it is read.
 
     Raises:
         StorageMismatchError: Spark sees none.
     """
     location = spark_location(log.path)
+    reader = spark.read.format("delta")
     try:
-        frame = spark.read.format("delta").load(location)
+        frame = (reader if version is None else reader.option("versionAsOf", version)).load(location)
         frame.schema  # noqa: B018 - a Connect session looks only now
     except AnalysisException as error:
         raise _mismatch(f"Spark sees no table at {location} ({first_line(error)})", log) from error

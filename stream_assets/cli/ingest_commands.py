@@ -97,6 +97,9 @@ def ingest(
       stream-assets ingest --source kafka://broker:9093/orders --table lake/orders --group lakehouse \\
           -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN -X sasl.username=me \\
           -X sasl.password=env:KAFKA_PASSWORD
+      stream-assets ingest --source kafka://broker:9092/orders --table lake/orders --decode avro \\
+          --schema-registry https://registry:8081 --subject orders-value \\
+          --registry-option basic.auth.user.info=env:REGISTRY_USER
       stream-assets ingest --source redis://localhost:6379/orders --table lake/orders --linger 3600
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
@@ -110,7 +113,9 @@ def ingest(
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = place.ingestion(
         group=place.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
-        **maker.options,
+        decoder=maker.decoder,
+        transform=maker.transform,
+        schema_changes=maker.schema_changes,
         member=member,
         sharing=stream.mode,
         claims=stream.is_claimed,

@@ -6,10 +6,10 @@ import sys
 
 import click
 
+from stream_assets.cli.dead_letters import dead_letters
 from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
 from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options, storage_option
 from stream_assets.cli.output import print_rows
-from stream_assets.cli.redrive import redrive
 from stream_assets.cli.relay import relay
 from stream_assets.cli.replay import adopt, replay, rewind, seek
 from stream_assets.cli.spark_servers import spark
@@ -63,7 +63,23 @@ def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> No
         sys.exit(1)
 
 
-for command in (produce, peek, relay, ingest, lag, verify, rewind, seek, replay, redrive, switch, adopt, accept, spark):
+COMMANDS = (
+    produce,
+    peek,
+    relay,
+    ingest,
+    lag,
+    verify,
+    rewind,
+    seek,
+    replay,
+    dead_letters,
+    switch,
+    adopt,
+    accept,
+    spark,
+)
+for command in COMMANDS:
     main.add_command(command)
 
 if __name__ == "__main__":

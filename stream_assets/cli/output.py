@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from stream_consumers.readable import printable
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import BatchReport
@@ -50,7 +53,8 @@ def print_rows(
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*("–" if value is None else str(value) for value in row.values()))
+        # Reasons of dead letters say what is in messages.
+        table.add_row(*(Text("–" if value is None else printable(str(value))) for value in row.values()))
     # Numbers are never cut, however narrow the terminal or the file is.
     needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     Console(file=console.file, width=max(needed, console.width), highlight=False).print(table)

@@ -1,4 +1,4 @@
-"""The command ``redrive``."""
+"""The command ``dead-letters redrive``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def redrive(
 
     \b
     Examples:
-      stream-assets redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
           --transform my_definitions:orders --dry-run
-      stream-assets redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
           --from 2026-11-17T00:00:00Z --until 2026-11-18T00:00:00Z --decode json --schema 'id BIGINT, user STRING'
     """
     from spark_jobs.batches.bounds import Bound
@@ -55,7 +55,9 @@ def redrive(
     from spark_jobs.batches.redrive import Redrive, RedriveJob
 
     ingestion = place.ingestion(
-        **maker.options,
+        decoder=maker.decoder,
+        transform=maker.transform,
+        schema_changes=maker.schema_changes,
         limits=limits,
         retry_seconds=retry_seconds,
         single_writer=spark.single_writer,

@@ -111,12 +111,17 @@ def routes(source: StreamUrl, target: StreamUrl) -> Mapping[str, str]:
             remedy="Name the same streams in both, or one in each.",
         )
     is_pipe = find_backend(source.protocol).is_pipe
-    is_one_place = not is_pipe and source.protocol == target.protocol and _place(source) == _place(target)
-    if is_one_place and any(stream == place for stream, place in found.items()):
+    if is_one_place(source, target) and any(stream == place for stream, place in found.items()):
         raise InvalidOptionError(f"{target.shown} would be sent to itself", remedy="Name another stream or place.")
     if is_pipe:
         found.setdefault(BROADCAST, BROADCAST if BROADCAST in to_streams else to_streams[0])
     return found
+
+
+def is_one_place(source: StreamUrl, target: StreamUrl) -> bool:
+    """Whether both are in one file, or at one broker; two pipes are two."""
+    is_pipe = find_backend(source.protocol).is_pipe
+    return not is_pipe and source.protocol == target.protocol and _place(source) == _place(target)
 
 
 def _place(url: StreamUrl) -> object:
@@ -188,24 +193,43 @@ class Relay:
         self.unsent.clear()
 
     def _send(self, producer: Producer, message: Message) -> None:
-        stream, shard, moment = self.routes[message.shard.stream], message.shard.id, message.timestamp_ms
-        if isinstance(producer, KafkaProducer):
-            receipt = producer.send(
-                message.payload,
-                stream=stream,
-                shard=shard,
-                timestamp_ms=moment,
-                key=message.key,
-                headers=message.headers,
-            )
-        else:
-            is_redis = isinstance(producer, RedisProducer)
-            headers = [(name, value) for name, value in message.headers if value is not None]
-            is_kept = message.payload is not None and message.key is None
-            self.stripped += not (is_kept and len(message.headers) == (len(headers) if is_redis else 0))
-            payload = message.payload or b""
-            if isinstance(producer, RedisProducer):
-                receipt = producer.send(payload, stream=stream, shard=shard, timestamp_ms=moment, headers=headers)
-            else:
-                receipt = producer.send(payload, stream=stream, shard=shard, timestamp_ms=moment)
+        receipt, is_whole = send_message(producer, message, stream=self.routes[message.shard.stream])
+        self.stripped += not is_whole
         self.receipts[receipt.shard] = receipt
+
+
+def send_message(
+    producer: Producer, message: Message, *, stream: str | None = None, shard: int | None = None
+) -> tuple[Receipt, bool]:
+    """Send a message with its time and, as far as the producer can, with its key and its headers.
+
+    Args:
+        producer: sends it.
+        message: of any stream.
+        stream: where it goes; the first stream of the producer by default.
+        shard: where it goes; that of the message by default.
+
+    Returns:
+        The receipt, and whether all of the message was sent.
+    """
+    number, moment = message.shard.id if shard is None else shard, message.timestamp_ms
+    if isinstance(producer, KafkaProducer):
+        receipt = producer.send(
+            message.payload,
+            stream=stream,
+            shard=number,
+            timestamp_ms=moment,
+            key=message.key,
+            headers=message.headers,
+        )
+        return receipt, True
+    is_redis = isinstance(producer, RedisProducer)
+    headers = [(name, value) for name, value in message.headers if value is not None]
+    is_kept = message.payload is not None and message.key is None
+    is_whole = is_kept and len(message.headers) == (len(headers) if is_redis else 0)
+    payload = message.payload or b""
+    if isinstance(producer, RedisProducer):
+        receipt = producer.send(payload, stream=stream, shard=number, timestamp_ms=moment, headers=headers)
+    else:
+        receipt = producer.send(payload, stream=stream, shard=number, timestamp_ms=moment)
+    return receipt, is_whole

@@ -74,7 +74,9 @@ def replay(
 
     ingestion = replace(
         _ingestion(place, spark),
-        **maker.options,
+        decoder=maker.decoder,
+        transform=maker.transform,
+        schema_changes=maker.schema_changes,
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
         retry_seconds=retry_seconds,

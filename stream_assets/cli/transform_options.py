@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from stream_assets.cli.options import gathered
+from stream_assets.cli.schema_options import FORMATS, SchemaPlace, schema_options
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import Limits, OnBadRows, choice, choose_fields
+from stream_consumers.options import Limits
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
     from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.ledger.ledger import LedgerState
     from spark_jobs.writing.layout import TableLayout
+    from spark_jobs.writing.schema_changes import SchemaChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,12 @@ class RowMaker:
     Args:
         decoder: payloads to columns.
         transform: those to the rows of the table; ``None`` for all of them as they are.
-        on_bad_rows: what becomes of those that the table does not take, or that the transform fails for.
+        schema_changes: what becomes of columns that the table does not have.
     """
 
     decoder: Decoder
     transform: Transform | None
-    on_bad_rows: OnBadRows = OnBadRows.FAIL
-
-    def __post_init__(self) -> None:
-        choose_fields(self, on_bad_rows=OnBadRows)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What :class:`spark_jobs.batches.ingestion.Ingestion` takes."""
-        return {field.name: getattr(self, field.name) for field in fields(RowMaker)}
+    schema_changes: SchemaChanges
 
     def check(self, state: LedgerState) -> None:
         """Refuse rows of no transform next to, or in the place of, rows of one.
@@ -57,20 +51,27 @@ class RowMaker:
 
 
 def make_rows(
-    decode: str | None, schema: str | None, transform: str | None, on_bad_rows: str | None = None
+    decode: str | None,
+    schema: str | None,
+    transform: str | None,
+    schema_changes: str | None,
+    place_of_schema: SchemaPlace | None = None,
 ) -> RowMaker:
-    """The decoder and the transform that the options name; what becomes of bad rows is as an asset says, by default.
+    """The decoder and the transform that the options name.
 
     Raises:
         InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
             takes more than the rows.
     """
-    from spark_jobs.decoding.decoders import Json, Raw, Text
+    from spark_jobs.decoding.decoders import Raw, Text
+    from spark_jobs.decoding.json_decoder import Json
+    from spark_jobs.writing.schema_changes import SchemaChanges
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
-    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else Raw()
-    chosen = choice(OnBadRows, on_bad_rows or "fail", option="--on-bad-rows")
+    stored = (place_of_schema or SchemaPlace()).decoder(decode)
+    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else stored or Raw()
+    chosen = SchemaChanges(schema_changes or SchemaChanges.FAIL)
     if transform is None:
         return RowMaker(decoder, None, chosen)
     named = _imported(transform)
@@ -89,7 +90,7 @@ def make_rows(
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
             remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
         )
-    return RowMaker(declared.decoder, declared.transform, chosen if on_bad_rows else declared.on_bad_rows)
+    return RowMaker(declared.decoder, declared.transform, chosen if schema_changes else declared.schema_changes)
 
 
 def _imported(path: str) -> object:
@@ -114,18 +115,18 @@ def _imported(path: str) -> object:
 row_options = gathered(
     "maker",
     make_rows,
-    click.option("--decode", type=click.Choice(["raw", "text", "json"]), help="raw by default."),
+    click.option("--decode", type=click.Choice(["raw", "text", "json", *FORMATS]), help="raw by default."),
     click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
+    schema_options,
     click.option(
         "--transform",
         metavar="MODULE:NAME",
         help="A function from DataFrame to DataFrame, or a stream asset, whose decoder is used as well.",
     ),
     click.option(
-        "--on-bad-rows",
-        type=click.Choice(["fail", "dead_letter"]),
-        help="Rows that break a constraint of the table, or that the transform fails for: stop, or make dead letters "
-        "of their messages. By default as the stream asset says, or fail.",
+        "--schema-changes",
+        type=click.Choice(["fail", "add_columns"]),
+        help="What becomes of columns that the table does not have: fail by default.",
     ),
 )
 limit_options = gathered(

@@ -44,9 +44,8 @@ PAGES = [
 ]
 LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
 PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
-README = ROOT / "README.md"
-# Their programs write tables.
-WITH_SPARK = [ROOT / "docs" / name for name in ("testing-your-assets.md", "bad-rows.md")]
+README, TESTING = ROOT / "README.md", ROOT / "docs" / "testing-your-assets.md"
+LETTERS = ROOT / "docs" / "dead-letters.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
@@ -114,7 +113,7 @@ def forget_keys(server: str) -> None:
         client.flushdb()
 
 
-@pytest.mark.parametrize("page", [page for page in PROGRAMS if page not in WITH_SPARK], ids=in_project)
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TESTING], ids=in_project)
 def test_the_python_of_a_page_runs(
     page: Path, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,12 +154,22 @@ def test_the_readme_from_the_first_message_to_the_verdict(
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("page", WITH_SPARK, ids=in_project)
-def test_a_page_that_writes_tables_runs(
-    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_about_tests_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run(page, {})
+    run(TESTING, {})
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_page_about_dead_letters_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = run(LETTERS, {})
+    with create_producer("file://orders.ss/orders") as producer:
+        for payload in (b'{"id": 1}', b'{"id": ', b'{"id": 3}', b"[]"):
+            producer.send(payload)
+    assert namespace["defs"].resolve_job_def("ingest_orders").execute_in_process().success
+    assert namespace["as_pandas"]().payload.tolist() == [b'{"id": ', b"[]"]
+    assert [(row.error, row.letters) for row in namespace["as_rows"](spark)] == [("not a JSON object", 2)]
 
 
 # -- shell ------------------------------------------------------------------------------------------------------------
@@ -174,6 +183,8 @@ def check_command(words: list[str]) -> None:
     if program == "stream-assets":
         with click.Context(main, info_name=program) as context:
             name, command, options = main.resolve_command(context, rest)
+            if isinstance(command, click.Group):
+                name, command, options = command.resolve_command(context, options)
             assert command is not None
             with command.make_context(name, options, parent=context):
                 for word in words:
@@ -220,10 +231,22 @@ def test_what_an_example_ingests_by_hand_is_made_as_its_asset_makes_it(
         assert words[words.index("--transform") + 1] == f"{module}:{name}"
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
+def named_commands(group: click.Group, *before: str) -> dict[str, click.Command]:
+    """The commands of a group, with those of the groups in it."""
+    found: dict[str, click.Command] = {}
+    for name, command in sorted(group.commands.items()):
+        found[" ".join((*before, name))] = command
+        found |= named_commands(command, *before, name) if isinstance(command, click.Group) else {}
+    return found
+
+
+COMMANDS = named_commands(main)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_in_the_help_of_a_command_are_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    _, heading, examples = (main.commands[name].help or "").partition("Example")
+    _, heading, examples = (COMMANDS[name].help or "").partition("Example")
     assert heading, f"stream-assets {name} --help shows no example"
     check_commands(examples.partition("\n")[2])
 
@@ -234,6 +257,8 @@ def test_the_examples_in_the_help_of_a_command_are_accepted(name: str, monkeypat
         ("stream-assets ingst --table t", click.UsageError),
         ("stream-assets verify --source file://a.ss/a", click.UsageError),
         ("stream-assets lag file://a.ss/a --tabel t", click.UsageError),
+        ("stream-assets dead-letters list --tabel t", click.UsageError),
+        ("stream-assets dead-letters lst --table t", click.UsageError),
         ("cat a | curl -d @- somewhere", AssertionError),
         ("make everything", AssertionError),
     ],

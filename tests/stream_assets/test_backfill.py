@@ -18,7 +18,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from stream_assets import stream_asset, stream_definitions
 from stream_consumers.create import StreamSource, open_batch_source

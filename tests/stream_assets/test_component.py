@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,7 +14,19 @@ import yaml
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_assets import Json, KafkaCluster, StreamAsset, StreamIngestionComponent, stream_asset
+from spark_jobs.decoding.decoders import Decoder, header_columns, key_columns
+from stream_assets import (
+    Avro,
+    Json,
+    JsonSchema,
+    KafkaCluster,
+    Protobuf,
+    SchemaRegistry,
+    StreamAsset,
+    StreamIngestionComponent,
+    Text,
+    stream_asset,
+)
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dg_projects import DgProject
@@ -98,13 +111,7 @@ def test_a_message_becomes_a_row(project: DgProject, spark: SparkSession, instan
 
 
 def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
-    settings: dict[str, Any] = {
-        "max_records": 7,
-        "min_lag": 3,
-        "on_bad_rows": "dead_letter",
-        "mode": "load_balanced",
-        "members": 3,
-    }
+    settings: dict[str, Any] = {"max_records": 7, "min_lag": 3, "mode": "load_balanced", "members": 3}
     component = StreamIngestionComponent.from_attributes_dict(
         attributes={
             "connection": {"type": "kafka", "bootstrap_servers": "kafka:9092"},
@@ -134,6 +141,62 @@ def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
     for name in ("key", "stream", "policy", "sensor_status", "checks", "partitions", "replay_partitions"):
         assert getattr(made.declared, name) == getattr(expected.declared, name), name
     assert made("rows") == "rows"
+
+
+REGISTRY = "registry: {url: 'http://registry:8081', options: {basic.auth.user.info: '{{ env.T_USER }}'}}"
+
+
+def registry() -> SchemaRegistry:
+    return SchemaRegistry("http://registry:8081", options={"basic.auth.user.info": dg.EnvVar("T_USER")})
+
+
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        (
+            "{type: avro, REGISTRY, subject: orders-value, key: {type: avro, REGISTRY, subject: orders-key}, "
+            "headers: {trace: t}}",
+            lambda folder: Avro(
+                registry=registry(),
+                subject="orders-value",
+                key=Avro(registry=registry(), subject="orders-key"),
+                headers={"trace": "t"},
+            ),
+        ),
+        (
+            "{type: protobuf, schema_file: order.proto, message: Order, framed: true, key: {type: text, column: user}}",
+            lambda folder: Protobuf(schema_file=folder / "order.proto", message="Order", framed=True, key=Text("user")),
+        ),
+        (
+            "{type: json_schema, REGISTRY, subject: orders-value, version: 3, validate: true, key: k}",
+            lambda folder: JsonSchema(registry=registry(), subject="orders-value", version=3, validate=True, key="k"),
+        ),
+    ],
+    ids=["avro", "protobuf", "json_schema"],
+)
+def test_decoders_whose_schema_is_elsewhere(
+    project: DgProject, monkeypatch: pytest.MonkeyPatch, decode: str, expected: Callable[[Path], Decoder]
+) -> None:
+    monkeypatch.delenv("T_USER", raising=False)
+    project.write("defs/shop/order.proto", 'syntax = "proto3"; message Order { int64 id = 1; }')
+    built: list[dg.Definitions] = []
+    build = StreamIngestionComponent.build_defs
+
+    def kept(component: StreamIngestionComponent, context: dg.ComponentLoadContext) -> dg.Definitions:
+        built.append(build(component, context))
+        return built[-1]
+
+    monkeypatch.setattr(StreamIngestionComponent, "build_defs", kept)
+    decode = decode.replace("REGISTRY", REGISTRY)
+    loaded = load(project, ORDERS.replace("group:", f"decode: {decode}\n      group:"))
+    (asset,) = [one for one in built[0].assets or () if isinstance(one, StreamAsset)]
+    decoder = asset.declared.template.decoder
+    assert decoder == expected(project.source / project.package / "defs" / "shop")
+    # What a registry knows is not asked for when code is loaded.
+    known = {"id"} if isinstance(decoder, Protobuf) else set()
+    lineage = spec_of(loaded, "orders").metadata["dagster/column_lineage"].value.deps_by_column
+    ours = {"_stream", "_shard", "_sequence", "_timestamp"}
+    assert set(lineage) == known | ours | {*key_columns(decoder), *header_columns(decoder)}
 
 
 def test_lists_patterns_defaults_and_names(project: DgProject) -> None:

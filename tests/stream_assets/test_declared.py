@@ -39,7 +39,7 @@ NONSENSE: Mapping[str, tuple[object, ...]] = {
     "max_wait_seconds": (-1, "60", True, None, math.nan, math.inf),
     "retry_seconds": (-1, "60", True, None, math.nan, math.inf),
     "sensor_seconds": (0, -30, 0.5, "30", True, None),
-    "merge_schema": ("false", "", 0, 1, None),
+    "schema_changes": ("add", "", True, None),
     "single_writer": ("false", "", 0, 1, None),
     "group": ("", " ", "a/b", 5),
     "table": (

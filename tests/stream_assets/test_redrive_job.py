@@ -52,6 +52,13 @@ def dead(result: dg.ExecuteInProcessResult) -> tuple[bool, object]:
     return found.passed, found.metadata["stream/dead_letters"].value
 
 
+def outcome(result: dg.ExecuteInProcessResult) -> dict[str, object]:
+    """The numbers that the page of the run has."""
+    (event,) = [e for e in result.all_events if e.event_type is dg.DagsterEventType.STEP_OUTPUT]
+    metadata = event.step_output_data.metadata
+    return {name: value.value for name, value in metadata.items() if isinstance(value, dg.IntMetadataValue)}
+
+
 @pytest.mark.spark
 @pytest.mark.dagster
 def test_a_redrive_is_one_materialization_and_its_check_becomes_green(
@@ -63,9 +70,11 @@ def test_a_redrive_is_one_materialization_and_its_check_becomes_green(
     today = declare(folder, decode=TODAY, max_records=6)
     tried = redrive(today, instance, dry_run=True)
     assert dead(tried) == (False, 20)
+    assert outcome(tried) == {"redrive/decoded": 20, "redrive/still_dead": 0}
     assert not tried.get_asset_materialization_events()
     assert dead(redrive(today, instance, limit=5)) == (False, 15)
     done = redrive(today, instance)
+    assert outcome(done) == {"redrive/decoded": 15, "redrive/still_dead": 0}
     assert dead(done) == (True, 0)
     (event,) = done.get_asset_materialization_events()
     told = event.step_materialization_data.materialization.metadata

@@ -119,7 +119,7 @@ def test_dead_letters_that_a_replay_replaced_fail_no_check(
     assert _dead(first) == 2
     replayed = execute(declare(folder, "new"), instance, config={"start": {"rewind": 1}, "stop": {"rewind": 11}})
     assert _dead(replayed) == 2, "the same two, not three"
-    text = declare(folder, "new", decode=Json("id BIGINT, user STRING, more STRING"), merge_schema=True)
+    text = declare(folder, "new", decode=Json("id BIGINT, user STRING, more STRING"), schema_changes="add_columns")
     assert _dead(execute(text, instance, config={"start": {"rewind": "earliest"}})) == 2
 
 

@@ -9,8 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
-from spark_jobs.decoding.decoders import Decoder, Json
+from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.create import open_batch_source
 from stream_consumers.options import AutoStreamReset, Limits
 
@@ -25,8 +27,9 @@ def ingestion(
     transform: Callable[[DataFrame], DataFrame] | None = None,
     group: str = "lakehouse",
     start: AutoStreamReset = AutoStreamReset.EARLIEST,
-    merge_schema: bool = False,
+    schema_changes: SchemaChanges = SchemaChanges.FAIL,
 ) -> Ingestion:
+    """What to ingest; its batches are small, and are read by executors all the same."""
     return Ingestion(
         group=group,
         table=str(table),
@@ -34,8 +37,9 @@ def ingestion(
         transform=transform,
         start=start,
         limits=Limits(max_records=records),
-        merge_schema=merge_schema,
+        schema_changes=schema_changes,
         retry_seconds=0.0,
+        driver_records=0,
     )
 
 

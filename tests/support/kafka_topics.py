@@ -33,7 +33,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer, Step, ignore_steps
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import ShardVerdict, verify
 from stream_consumers.create import StreamSource
@@ -297,6 +297,8 @@ class Pipeline:
             "decoder": Json("id BIGINT"),
             "limits": Limits(max_records=records),
             "retry_seconds": 0.0,
+            # Its batches are small, and are read by executors all the same.
+            "driver_records": 0,
         }
         return cls(spark, url, Ingestion(**{**settings, **options}), client=client or {})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Redrive, RedriveJob
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.options import Limits

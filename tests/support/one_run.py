@@ -13,15 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode, Limits, OnBadRows
+from stream_consumers.options import ConsumerMode, Limits
 from stream_consumers.urls import StreamUrl
-from tests.support.bad_rows import bad_rows
 from tests.support.old_and_new import old
 from tests.support.settings import SMALL
 
@@ -67,12 +66,14 @@ def slow(rows: DataFrame, *, seconds: float = 0.01) -> DataFrame:
     return rows.withColumn("id", f.udf(late, "bigint")("id"))
 
 
-TRANSFORMS = {"poison": poisonous, "old": old, "slow": slow, "bad rows": bad_rows}
+TRANSFORMS = {"poison": poisonous, "old": old, "slow": slow}
 # The master of the run, if it is not local, with more settings of Spark as JSON.
 MASTER_VARIABLE = "MASTER_OF_THE_RUN"
 CONFIG_VARIABLE = "SPARK_OF_THE_RUN"
 # Where the table is, if not in the folder of the run: a URI.
 TABLE_VARIABLE = "TABLE_OF_THE_RUN"
+# Batches of so many messages are read by its driver, not by executors.
+DRIVER_RECORDS_VARIABLE = "DRIVER_RECORDS_OF_THE_RUN"
 
 
 def _session(remote: str, table: str) -> SparkSession:
@@ -126,7 +127,7 @@ def main(
         claims=source.is_claimed,
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
-        on_bad_rows=OnBadRows.DEAD_LETTER if transform == "bad rows" else OnBadRows.FAIL,
+        driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):

@@ -12,8 +12,10 @@ from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.decoding.decoders import Decoder, Json, Raw, Text
+from spark_jobs.decoding.decoders import Decoder, Raw, Text
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.verify import verify
+from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -376,7 +378,7 @@ def test_new_columns_come_in_if_they_may(spark: SparkSession, folder: Path) -> N
     drain(spark, url, ingestion(folder / "t"))
     write_stream(folder / "orders.ss", 10)
     more = lambda rows: rows.withColumn("doubled", f.col("id") * 2)  # noqa: E731
-    drain(spark, url, ingestion(folder / "t", transform=more, merge_schema=True))
+    drain(spark, url, ingestion(folder / "t", transform=more, schema_changes=SchemaChanges.ADD_COLUMNS))
     assert "doubled" in spark.read.format("delta").load(f"{folder}/t").columns
     assert_each_once(folder / "orders.ss", folder / "t")
 

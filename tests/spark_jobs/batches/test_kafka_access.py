@@ -17,7 +17,8 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.decoding.decoders import Json, Raw
+from spark_jobs.decoding.decoders import Raw
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.source import SplitPartition, decoded_schema, read_splits
 from stream_assets import StreamAsset, stream_asset, stream_definitions
 from stream_consumers.batches import BatchPlan, Range

@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Batch, BatchReport, Step
-from spark_jobs.decoding.decoders import Json, Raw
+from spark_jobs.decoding.decoders import Raw
+from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.errors import BrokerUnavailableError, GroupActiveError, InvalidOptionError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource

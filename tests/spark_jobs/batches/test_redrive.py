@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -17,14 +18,17 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.dead_letters import DeadLetters, LetterFilter
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
+from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.killed_runs import kill_in_turn, logs, running
+from tests.support.polling import until
 from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
@@ -117,6 +121,8 @@ def place(number: int) -> Identity:
 def test_what_decodes_now_becomes_rows_and_the_rest_stays(spark: SparkSession, folder: Path) -> None:
     lake = Lake.of(spark, folder)
     lake.assert_each_once(dead=[*FIXED, *HOPELESS])
+    written = pa.schema(DeltaTable(lake.strict.dead_letters().path).schema().to_arrow())
+    assert {column.name: column.type for column in written} == {column.name: column.type for column in LETTER_SCHEMA}
     before, files = lake.strict.ledger().read(), set(DeltaTable(lake.strict.table).file_uris())
     Path(lake.url.removeprefix("file://").removesuffix("/orders")).rename(folder / "away.ss")
     found = lake.job().preview()
@@ -235,6 +241,23 @@ def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSess
     lake.send([1])
     lake.ingest(lake.strict)
     assert lake.redrive() == lake.job().preview() == Outcome()
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_redrives_in_two_processes_at_once_write_each_row_once(spark: SparkSession, server: str, folder: Path) -> None:
+    lake = Lake.of(spark, folder)
+    one = (lake.url, Path(lake.strict.table), "", "lakehouse", server)
+    with running(*one, records=4, module="one_redrive") as first:
+        # Each has a log of its own.
+        until(lambda: "planned" in logs(one[1]), seconds=600)
+        with running(*one, records=4, module="one_redrive") as second:
+            assert (first.wait(), second.wait()) == (0, 0), logs(one[1])
+    lake.assert_each_once(dead=HOPELESS)
+    entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]
+    assert sum(entry.rows for entry in entries) == len(FIXED), "none was redriven twice"
+    listed = DeadLetters.of(lake.strict).kinds(LetterFilter(is_all=True))
+    assert [(kind.count, kind.replaced) for kind in listed] == [(0, len(FIXED)), (len(HOPELESS), 0)]
 
 
 @pytest.mark.kill

@@ -16,7 +16,7 @@ from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Observer
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob
 from spark_jobs.batches.rewind import plan_moves, rewind
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource, create_producer, open_batch_source

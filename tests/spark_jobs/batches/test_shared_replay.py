@@ -17,7 +17,7 @@ from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, Step,
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_assets import StreamAsset, stream_asset, stream_definitions

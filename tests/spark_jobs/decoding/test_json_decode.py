@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding import json_decode
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.payloads import BAD, GOOD, documents, payload
 from tests.support.profiles import examples

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.decoders import Json, Raw, Text
+from spark_jobs.decoding.decoders import Raw, Text
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading.source import decode_batch
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds
@@ -119,19 +120,6 @@ def test_key_and_headers_are_columns_where_they_are_asked_for():
     assert (good["_key"], good["_headers"]) == (None, None)
     assert (dead["v"], dead["k"], dead["h"]) == (None, None, None)
     assert (dead["_payload"], dead["_key"], dead["_headers"]) == (b"y", b"key", HEADERS)
-
-
-def test_payloads_are_kept_where_any_row_may_become_a_dead_letter():
-    wanted = pa.schema([("v", pa.binary())])
-    schema = pa.schema([*wanted, *STREAM])
-    for rows in ([(0, b"x", None), (1, b"y", "torn")], [(0, b"x", None)]):
-        decoder = Raw("v", key=None, headers=None)
-        good, *dead = decode_batch(messages(rows), decoder, wanted, schema, keeps_payloads=True).to_pylist()
-        assert (good["v"], good["_payload"], good["_key"], good["_headers"]) == (b"x", b"x", b"key", HEADERS)
-        assert (good["_error"], good["_is_message"]) == (None, True)
-        assert [(row["v"], row["_payload"], row["_error"], row["_is_message"]) for row in dead] == [
-            (None, b"y", "torn", False)
-        ][: len(dead)]
 
 
 def test_stream_columns():

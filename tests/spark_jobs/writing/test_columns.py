@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from spark_jobs.decoding.decoders import Json
-from spark_jobs.writing.sink import check_columns
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.writing.schema_changes import WIDENING, SchemaChanges, check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
@@ -20,6 +21,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 
 pytestmark = pytest.mark.spark
+FAIL, ADD = SchemaChanges.FAIL, SchemaChanges.ADD_COLUMNS
 STREAM = "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP"
 
 
@@ -27,16 +29,16 @@ def test_the_columns_of_the_place_keep_their_types(spark: SparkSession) -> None:
     rows = StructType.fromDDL(STREAM.replace("_sequence BIGINT", "_sequence STRING"))
     assert isinstance(rows, StructType)
     with pytest.raises(SchemaMismatchError, match="stream columns: _sequence is string, not bigint"):
-        check_columns(rows, None, path="t", merge_schema=False)
+        check_columns(rows, None, path="t", schema_changes=FAIL)
 
 
-def problem(rows: str, table: str, *, merge_schema: bool) -> str:
+def problem(rows: str, table: str, *, schema_changes: SchemaChanges, widens: bool = False) -> str:
     """What is wrong, and the remedy; empty if nothing is."""
     schemas = [StructType.fromDDL(f"{columns}, {STREAM}") for columns in (rows, table)]
     assert isinstance(schemas[0], StructType)
     assert isinstance(schemas[1], StructType)
     try:
-        check_columns(schemas[0], schemas[1], path="t", merge_schema=merge_schema)
+        check_columns(schemas[0], schemas[1], path="t", schema_changes=schema_changes, widens=widens)
     except SchemaMismatchError as error:
         return str(error)
     return ""
@@ -57,10 +59,10 @@ TABLE = "id BIGINT, st STRUCT<a: INT, in: STRUCT<x: INT>>, li ARRAY<STRUCT<a: IN
     ],
 )
 def test_new_columns_and_fields_come_in_only_if_they_may(spark: SparkSession, rows: str, name: str) -> None:
-    found = problem(rows, TABLE, merge_schema=False)
+    found = problem(rows, TABLE, schema_changes=FAIL)
     assert f"{name} is not in the table" in found
-    assert "merge_schema=True" in found
-    assert problem(rows, TABLE, merge_schema=True) == ""
+    assert "schema_changes='add_columns'" in found
+    assert problem(rows, TABLE, schema_changes=ADD) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,62 @@ def test_new_columns_and_fields_come_in_only_if_they_may(spark: SparkSession, ro
     ],
 )
 def test_a_type_never_changes_and_nobody_is_sent_in_a_circle(spark: SparkSession, rows: str, told: str) -> None:
-    for merge_schema in (False, True):
-        found = problem(rows, TABLE, merge_schema=merge_schema)
+    for schema_changes in SchemaChanges:
+        found = problem(rows, TABLE, schema_changes=schema_changes, widens=True)
         assert told in found
-        assert "changes no type" in found
-    assert "let new columns" not in problem(rows, TABLE, merge_schema=True)
+        assert "no other change of a type" in found
+
+
+WIDER = {
+    "TINYINT": "SMALLINT",
+    "INT": "BIGINT",
+    "SMALLINT": "DOUBLE",
+    "FLOAT": "DOUBLE",
+    "INT ": "DECIMAL(12, 2)",
+    "DECIMAL(5, 2)": "DECIMAL(12, 5)",
+    "STRUCT<a: INT>": "STRUCT<a: BIGINT>",
+    "ARRAY<INT>": "ARRAY<BIGINT>",
+}
+OTHER = {
+    "BIGINT": "INT",
+    "INT": "STRING",
+    "BIGINT ": "DOUBLE",
+    "DECIMAL(5, 2)": "DECIMAL(12, 1)",
+    "INT ": "DECIMAL(11, 2)",
+    "DATE": "TIMESTAMP",
+}
+
+
+def columns(kinds: Iterable[str]) -> str:
+    return ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
+
+
+def test_types_are_widened_where_the_table_lets_them_and_delta_does_so(spark: SparkSession, folder: Path) -> None:
+    for table, rows in WIDER.items():
+        assert problem(f"c {rows}", f"c {table}", schema_changes=ADD, widens=True) == ""
+        assert WIDENING in problem(f"c {rows}", f"c {table}", schema_changes=ADD)
+        assert "wider types in with schema_changes='add_columns'" in problem(
+            f"c {rows}", f"c {table}", schema_changes=FAIL, widens=True
+        )
+    path = str(folder / "t")
+    spark.createDataFrame([], columns(WIDER)).write.format("delta").option(WIDENING, "true").save(path)
+    rows = spark.createDataFrame([], columns(WIDER.values()))
+    rows.write.format("delta").option("mergeSchema", "true").mode("append").save(path)
+    assert spark.read.format("delta").load(path).schema == rows.schema
+
+
+def test_types_that_are_not_widened_are_those_that_delta_refuses(spark: SparkSession, folder: Path) -> None:
+    path = str(folder / "t")
+    spark.createDataFrame([], columns(OTHER)).write.format("delta").option(WIDENING, "true").save(path)
+    for number, (table, rows) in enumerate(OTHER.items()):
+        assert "no other change of a type" in problem(f"c {rows}", f"c {table}", schema_changes=ADD, widens=True)
+        changed = spark.createDataFrame([], f"c{number} {rows}").write.format("delta").option("mergeSchema", "true")
+        with pytest.raises(PySparkException, match="DELTA_FAILED_TO_MERGE"):
+            changed.mode("append").save(path)
 
 
 def test_fewer_columns_and_fields_fit(spark: SparkSession) -> None:
-    assert problem("st STRUCT<in: STRUCT<x: INT>>", TABLE, merge_schema=False) == ""
+    assert problem("st STRUCT<in: STRUCT<x: INT>>", TABLE, schema_changes=FAIL) == ""
 
 
 @pytest.fixture
@@ -94,7 +143,7 @@ def url() -> Iterator[StreamUrl]:
 
 
 def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
-    what = ingestion(folder / "t", merge_schema=True)
+    what = ingestion(folder / "t", schema_changes=ADD)
     for schema in (
         "id BIGINT, st STRUCT<a: INT>",
         "id BIGINT, st STRUCT<a: INT, b: INT>",

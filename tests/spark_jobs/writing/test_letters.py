@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.redrive import Redrive
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
-from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import Ledger
-from spark_jobs.writing.dead_letters import DeadLetterTable
-from spark_jobs.writing.letters import LetterReader, Span, first_places, without_first
-from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA, Range
+from spark_jobs.writing.letters import LetterReader, first_places, without_first
+from stream_consumers.batches import MESSAGE_SCHEMA, Range
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Shard
-from tests.support.written_log import WrittenLog
-
-ORDERS, SECOND, CLICKS = Shard("orders", 0), Shard("orders#2", 1), Shard("clicks", 0)
-NOON = datetime(2026, 11, 17, 12, tzinfo=timezone.utc)
-
-
-class Tables:
-    """A table with one batch, and dead letters of it, a minute each; those behind an hour are of another group."""
-
-    def __init__(self, folder: Path) -> None:
-        self.main, self.table = WrittenLog(folder / "t"), DeadLetterTable(str(folder / "t_dead_letters"))
-        state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 0)), origin=0) for shard in (ORDERS, SECOND, CLICKS)}
-        everything = dict.fromkeys(state, Range(0, 100))
-        self.main.ours(LedgerEntry("batch", "g", "g/main", 1, "main", "b1", -1, ranges=everything, state=state, dead=9))
-
-    def add(self, shard: Shard, *sequences: int | None, group: str = "g", is_message: bool | None = True) -> None:
-        count = len(sequences)
-        rows = {
-            "_stream": [shard.stream] * count,
-            "_shard": pa.array([shard.id] * count, pa.int64()),
-            "_sequence": pa.array(sequences, pa.int64()),
-            "_timestamp": pa.array(
-                [NOON + timedelta(minutes=(s or 0) % 1000) for s in sequences], pa.timestamp("us", "UTC")
-            ),
-            "key": pa.array([b"k"] * count, pa.binary()),
-            "payload": pa.array([b"%d" % (s or 0) for s in sequences], pa.binary()),
-            "headers": pa.array([[{"name": "trace", "value": b"\xff"}]] * count, HEADERS_TYPE),
-            "error": ["no number"] * count,
-            "offset": pa.nulls(count, pa.int64()),
-            "is_message": pa.array([is_message] * count, pa.bool_()),
-            "_batch": ["b1"] * count,
-            "_group": [group] * count,
-        }
-        write_deltalake(self.table.path, pa.table(rows), mode="append")
-
-    def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> LetterReader:
-        ledger = Ledger(self.main.log(), group="g", member="replay")
-        return LetterReader(self.table, ledger, streams, span or Span())
+from tests.support.letter_tables import CLICKS, ORDERS, SECOND, Tables
 
 
 @pytest.fixture

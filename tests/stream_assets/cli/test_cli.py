@@ -26,7 +26,7 @@ COMMANDS = [
     "verify",
     "rewind",
     "seek",
-    "redrive",
+    "dead-letters",
     "replay",
     "accept",
     "adopt",

@@ -1,4 +1,4 @@
-"""The command redrive: what it says beforehand is what it does."""
+"""The command dead-letters redrive: what it says beforehand is what it does, and what is listed is what is left."""
 
 from __future__ import annotations
 
@@ -22,24 +22,36 @@ def test_redrive_says_what_it_would_do_then_does_it(spark: SparkSession, folder:
     place = ("--source", write_stream(folder / "orders.ss", 20, malformed=BROKEN), "--table", folder / "t")
 
     def rows(command: str, *more: str) -> list[dict[str, Any]]:
-        done = run(command, *place, "--group", "g", *more, "--json")
+        done = run(*command.split(), *place, "--group", "g", *more, "--json")
         assert done.exit_code == 0, done.output
         found: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
         return found
 
-    failing(run("redrive", *place, "--group", "g", "--from", "latest", *TODAY), "reads no dead letter")
+    def listed(*more: str) -> dict[str, tuple[int, ...]]:
+        found = rows("dead-letters list", *more)
+        return {row["reason"]: tuple(row[n] for n in ("dead letters", "replaced") if n in row) for row in found}
+
+    failing(run("dead-letters", "redrive", *place, "--group", "g", "--from", "latest", *TODAY), "reads no dead letter")
     rows("ingest", *STRICT)
     assert not sequences_in_table(folder / "t")
+    missing, broken = "field '…' is missing, but it is NOT NULL", "not a JSON object"
+    assert listed() == {missing: (18,), broken: (2,)}
     names = ("result", "dead letters", "reason", "example")
     wanted = [
         dict(zip(names, ("becomes a row", 18, None, None))),
         dict(zip(names, ("stays a dead letter", 2, "not a JSON object", "orders/0=3"))),
     ]
-    assert rows("redrive", *TODAY, "--dry-run") == wanted
+    assert rows("dead-letters redrive", *TODAY, "--dry-run") == wanted
     assert not sequences_in_table(folder / "t")
-    assert rows("redrive", *TODAY, "--until", "orders/0=2,orders/1=1") == [{**wanted[0], "dead letters": 1}]
-    assert rows("redrive", *TODAY)[0]["dead letters"] == 17
+    assert rows("dead-letters redrive", *TODAY, "--until", "orders/0=2,orders/1=1") == [
+        {**wanted[0], "dead letters": 1}
+    ]
+    assert listed() == {missing: (17,), broken: (2,)}
+    assert rows("dead-letters redrive", *TODAY)[0]["dead letters"] == 17
+    assert listed() == {broken: (2,)}
+    assert listed("--all") == {missing: (0, 18), broken: (2, 0)}
+    assert [row["_sequence"] for row in rows("dead-letters show", "orders/0=3", "orders/0=4")] == [3]
     found = sequences_in_table(folder / "t")
     assert (len(found), sum(found.values())) == (18, 18)
     assert [row["missing"] + row["duplicated"] + row["unknown"] for row in rows("verify")] == [0, 0]
-    assert rows("redrive", *TODAY) == wanted[1:]
+    assert rows("dead-letters redrive", *TODAY) == wanted[1:]

@@ -1,0 +1,318 @@
+"""Avro schemas as trees, and the Spark columns that they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.decoders import UNNAMED
+from spark_jobs.decoding.extras import imported
+from spark_jobs.decoding.rows import reason
+from spark_jobs.decoding.schema_registry import StoredSchema
+from stream_consumers.errors import SchemaMismatchError
+
+MOST_TYPES = 10_000
+MOST_DIGITS = 38
+UUID_BYTES = 16
+DURATION_BYTES = 12
+DURATION_DDL = "STRUCT<months: BIGINT, days: BIGINT, milliseconds: BIGINT>"
+_PRIMITIVES = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "bytes": "BINARY",
+    "string": "STRING",
+}
+_DEFINING = ("record", "error", "enum", "fixed", "array", "map", *_PRIMITIVES)
+_TIMES = {"timestamp": "TIMESTAMP", "local-timestamp": "TIMESTAMP_NTZ"}
+_UNITS = ("millis", "micros", "nanos")
+# What each logical type is stored as; elsewhere it means nothing, as Avro has it.
+_STORED_AS = {
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    **{f"{kind}-{unit}": ("long",) for kind in _TIMES for unit in _UNITS},
+    "uuid": ("string", "fixed"),
+    "decimal": ("bytes", "fixed"),
+    "duration": ("fixed",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record.
+
+    Args:
+        name: its name.
+        type: its type.
+        aliases: names that a writer may use for it.
+        default: as JSON text; ``None`` if it has none.
+    """
+
+    name: str
+    type: AvroType
+    aliases: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AvroType:
+    """A type, with everything that it is made of.
+
+    Args:
+        kind: as Avro calls it.
+        name: the full name of a record, an enum or a fixed.
+        logical: the logical type, if it is one of those that there are and fits.
+        precision: digits of a decimal.
+        scale: those of them behind the point.
+        size: bytes of a fixed.
+        symbols: of an enum.
+        default: the symbol of an enum for those that it does not know.
+        fields: of a record.
+        parts: branches of a union; items of an array; values of a map.
+        aliases: full names that a writer may use.
+    """
+
+    kind: str
+    name: str = ""
+    logical: str = ""
+    precision: int = 0
+    scale: int = 0
+    size: int = 0
+    symbols: tuple[str, ...] = ()
+    default: str | None = None
+    fields: tuple[AvroField, ...] = ()
+    parts: tuple[AvroType, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def short_name(self) -> str:
+        """The name without its namespace; that of the kind where there is none."""
+        return self.name.rpartition(".")[2] or self.kind
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether it may be null."""
+        return self.kind == "null" or (self.kind == "union" and any(part.kind == "null" for part in self.parts))
+
+    @property
+    def branches(self) -> tuple[AvroType, ...]:
+        """What it may be besides null."""
+        parts = self.parts if self.kind == "union" else (self,)
+        return tuple(part for part in parts if part.kind != "null")
+
+    @property
+    def has_column(self) -> bool:
+        """Whether there is anything to keep of it: null alone, and records without fields, are nothing."""
+        return any(
+            branch.kind != "record" or any(field.type.has_column for field in branch.fields) for branch in self.branches
+        )
+
+    @property
+    def unit(self) -> str:
+        """Of a moment: millis, micros or nanos; empty for anything else."""
+        head, _, unit = self.logical.rpartition("-")
+        return unit if head in _TIMES else ""
+
+    def __str__(self) -> str:
+        shown = self.logical or self.kind
+        if self.logical == "decimal":
+            shown = f"decimal({self.precision}, {self.scale})"
+        return f"{shown} {self.name}" if self.name else shown
+
+
+@lru_cache(maxsize=256)
+def parse_avro(stored: StoredSchema) -> AvroType:
+    """The tree of a schema.
+
+    Raises:
+        SchemaMismatchError: it is no Avro schema, or contains itself.
+    """
+    if stored.kind != "AVRO":
+        raise SchemaMismatchError(
+            f"a schema is {stored.kind}, and not AVRO", remedy="Decode it with the decoder of its format."
+        )
+    fastavro = imported("fastavro", extra="avro")
+    named: dict[str, Any] = {}
+    try:
+        _add_references(fastavro, stored, named)
+        parsed = fastavro.parse_schema(json.loads(stored.text), named)
+    except Exception as error:  # an error of JSON, or of the library, which has many
+        raise SchemaMismatchError(
+            f"the Avro schema cannot be used: {reason(error)}",
+            remedy="Give the JSON of an Avro schema: a record with fields.",
+        ) from error
+    return _Tree(named).node(parsed, ())
+
+
+def _add_references(fastavro: Any, stored: StoredSchema, named: dict[str, Any]) -> None:
+    for name, reference in stored.references:
+        _add_references(fastavro, reference, named)
+        if name not in named:
+            fastavro.parse_schema(json.loads(reference.text), named)
+
+
+class _Tree:
+    """Makes the tree of a parsed schema; each name is replaced by its type."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._count = 0
+
+    def node(self, schema: Any, above: tuple[str, ...]) -> AvroType:
+        self._count += 1
+        if self._count > MOST_TYPES:
+            raise SchemaMismatchError(
+                f"the Avro schema is made of more than {MOST_TYPES} types",
+                remedy="Give a smaller one: a reader's schema need not have all fields.",
+            )
+        if isinstance(schema, str):
+            return self.node(self._named[schema], above) if schema in self._named else AvroType(schema)
+        if isinstance(schema, dict) and schema["type"] not in _DEFINING:
+            return self.node(schema["type"], above)
+        return self._defined(schema, above)
+
+    def _defined(self, schema: Any, above: tuple[str, ...]) -> AvroType:
+        if isinstance(schema, list):
+            parts = tuple(self.node(part, above) for part in schema)
+            if any(part.kind == "union" for part in parts):
+                raise SchemaMismatchError("a union of the Avro schema is in another one", remedy="Make it one union.")
+            return AvroType("union", parts=parts)
+        kind = "record" if schema["type"] == "error" else schema["type"]
+        if kind in ("array", "map"):
+            return AvroType(kind, parts=(self.node(schema["items" if kind == "array" else "values"], above),))
+        name = schema.get("name", "")
+        aliases = tuple(schema.get("aliases", ()))
+        if kind == "record":
+            if name in above:
+                raise SchemaMismatchError(
+                    f"the Avro record {name} contains itself, and columns cannot",
+                    remedy="Give a reader's schema without that field; or keep the bytes with Raw().",
+                )
+            fields = tuple(self._field(field, (*above, name)) for field in schema["fields"])
+            return AvroType(kind, name, fields=fields, aliases=aliases)
+        if kind == "enum":
+            symbols = tuple(schema["symbols"])
+            return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
+        size = schema.get("size", 0) if kind == "fixed" else 0
+        return _with_logical(schema, AvroType(kind, name if kind == "fixed" else "", size=size, aliases=aliases))
+
+    def _field(self, field: Mapping[str, Any], above: tuple[str, ...]) -> AvroField:
+        default = json.dumps(field["default"]) if "default" in field else None
+        return AvroField(field["name"], self.node(field["type"], above), tuple(field.get("aliases", ())), default)
+
+
+def _with_logical(schema: Mapping[str, Any], plain: AvroType) -> AvroType:
+    """The type with its logical type, as far as Avro says that it counts."""
+    logical = schema.get("logicalType")
+    if not isinstance(logical, str) or plain.kind not in _STORED_AS.get(logical, ()):
+        return plain
+    needed = {"uuid": UUID_BYTES, "duration": DURATION_BYTES}.get(logical, plain.size)
+    if plain.kind == "fixed" and plain.size != needed:
+        return plain
+    return AvroType(
+        plain.kind,
+        plain.name,
+        logical,
+        precision=schema.get("precision", 0),
+        scale=schema.get("scale", 0),
+        size=plain.size,
+        aliases=plain.aliases,
+    )
+
+
+def columns_ddl(schema: AvroType, column: str | None) -> str:
+    """The columns of a schema, as Spark DDL.
+
+    Args:
+        schema: of the reader.
+        column: one column for all of it; ``None`` for a column a field.
+
+    Raises:
+        SchemaMismatchError: it has no columns.
+    """
+    branches = schema.branches
+    if not schema.has_column:
+        raise SchemaMismatchError("the Avro schema has no columns", remedy="Give one with fields.")
+    if column is None and len(branches) == 1 and branches[0].kind == "record":
+        return ", ".join(column_ddl(name, spark_type(kind, name)) for name, kind in members(branches[0], ""))
+    return column_ddl(column or UNNAMED, spark_type(schema, column or UNNAMED))
+
+
+def is_record(schema: AvroType) -> bool:
+    """Whether it is a record, or null."""
+    return [branch.kind for branch in schema.branches] == ["record"]
+
+
+def members(schema: AvroType, path: str) -> Sequence[tuple[str, AvroType]]:
+    """The fields of the STRUCT that a record is, or a union of several types, with their names.
+
+    Args:
+        schema: one of them.
+        path: where it stands, for errors.
+
+    Raises:
+        SchemaMismatchError: Spark would not tell their names apart.
+    """
+    if schema.kind == "record":
+        found = [(field.name, field.type) for field in schema.fields if field.type.has_column]
+    else:
+        branches = [branch for branch in schema.branches if branch.has_column]
+        names = [branch.short_name for branch in branches]
+        if len({name.lower() for name in names}) < len(names):
+            names = [branch.name.replace(".", "_") or branch.kind for branch in branches]
+        found = list(zip(names, branches))
+    check_distinct([name for name, _ in found], path or schema.name)
+    return found
+
+
+def spark_type(schema: AvroType, path: str) -> str:
+    """The Spark type of a schema, as DDL.
+
+    Args:
+        schema: the type.
+        path: where it stands, for errors.
+
+    Raises:
+        SchemaMismatchError: there is none.
+    """
+    branches = schema.branches
+    if len(branches) > 1 or (schema.kind == "union" and not branches):
+        return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(schema, path)])
+    if not schema.has_column:
+        raise SchemaMismatchError(
+            f"{path} is nothing but null in the Avro schema", remedy="Give a reader's schema without it."
+        )
+    (only,) = branches
+    if only.kind == "record":
+        return struct_ddl([(name, spark_type(kind, f"{path}.{name}")) for name, kind in members(only, path)])
+    if only.kind == "array":
+        return f"ARRAY<{spark_type(only.parts[0], f'{path}[]')}>"
+    if only.kind == "map":
+        return f"MAP<STRING, {spark_type(only.parts[0], f'{path}{{}}')}>"
+    return _scalar_type(only, path)
+
+
+def _scalar_type(schema: AvroType, path: str) -> str:
+    if schema.logical == "decimal":
+        if schema.precision > MOST_DIGITS:
+            raise SchemaMismatchError(
+                f"{path} is a decimal of {schema.precision} digits, and DECIMAL has {MOST_DIGITS} at most",
+                remedy="Give a reader's schema with bytes there, without the logical type.",
+            )
+        return f"DECIMAL({schema.precision},{schema.scale})"
+    if schema.logical == "date":
+        return "DATE"
+    if schema.unit:
+        return _TIMES[schema.logical.rpartition("-")[0]]
+    if schema.logical == "duration":
+        return DURATION_DDL
+    if schema.logical == "uuid" or schema.kind == "enum":
+        return "STRING"
+    return "BINARY" if schema.kind == "fixed" else _PRIMITIVES[schema.kind]

@@ -1,0 +1,58 @@
+"""Spark DDL out of names and types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stream_consumers.errors import SchemaMismatchError
+
+
+def quoted(name: str) -> str:
+    """A name as DDL takes it, whatever is in it.
+
+    Example:
+        >>> quoted("a`b")
+        '`a``b`'
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
+def column_ddl(name: str, kind: str) -> str:
+    """A column."""
+    return f"{quoted(name)} {kind}"
+
+
+def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
+    """A STRUCT of these names and types.
+
+    Example:
+        >>> struct_ddl([("id", "BIGINT"), ("name", "STRING")])
+        'STRUCT<`id`: BIGINT, `name`: STRING>'
+    """
+    return f"STRUCT<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields)}>"
+
+
+def check_distinct(names: Sequence[str], path: str) -> None:
+    """Refuse fields that Spark would not tell apart.
+
+    Args:
+        names: of the fields of a STRUCT, or of columns.
+        path: where they are, for the error.
+
+    Raises:
+        SchemaMismatchError: naming one of them.
+
+    Example:
+        >>> check_distinct(["id", "user", "ID"], "shop.Order")
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: shop.Order has the field 'ID' twice, whether in upper or lower \
+case. Spark does not tell them apart: read with a schema that has one of them.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise SchemaMismatchError(
+                f"{path} has the field {name!r} twice, whether in upper or lower case",
+                remedy="Spark does not tell them apart: read with a schema that has one of them.",
+            )
+        seen.add(name.lower())

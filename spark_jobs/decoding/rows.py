@@ -1,0 +1,97 @@
+"""Payloads that a library decodes one by one, into Arrow columns a block at a time.
+
+What fails is a row of nulls with the reason, and never hurts its neighbours: a payload that cannot be read, and a value
+that its column cannot hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from spark_jobs.decoding.json_decode import Column
+
+LONGEST_REASON = 300
+
+
+class RowReader(Protocol):
+    """Reads payloads of one schema."""
+
+    def read(self, payload: bytes) -> Any:
+        """The value of one payload, other than ``None``; whatever it raises is the reason of a dead letter."""
+        ...
+
+    def columns(self, values: Sequence[Any]) -> list[Column]:
+        """The columns of these values; ``None`` is a row of nulls. It raises if one of them fits into no column."""
+        ...
+
+
+def decode_rows(reader: RowReader, payloads: Sequence[bytes | None]) -> tuple[list[Column], list[str | None]]:
+    """Decode payloads one by one.
+
+    Args:
+        reader: of their schema.
+        payloads: ``None`` is a tombstone.
+
+    Returns:
+        The columns, and per row why it could not be decoded (``None``: it could).
+    """
+    read = reader.read
+    values: list[Any] = []
+    errors: list[str | None] = [None] * len(payloads)
+    for row, payload in enumerate(payloads):
+        try:
+            values.append(None if payload is None else read(payload))
+        except Exception as error:  # noqa: BLE001 - damaged bytes make a library raise whatever comes
+            values.append(None)
+            errors[row] = reason(error)
+    return _built(reader.columns, values, errors, start=0), errors
+
+
+def _built(
+    build: Callable[[Sequence[Any]], list[Column]], values: list[Any], errors: list[str | None], start: int
+) -> list[Column]:
+    """The columns of these values, without those that are alone to blame for a failure."""
+    try:
+        return build(values)
+    except Exception as error:
+        if len(values) == 1:
+            # Nothing is to blame but the reader, then.
+            if values[0] is None:
+                raise
+            errors[start] = reason(error)
+            return build([None])
+    half = len(values) // 2
+    parts = [_built(build, values[:half], errors, start), _built(build, values[half:], errors, start + half)]
+    return joined(parts)
+
+
+def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
+    """The columns of several blocks, one behind the other."""
+    return list(parts[0]) if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
+
+
+def list_offsets(lists: Sequence[Any]) -> Column:
+    """Where the items of each list begin in all of them; null for a list that is ``None``.
+
+    Example:
+        >>> list_offsets([["a", "b"], None, ["c"]]).to_pylist()
+        [0, None, 2, 3]
+    """
+    ends = list(itertools.accumulate((0 if one is None else len(one) for one in lists), initial=0))
+    starts = [None if one is None else start for one, start in zip(lists, ends)]
+    return pa.array([*starts, ends[-1]], pa.int32())
+
+
+def reason(error: Exception) -> str:
+    """What an error says, in one line of bounded length.
+
+    Example:
+        >>> reason(EOFError()), reason(ValueError("field 'id' is no number"))
+        ('EOFError', "field 'id' is no number")
+    """
+    said = str(error).partition("\n")[0].strip() or type(error).__name__
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"

@@ -1,0 +1,54 @@
+"""Where the schema of a decoder is: in the program, in a file, in a registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stream_consumers.errors import InvalidOptionError
+
+
+def check_sources(**sources: object) -> None:
+    """Refuse none, and more than one, of the places where a schema may be.
+
+    Args:
+        **sources: by the name of the argument; ``None`` if it was not given.
+
+    Raises:
+        InvalidOptionError: naming them.
+
+    Example:
+        >>> check_sources(schema=None, subject="orders-value")
+        >>> check_sources(schema=None, subject=None)
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: no schema is given. Give one of: schema, subject.
+    """
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} are given" if given else "no schema is given"
+        raise InvalidOptionError(what, remedy=f"Give one of: {', '.join(sources)}.")
+
+
+def read_file(path: str | Path) -> bytes:
+    """What is in a file.
+
+    Raises:
+        InvalidOptionError: it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidOptionError(
+            f"the schema file {path} cannot be read: {error.strerror}", remedy="Check the path, and its rights."
+        ) from error
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file.
+
+    Raises:
+        InvalidOptionError: it cannot be read, or is no text.
+    """
+    try:
+        return read_file(path).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"the schema file {path} is no text", remedy="Give one in UTF-8.") from error

@@ -1,0 +1,68 @@
+"""Small batches are read by the driver: without executors, and with everything counted before anything is written.
+
+To hand a few thousand messages from Kafka over Python workers to Spark takes longer than to read them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.reading.clean import count_by_shard
+from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.spark_types import arrow_schema
+from stream_consumers.batches import Split
+from stream_consumers.messages import Shard
+
+MOST_BYTES = 8 << 20
+"""Of decoded messages; what is larger is for executors."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallBatch:
+    """The messages of some splits.
+
+    Args:
+        rows: with the columns of :func:`spark_jobs.reading.source.read_splits`.
+        messages: how many could be decoded, per shard.
+        dead: how many dead letters there are.
+    """
+
+    rows: pa.Table
+    messages: Mapping[Shard, int]
+    dead: int
+
+    def frame(self, spark: SparkSession, decoder: Decoder) -> DataFrame:
+        """The rows for Spark, in one partition: many small files would make the table slow to read."""
+        return spark.createDataFrame(self.rows, source_schema(decoder)).coalesce(1)
+
+
+def read_small(splits: Sequence[Split], decoder: Decoder) -> SmallBatch | None:
+    """Read splits and decode their messages, in this process; ``None`` if they hold more than :data:`MOST_BYTES`.
+
+    Args:
+        splits: what to read.
+        decoder: of the payloads.
+
+    Raises:
+        StreamAssetsError: a split cannot be read.
+        Exception: whatever a decoder of the user's raises.
+    """
+    schema, wanted = arrow_schema(source_schema(decoder)), arrow_schema(decoded_schema(decoder))
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for split in splits:
+        for block in split.read():
+            found.append(decode_batch(block, decoder, wanted, schema))
+            size += found[-1].nbytes
+            if size > MOST_BYTES:
+                return None
+    messages: Counter[Shard] = Counter()
+    for rows in found:
+        messages.update(dict(count_by_shard(rows.filter(rows.column("_error").is_null()))))
+    return SmallBatch(pa.Table.from_batches(found, schema), messages, sum(map(len, found)) - messages.total())

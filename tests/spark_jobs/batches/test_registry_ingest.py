@@ -1,0 +1,213 @@
+"""Payloads and keys whose schemas are in a registry, from Kafka into Delta."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingest import IngestJob
+from spark_jobs.batches.ingestion import Batch, Step
+from spark_jobs.batches.linger import Linger
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.schema_registry import SchemaRegistry
+from spark_jobs.run_ingestion import drain
+from stream_consumers.client_config import EnvironmentVariable
+from stream_consumers.errors import AccessDeniedError, SchemaMismatchError, SchemaRegistryError
+from tests.support.kafka_topics import Broker, Pipeline
+from tests.support.schema_registry import Registry, schema_registry
+
+pytestmark = pytest.mark.spark
+QUICK = {"max.retries": 0, "timeout": 5}
+MOMENT = datetime(2024, 2, 29, 12, 30, 15, 123456, timezone.utc)
+FIRST = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
+        {"name": "origin", "type": ["null", "string", {"type": "record", "name": "Shop", "fields": []}, "int"]},
+    ],
+}
+SECOND = {**FIRST, "fields": [*FIRST["fields"], {"name": "user", "type": ["null", "string"], "default": None}]}
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with schema_registry() as running:
+        yield running
+
+
+def row(number: int, **more: Any) -> dict[str, Any]:
+    known = {"amount": Decimal("12.50"), "at": MOMENT, "local": MOMENT.replace(tzinfo=None), "tags": {"a": ["b"]}}
+    return {"id": number, **known, "origin": "web", **more}
+
+
+class Writer:
+    """Writes with Confluent's own serializers."""
+
+    def __init__(self, client: SchemaRegistryClient, broker: Broker, topic: str) -> None:
+        self._client = client
+        self._broker = broker
+        self._topic = topic
+
+    def encoded(self, schema: Any, value: Any, of: str = MessageField.VALUE) -> bytes:
+        write = AvroSerializer(self._client, json.dumps(schema))
+        return bytes(write(value, SerializationContext(self._topic, of)))
+
+    def send(self, *messages: tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]) -> None:
+        producer = Producer({"bootstrap.servers": self._broker.address})
+        for key, payload, headers in messages:
+            producer.produce(self._topic, payload, key, 0, headers=headers)
+        assert producer.flush(20) == 0
+
+
+@pytest.fixture
+def writer(registry: Registry, broker: Broker) -> Iterator[Writer]:
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        yield Writer(client, broker, broker.create())
+
+
+def pipeline(spark: SparkSession, writer: Writer, folder: Path, decoder: Decoder, **options: Any) -> Pipeline:
+    url = f"kafka://{writer._broker.address}/{writer._topic}"
+    return Pipeline.of(spark, url, folder / "orders", decoder=decoder, **options)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def stored(registry: Registry, topic: str, **more: Any) -> Avro:
+    return Avro(registry=SchemaRegistry(registry.url, options=QUICK), subject=f"{topic}-value", **more)
+
+
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_values_keys_and_headers(
+    spark: SparkSession, registry: Registry, writer: Writer, folder: Path, driver_records: int
+) -> None:
+    key = Avro(registry=SchemaRegistry(registry.url, options=QUICK), subject=f"{writer._topic}-key")
+    decoder = stored(registry, writer._topic, key=key, headers={"trace": "trace-id", "of": "of"})
+    keys = [writer.encoded("long", number, MessageField.KEY) for number in range(4)]
+    good = writer.encoded(FIRST, row(1))
+    writer.send(
+        (keys[0], writer.encoded(FIRST, row(0, origin=("int", 7))), [("trace-id", b"a"), ("trace-id", b"b")]),
+        (keys[1], good, []),
+        (keys[2], None, [("trace-id", None)]),
+        (keys[3], good + b"\0", [("of", b"x")]),
+        (b"plain", good, []),
+        (keys[1], good, [("of", b"\xff")]),
+        (None, b"\0\0\0\x03\xe7rest", []),
+    )
+    pipe = pipeline(spark, writer, folder, decoder, driver_records=driver_records)
+    (report,) = pipe.drain()
+    assert (report.rows, report.dead) == (3, 4)
+    found = spark.read.format("delta").load(pipe.table).orderBy("_sequence")
+    kinds = dict(found.dtypes)
+    assert kinds["amount"], kinds["tags"] == ("decimal(10,2)", "map<string,array<string>>")
+    assert (kinds["at"], kinds["local"], kinds["key"]) == ("timestamp", "timestamp_ntz", "bigint")
+    assert kinds["origin"] == "struct<string:string,int:int>"
+    first, second, third = found.selectExpr(
+        "id", "amount", "string(at)", "string(local)", "tags", "origin.string", "origin.int", "key", "trace"
+    ).collect()
+    assert tuple(first) == (0, Decimal("12.50"), str(MOMENT)[:26], str(MOMENT)[:26], {"a": ["b"]}, None, 7, 0, "b")
+    assert (second["id"], second["string"], second["int"], second["trace"]) == (1, "web", None, None)
+    assert tuple(third)[:-2] == (None,) * 7
+    assert third["key"] == 2
+    letters = spark.read.format("delta").load(f"{pipe.table}_dead_letters").orderBy("_sequence")
+    assert [letter["error"] for letter in letters.collect()] == [
+        "the payload goes on 1 bytes behind the end of the value",
+        "the key: the first byte is 112, and not the 0 before a schema id",
+        "the header 'of' is not UTF-8: invalid start byte at byte 0",
+        f"the schema registry {registry.url} has no schema id 999",
+    ]
+
+
+def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch_on(
+    spark: SparkSession, registry: Registry, writer: Writer, folder: Path
+) -> None:
+    """Also of a run that stays; and where columns may not come in, the run says so before it reads anything."""
+    writer.send((None, writer.encoded(FIRST, row(0)), []))
+    pipe = pipeline(spark, writer, folder, stored(registry, writer._topic), schema_changes="add_columns")
+    strict = pipe.having(table=str(folder / "strict"), schema_changes="fail")
+    strict.drain()
+    with pipe.source.open() as source:
+        job = IngestJob(spark, source, pipe.ingestion, linger=Linger(3600.0))
+        for message in (row(1), row(2)):
+            batch = job.plan()
+            assert batch is not None
+            assert job.run(batch) is not None
+            assert job.plan() is None
+            writer.send((None, writer.encoded(SECOND, {**message, "user": "ada"}), []))
+    pipe.drain()
+    users = {found["id"]: found["user"] for found in spark.read.format("delta").load(pipe.table).collect()}
+    assert users == {0: None, 1: "ada", 2: "ada"}
+    with pytest.raises(SchemaMismatchError, match="user is not in the table"):
+        strict.drain()
+    assert len(strict.rows()) == 1
+
+
+def test_a_run_goes_on_when_the_registry_is_back(
+    spark: SparkSession, registry: Registry, writer: Writer, folder: Path
+) -> None:
+    writer.send(*((None, writer.encoded(FIRST, row(number)), []) for number in range(3)))
+    pipe = pipeline(spark, writer, folder, stored(registry, writer._topic), retry_seconds=60.0)
+    said: list[str] = []
+
+    def fail(step: Step, batch: Batch | None) -> None:
+        if step is Step.PLANNED and not said:
+            registry.failing = 503
+
+    def mend(why: str) -> None:
+        said.append(why)
+        registry.failing = 0
+
+    (report,) = drain(spark, pipe.source, pipe.ingestion, observer=fail, on_wait=mend)
+    assert (report.rows, report.dead) == (3, 0)
+    assert len(said) == 1
+    assert "cannot answer for subject" in said[0]
+    writer.send((None, writer.encoded(FIRST, row(3)), []))
+    registry.failing = 503
+    (report,) = drain(spark, pipe.source, pipe.ingestion, on_wait=mend)
+    assert report.rows == 1
+    assert "cannot answer for subject" in said[1]
+
+
+def test_without_time_to_try_again_the_error_is_that_of_the_registry(
+    spark: SparkSession, registry: Registry, writer: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.send((None, writer.encoded(FIRST, row(0)), []))
+    monkeypatch.setenv("REGISTRY_USER", "me:s3cret")
+    options = {**QUICK, "basic.auth.user.info": EnvironmentVariable("REGISTRY_USER")}
+    decoder = Avro(registry=SchemaRegistry(registry.url, options=options), subject=f"{writer._topic}-value")
+    pipe = pipeline(spark, writer, folder, decoder)
+
+    def then(failing: int, password: str = "") -> Any:
+        def change(step: Step, batch: Batch | None) -> None:
+            if step is Step.PLANNED:
+                registry.failing, registry.password = failing, password
+
+        return change
+
+    with pytest.raises(SchemaRegistryError, match=r"cannot answer for subject .* out of order"):
+        pipe.drain(then(503))
+    registry.failing = 0
+    with pytest.raises(AccessDeniedError, match=r"does not let us read subject .*: Unauthorized") as raised:
+        pipe.drain(then(0, "another"))
+    assert "s3cret" not in str(raised.value)
+    registry.password = "s3cret"
+    assert [report.rows for report in pipe.drain()] == [1]

@@ -1,0 +1,139 @@
+"""Small batches are read by the driver, and what is too large for it by executors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Ingestion, Step
+from spark_jobs.decoding.decoders import DecodedColumns
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.reading import small
+from stream_consumers.create import create_producer
+from stream_consumers.errors import SourceRecreatedError, WriteError
+from tests.support.ingesting import ORDERS, drain, entries, ingestion
+from tests.support.kafka_topics import Broker, Once, orders, pipeline
+from tests.support.killed_runs import kill_in_turn
+from tests.support.one_run import DRIVER_RECORDS_VARIABLE
+from tests.support.streams import assert_each_once, sequences_in_table, write_stream
+
+pytestmark = pytest.mark.spark
+IN_DRIVER = 1000
+
+
+@dataclass(frozen=True)
+class Told:
+    """Decodes as another one, and writes down in which processes."""
+
+    decoder: Json
+    folder: Path
+    key: None = None
+    headers: None = None
+
+    def ddl(self) -> str:
+        return self.decoder.ddl()
+
+    def check(self, schema: pa.Schema) -> None:
+        self.decoder.check(schema)
+
+    def decode(self, payloads: pa.Array, schema: pa.Schema) -> DecodedColumns:
+        if not len(payloads):
+            return self.decoder.decode(payloads, schema)
+        (self.folder / f"process {os.getpid()}").touch()
+        if payloads[0].as_py() == b"odd":
+            raise ValueError("an odd payload")
+        return self.decoder.decode(payloads, schema)
+
+    def was_driver(self) -> bool:
+        """Whether only this process has decoded, since it was asked last."""
+        found = list(self.folder.glob("process *"))
+        assert found
+        for process in found:
+            process.unlink()
+        return [process.name for process in found] == [f"process {os.getpid()}"]
+
+
+def in_driver(folder: Path) -> tuple[Ingestion, Told]:
+    told = Told(ORDERS, folder)
+    return replace(ingestion(folder / "t", decoder=told), driver_records=IN_DRIVER), told
+
+
+def test_a_small_batch_with_dead_letters_is_read_by_the_driver(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({7, 199}))
+    what, told = in_driver(folder)
+    (report,) = drain(spark, url, what)
+    assert told.was_driver()
+    assert (report.rows, report.dead, sum(report.messages.values())) == (398, 2, 398)
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert len(DeltaTable(str(folder / "t")).file_uris()) == 1, "a small batch makes one file"
+
+
+def test_what_is_too_large_is_left_to_executors(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_stream(folder / "orders.ss", 100)
+    what, told = in_driver(folder)
+    drain(spark, url, replace(what, driver_records=99))
+    assert not told.was_driver(), "by the number of its messages"
+    monkeypatch.setattr(small, "MOST_BYTES", 5000)
+    write_stream(folder / "orders.ss", 100)
+    drain(spark, url, what)
+    # The driver has begun with it, and so it has decoded something.
+    assert not told.was_driver(), "by their bytes"
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+def test_a_decoder_that_raises_is_told_of_and_nothing_is_written(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 10)
+    what, _ = in_driver(folder)
+    drain(spark, url, what)
+    with create_producer(url) as producer:
+        producer.send(b"odd", shard=0)
+    with pytest.raises(WriteError, match="could not be read: ValueError: an odd payload"):
+        drain(spark, url, what)
+    assert len(sequences_in_table(folder / "t")) == 10
+
+
+def test_a_topic_recreated_behind_the_plan_is_not_written(spark: SparkSession, broker: Broker, folder: Path) -> None:
+    """With just as many messages, so that only the identity tells."""
+    topic = broker.create()
+    broker.send(topic, orders(10))
+    what = pipeline(spark, broker, folder, topic).having(driver_records=IN_DRIVER)
+
+    def recreate() -> None:
+        broker.recreate(topic)
+        broker.send(topic, orders(10, first=100))
+
+    with pytest.raises(SourceRecreatedError, match="recreated while it was read"):
+        what.drain(Once(Step.PLANNED, recreate))
+    assert what.rows() == {}
+
+
+def test_a_small_batch_that_lost_a_race_is_not_read_again(spark: SparkSession, folder: Path) -> None:
+    """And the one that was faster has read the same messages, so that nothing is left."""
+    url = write_stream(folder / "orders.ss", 100)
+    what, _ = in_driver(folder)
+    assert drain(spark, url, what, Once(Step.READ, lambda: drain(spark, url, what))) == []
+    assert [entry.rows for entry in entries(what) if entry.kind == "batch"] == [100]
+    assert_each_once(folder / "orders.ss", folder / "t")
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_runs_that_read_small_batches_are_killed_at_any_step_and_continued(
+    spark: SparkSession, server: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DRIVER_RECORDS_VARIABLE, str(IN_DRIVER))
+    url = write_stream(folder / "orders.ss", 400, malformed=frozenset({50, 170, 290}))
+    table = folder / "t"
+    faults = ["planned", "read", "mid-dead-letters", "dead letters written", "mid-write", "rows written", "committed"]
+    kill_in_turn(url, table, faults, "lakehouse", "resumable", server)
+    assert 0 < sum(sequences_in_table(table).values()) < 400, "each was killed on the way"
+    drain(spark, url, replace(ingestion(table, records=40), driver_records=IN_DRIVER))
+    assert_each_once(folder / "orders.ss", table)

@@ -1,0 +1,263 @@
+"""Schemas that are in a registry: what is asked, how often, and what happens when it has no answer."""
+
+import itertools
+import json
+import pickle
+import ssl
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+import trustme
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.decoding import schema_registry as registries
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.decoders import Text, is_resolved, resolved
+from spark_jobs.decoding.schema_registry import SchemaRegistry
+from stream_consumers.client_config import EnvironmentVariable
+from stream_consumers.errors import (
+    AccessDeniedError,
+    InvalidOptionError,
+    SchemaMismatchError,
+    SchemaNotFoundError,
+    SchemaRegistryError,
+)
+from tests.support.arrow_columns import arrow_columns
+from tests.support.avro_schemas import column, schemas, values
+from tests.support.profiles import examples
+from tests.support.schema_registry import schema_registry
+
+ORDERS = "orders-value"
+QUICK = {"max.retries": 0, "timeout": 5}
+FIRST = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+SECOND = {**FIRST, "fields": [*FIRST["fields"], {"name": "user", "type": ["null", "string"], "default": None}]}
+
+
+def written(registry, schema, *rows, topic="orders"):
+    """Rows as Confluent's own serializer writes them; the schema is registered with the first one."""
+    with SchemaRegistryClient({"url": registry.url}) as client:
+        write = AvroSerializer(client, schema if isinstance(schema, Schema) else json.dumps(schema))
+        return [write(row, SerializationContext(topic, MessageField.VALUE)) for row in rows]
+
+
+def stored(registry, **arguments):
+    return Avro(registry=SchemaRegistry(registry.url, options=QUICK), **{"subject": ORDERS, **arguments})
+
+
+def decode(decoder, payloads):
+    schema = arrow_columns(decoder.ddl())
+    decoded = decoder.decode(pa.array(payloads, pa.binary()), schema)
+    rows = pa.RecordBatch.from_arrays(list(decoded.columns), schema=schema)
+    rows.validate(full=True)
+    return rows.to_pylist(), decoded.errors.to_pylist()
+
+
+def test_the_columns_are_those_of_the_newest_schema_when_the_run_begins(registry):
+    old = written(registry, FIRST, {"id": 1})
+    first = stored(registry).resolved()
+    new = written(registry, SECOND, {"id": 2, "user": "ada"})
+    second = stored(registry).resolved()
+    assert first.ddl() == "`id` BIGINT"
+    assert second.ddl() == "`id` BIGINT, `user` STRING"
+    assert decode(first, [*old, *new, None]) == ([{"id": 1}, {"id": 2}, {"id": None}], [None] * 3)
+    assert decode(second, [*new, *old]) == ([{"id": 2, "user": "ada"}, {"id": 1, "user": None}], [None] * 2)
+    assert stored(registry, version=1).resolved().ddl() == "`id` BIGINT"
+
+
+def test_a_schema_of_our_own_reads_what_others_have_written(registry):
+    payloads = written(registry, SECOND, {"id": 2, "user": "ada"})
+    decoder = Avro(
+        {"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string", "default": "?"}]},
+        registry=SchemaRegistry(registry.url),
+    )
+    assert decode(decoder, payloads) == ([{"user": "ada"}], [None])
+
+
+def test_each_schema_is_asked_for_once_in_a_process(registry):
+    payloads = written(registry, FIRST, {"id": 1}) * 3 + written(registry, SECOND, {"id": 2, "user": None}) * 3
+    decoder = stored(registry).resolved()
+    registry.asked.clear()
+    for _ in range(3):
+        copy = pickle.loads(pickle.dumps(decoder))
+        assert decode(copy, payloads)[1] == [None] * 6
+    assert sorted(registry.asked) == ["GET /schemas/ids/1", "GET /schemas/ids/2"]
+
+
+def test_an_unknown_id_is_a_dead_letter_and_is_asked_for_once_in_a_while(registry, monkeypatch):
+    (payload,) = written(registry, FIRST, {"id": 1})
+    decoder = stored(registry).resolved()
+    unknown = b"\0\0\0\0\x63" + payload[5:]
+    registry.asked.clear()
+    for _ in range(3):
+        rows, errors = decode(decoder, [payload, unknown, payload, unknown])
+        assert rows == [{"id": 1}, {"id": None}] * 2
+        assert errors == [None, f"the schema registry {registry.url} has no schema id 99"] * 2
+    assert registry.asked.count("GET /schemas/ids/99") == 1
+    monkeypatch.setattr(registries, "UNKNOWN_SECONDS", 0.0)
+    decode(decoder, [unknown])
+    assert registry.asked.count("GET /schemas/ids/99") == 2
+
+
+def test_a_registry_that_is_down_is_an_error_that_is_tried_again(registry):
+    (payload,) = written(registry, FIRST, {"id": 1})
+    decoder = stored(registry).resolved()
+    for status in (500, 503, 429):
+        registry.failing = status
+        with pytest.raises(SchemaRegistryError, match=r"cannot answer for schema id 1: out of order \(status="):
+            decode(decoder, [payload])
+        with pytest.raises(SchemaRegistryError, match="cannot answer for subject 'orders-value'"):
+            stored(registry).resolved()
+    registry.failing = 0
+    assert decode(decoder, [payload]) == ([{"id": 1}], [None])
+
+
+def test_nobody_at_the_address():
+    with schema_registry() as gone:
+        pass
+    with pytest.raises(SchemaRegistryError, match=f"{gone.url} does not answer: "):
+        stored(gone).resolved()
+
+
+def test_a_registry_that_lets_nobody_in(registry):
+    registry.register(ORDERS, json.dumps(FIRST))
+    registry.password = "s3cret"
+    with pytest.raises(AccessDeniedError, match="does not let us read subject 'orders-value': Unauthorized"):
+        stored(registry).resolved()
+    right = SchemaRegistry(registry.url, options={"basic.auth.user.info": "me:s3cret"})
+    assert Avro(registry=right, subject=ORDERS).resolved().ddl() == "`id` BIGINT"
+
+
+def test_secrets_are_looked_up_when_a_run_begins_and_shown_nowhere(registry, monkeypatch):
+    (payload,) = written(registry, FIRST, {"id": 1})
+    registry.password = "s3cret"
+    for secret in (EnvironmentVariable("REGISTRY_USER"), dg.EnvVar("REGISTRY_USER")):
+        decoder = Avro(
+            registry=SchemaRegistry(dg.EnvVar("REGISTRY"), options={"basic.auth.user.info": secret}), subject=ORDERS
+        )
+        assert not decoder.is_resolved
+        monkeypatch.delenv("REGISTRY_USER", raising=False)
+        monkeypatch.setenv("REGISTRY", registry.url)
+        with pytest.raises(InvalidOptionError, match="the environment variable REGISTRY_USER, which is not set"):
+            decoder.resolved()
+        monkeypatch.setenv("REGISTRY_USER", "me:s3cret")
+        known = decoder.resolved()
+        monkeypatch.delenv("REGISTRY_USER")
+        monkeypatch.delenv("REGISTRY")
+        # An executor has another environment.
+        assert decode(pickle.loads(pickle.dumps(known)), [payload]) == ([{"id": 1}], [None])
+        assert "s3cret" not in repr(known)
+        assert "me:" not in repr(known)
+
+
+def test_a_registry_over_tls(tmp_path):
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with schema_registry(context) as registry:
+        registry.register(ORDERS, json.dumps(FIRST))
+        trusting = SchemaRegistry(registry.url, options={"ssl.ca.location": str(tmp_path / "ca.pem")})
+        assert Avro(registry=trusting, subject=ORDERS).resolved().ddl() == "`id` BIGINT"
+        with pytest.raises(InvalidOptionError, match="a certificate that is not trusted"):
+            stored(registry).resolved()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "why"),
+    [
+        ({"subject": "nothing-value"}, SchemaNotFoundError, "has no subject 'nothing-value'"),
+        ({"version": 7}, SchemaNotFoundError, "has no version 7 of subject 'orders-value'"),
+        ({"subject": "json-value"}, SchemaMismatchError, "is JSON, and not AVRO"),
+        ({"subject": "loop-value"}, SchemaMismatchError, "Node contains itself"),
+    ],
+)
+def test_a_subject_that_has_no_columns(registry, arguments, error, why):
+    registry.register(ORDERS, json.dumps(FIRST))
+    registry.register("json-value", "{}", "JSON")
+    loop = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+    registry.register("loop-value", json.dumps(loop))
+    with pytest.raises(error, match=why):
+        stored(registry, **arguments).resolved()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "why"),
+    [
+        ("registry:8081", {}, "'registry:8081' is no URL"),
+        ("https://me:s3cret@registry:8081", {}, "https://registry:8081, holds a user or a password"),
+        ("https://a:8081,https://me:s3cret@b:8081", {}, "https://a:8081,https://b:8081, holds a user or a password"),
+        ("", {}, "url='' cannot be used"),
+        ("http://localhost:1", {"basic.auth.user.info": "me"}, "refuses its options: basic.auth.user.info must be"),
+        ("http://localhost:1", {"ssl.ca.location": "/no/such/file"}, "refuses its options: .*No such file"),
+        ("http://localhost:1", {"timeuot": 3}, "refuses its options: Unrecognized properties: timeuot"),
+        ("http://localhost:1", {"timeout": "soon"}, "refuses its options: could not convert"),
+    ],
+)
+def test_a_registry_that_cannot_be_one(url, options, why):
+    with pytest.raises(InvalidOptionError, match=why) as raised:
+        SchemaRegistry(url, options=options).subject("s")
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_server_that_is_no_registry(registry):
+    registry.answer = lambda *request: (200, {"hello": "world"})
+    with pytest.raises((InvalidOptionError, SchemaMismatchError), match=r"no schema|cannot be used"):
+        stored(registry).resolved()
+    registry.answer = lambda *request: (422, {"error_code": 42202, "message": "The specified version is not valid"})
+    with pytest.raises(InvalidOptionError, match="refuses subject 'orders-value': The specified version is not valid"):
+        stored(registry).resolved()
+
+
+def test_schemas_that_refer_to_others(registry):
+    money = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
+    order = {"type": "record", "name": "shop.Order", "fields": [{"name": "total", "type": "shop.Money"}]}
+    registry.register("money", json.dumps(money))
+    references = [SchemaReference("shop.Money", "money", 1)]
+    (payload,) = written(registry, Schema(json.dumps(order), "AVRO", references), {"total": {"cents": 7}})
+    assert decode(stored(registry).resolved(), [payload]) == ([{"total": {"cents": 7}}], [None])
+
+
+def test_a_schema_of_another_record_is_a_dead_letter(registry):
+    good = written(registry, FIRST, {"id": 1})
+    other = written(registry, {**FIRST, "name": "Customer"}, {"id": 2}, topic="customers")
+    broken = b"\0\0\0\0" + bytes([registry.register("broken", "{}")])
+    of_json = b"\0\0\0\0" + bytes([registry.register("json", "{}", "JSON")])
+    rows, errors = decode(stored(registry).resolved(), [*good, *other, broken, of_json, *good])
+    assert [row["id"] for row in rows] == [1, None, None, None, 1]
+    assert errors[0] is errors[4] is None
+    assert errors[1] == "record Customer was written, and cannot be read as record Order"
+    assert "cannot be used" in errors[2]
+    assert errors[3] == "a schema is JSON, and not AVRO"
+
+
+def test_the_key_may_have_a_schema_too(registry):
+    registry.register("orders-key", '"long"')
+    decoder = Text(key=Avro(registry=SchemaRegistry(registry.url), subject="orders-key"))
+    assert not is_resolved(decoder)
+    assert is_resolved(resolved(decoder))
+    assert resolved(decoder).key.ddl() == "`payload` BIGINT"
+    assert resolved(Text(key="user")) == Text(key="user")
+
+
+def test_what_the_serializer_of_the_registry_has_written(registry):
+    numbers = itertools.count()
+
+    @settings(max_examples=examples(50), deadline=None)
+    @given(st.data())
+    def check(data):
+        schema = data.draw(schemas(), label="schema")
+        rows = data.draw(st.lists(values(schema), min_size=1, max_size=3), label="values")
+        topic = f"orders-{next(numbers)}"
+        write = AvroSerializer(client, json.dumps(schema))
+        payloads = [write(row, SerializationContext(topic, MessageField.VALUE)) for row in rows]
+        found = decode(stored(registry, subject=f"{topic}-value").resolved(), payloads)
+        assert found == ([column(schema, row) for row in rows], [None] * len(rows))
+
+    # A client takes longer to make than all that it is asked.
+    with SchemaRegistryClient({"url": registry.url}) as client, SchemaRegistry(registry.url, options=QUICK).open():
+        check()

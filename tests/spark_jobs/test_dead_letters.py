@@ -1,0 +1,266 @@
+"""The dead letters that count: by the kinds of their reasons, and one by one in the order of their places."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_jobs import dead_letters as module
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.redrive import letter_span
+from spark_jobs.dead_letters import DeadLetters, LetterFilter
+from spark_jobs.ledger.entries import LedgerEntry
+from spark_jobs.ledger.intervals import Intervals
+from spark_jobs.writing.dead_letters import LETTER_SCHEMA
+from spark_jobs.writing.reasons import NO_REASON, OTHER_REASONS, kind_of_reason
+from stream_consumers.errors import StreamNotFoundError
+from tests.support.letter_tables import CLICKS, NOON, ORDERS, SECOND, Tables
+from tests.support.s3_server import BUCKET, SECRET, object_store
+
+EVERYTHING = LetterFilter(is_all=True)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    """Six that count, an orphaned one, and one of another group."""
+    made = Tables(tmp_path)
+    made.add(ORDERS, 9, 2, 40, reason="field 'id' is not a whole number of 64 bits")
+    made.add(SECOND, 7, reason="field 'amount' is not a whole number of 32 bits", payload=b"\xff\x00")
+    made.add(CLICKS, 5, reason="not a JSON object", payload=None)
+    made.add(ORDERS, None, reason="lost: sequences 50 to 59 were removed", payload=None, is_message=False)
+    made.add(ORDERS, 60, group="other")
+    made.add(CLICKS, 6, batch="b9", number=2)
+    return made
+
+
+def places(tables: pa.Table) -> list[str]:
+    names = zip(*(tables.column(name).to_pylist() for name in ("_stream", "_shard", "_sequence")), strict=True)
+    return [f"{stream}/{number}={sequence}" for stream, number, sequence in names]
+
+
+def test_they_are_grouped_by_the_kind_of_their_reason_with_an_example(tables: Tables) -> None:
+    found = {kind.reason: kind for kind in tables.letters().kinds()}
+    assert {reason: kind.count for reason, kind in found.items()} == {
+        "field '…' is not a whole number of # bits": 4,
+        "lost: sequences # to # were removed": 1,
+        "not a JSON object": 1,
+    }
+    assert next(iter(found)).startswith("field"), "the most frequent one first"
+    numbers = found["field '…' is not a whole number of # bits"]
+    assert (numbers.first, numbers.last) == (NOON.replace(minute=2), NOON.replace(minute=40))
+    assert numbers.shards == (ORDERS, SECOND)
+    assert numbers.example is not None
+    assert (numbers.example.place, numbers.example.payload) == ("orders/0=2", "2")
+    assert numbers.example.reason == "field 'id' is not a whole number of 64 bits"
+    lost, clicks = found["lost: sequences # to # were removed"], found["not a JSON object"]
+    assert lost.example is not None
+    assert (lost.example.place, lost.example.payload) == ("orders/0", "–")
+    assert lost.first == NOON.replace(day=NOON.day + 1), "it has no time but that of its record"
+    assert clicks.example is not None
+    assert clicks.example.payload == "–"
+
+
+def test_those_that_do_not_count_are_told_apart_when_asked(tables: Tables) -> None:
+    replaced = {ORDERS: Intervals.of((2, 3), (9, 10))}
+    tables.main.ours(
+        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", rows=2)
+    )
+    letters = tables.letters()
+    assert places(letters.to_arrow()) == ["clicks/0=5", "orders/0=40", "orders#2/1=7", "orders/0=None"]
+    numbers = {kind.reason: (kind.count, kind.replaced, kind.orphaned) for kind in letters.kinds(EVERYTHING)}
+    assert numbers == {
+        "field '…' is not a whole number of # bits": (2, 2, 0),
+        "lost: sequences # to # were removed": (1, 0, 0),
+        "no number": (0, 0, 1),
+        "not a JSON object": (1, 0, 0),
+    }
+    example = letters.kinds(EVERYTHING)[0].example
+    assert example is not None
+    assert example.place == "orders/0=40", "one that counts goes first"
+    everything = letters.to_arrow(EVERYTHING)
+    told = dict(zip(places(everything), everything.column("status").to_pylist()))
+    assert (told["orders/0=2"], told["clicks/0=6"], told["orders/0=40"]) == ("replaced", "orphaned", "counts")
+    assert "status" not in letters.to_arrow().column_names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (LetterFilter(streams=("clicks",)), ["clicks/0=5"]),
+        (LetterFilter(streams=("orders",), reason="WHOLE NUMBER OF 32"), ["orders#2/1=7"]),
+        (LetterFilter(span=letter_span(Bound.parse("6"), Bound.parse("10"))), ["orders/0=9", "orders#2/1=7"]),
+        (LetterFilter(span=letter_span(None, Bound.parse("orders/0=9"))), ["clicks/0=5", "orders/0=2", "orders#2/1=7"]),
+        (LetterFilter(span=letter_span(Bound.parse("2026-11-17T12:30:00Z"), None)), ["orders/0=40"]),
+        (LetterFilter(places={ORDERS: Intervals.of((9, 10), (41, 42))}), ["orders/0=9"]),
+        (LetterFilter(places={}), []),
+        (LetterFilter(batches=["b9", "it's"]), []),
+        (LetterFilter(reason="lost"), ["orders/0=None"]),
+    ],
+)
+def test_a_filter_leaves_those_that_are_meant(tables: Tables, wanted: LetterFilter, expected: list[str]) -> None:
+    assert places(tables.letters().to_arrow(wanted)) == expected
+    assert sum(kind.count for kind in tables.letters().kinds(wanted)) == len(expected)
+
+
+def test_a_table_that_is_not_there_an_empty_one_and_a_group_that_has_written_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StreamNotFoundError, match=r"group 'g' has written nothing into .*or ingest first"):
+        DeadLetters(str(tmp_path / "t"), group="g").kinds()
+    made = Tables(tmp_path)
+    assert made.letters().kinds() == []
+    assert made.letters().to_arrow().schema == LETTER_SCHEMA
+    made.add(ORDERS)
+    assert made.letters().kinds() == []
+    assert made.letters().to_arrow(columns=["error"]).column_names == ["error"]
+    made.add(ORDERS, 1, 2)
+    with pytest.raises(StreamNotFoundError, match=r"dead letters there are of 'g' \(2\)"):
+        DeadLetters(str(tmp_path / "t"), group="h").to_arrow()
+
+
+def test_a_group_whose_name_has_quotes(tmp_path: Path) -> None:
+    made = Tables(tmp_path, group='it\'s "g"')
+    made.add(ORDERS, 1)
+    made.add(ORDERS, 2, group="g")
+    assert places(made.letters().to_arrow()) == ["orders/0=1"]
+
+
+def test_what_others_do_to_the_table_changes_nothing_but_what_they_delete(tables: Tables) -> None:
+    before = tables.letters().to_arrow()
+    table = DeltaTable(tables.table.path)
+    table.optimize.compact()
+    assert tables.letters().to_arrow() == before
+    table.delete("_sequence = 40")
+    assert places(tables.letters().to_arrow()) == [place for place in places(before) if place != "orders/0=40"]
+
+
+def test_they_are_read_from_an_object_store(tables: Tables, tmp_path: Path) -> None:
+    expected = tables.letters().to_arrow()
+    with object_store(tmp_path) as store:
+        for file in (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".log"):
+            url = f"{store.endpoint}/{BUCKET}/{file.relative_to(tmp_path).as_posix()}"
+            plain = {"Content-Type": "application/octet-stream"}
+            put = urllib.request.Request(url, file.read_bytes(), plain, method="PUT")
+            urllib.request.urlopen(put, timeout=60).close()
+        letters = DeadLetters(f"s3a://{BUCKET}/t", group="g", storage_options=store.options)
+        assert letters.to_arrow() == expected
+        assert [kind.count for kind in letters.kinds()] == [4, 1, 1]
+    assert SECRET not in repr(letters)
+
+
+def test_they_come_in_order_whatever_is_held_at_a_time(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tables.letters().to_arrow(EVERYTHING)
+    assert places(tables.letters().to_arrow(limit=2)) == ["clicks/0=5", "orders/0=2"]
+    assert places(tables.letters().to_arrow(limit=6))[-1] == "orders/0=None"
+    for name, value in (("MOST_LETTERS", 2), ("MOST_BYTES", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert tables.letters().to_arrow(EVERYTHING) == whole
+            sizes = [part.num_rows for part in tables.letters().tables()]
+    assert sizes == [1] * 6, "no two fit"
+
+
+def test_of_very_many_kinds_the_others_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Tables(tmp_path)
+    for number, word in enumerate(("one", "two", "three", "four")):
+        made.add(ORDERS, *range(10 * number, 10 * number + number + 1), reason=f"reason {word}")
+    monkeypatch.setattr(module, "MOST_KINDS", 2)
+    monkeypatch.setattr(module, "_EXAMPLES_AT_A_TIME", 1)
+    found = made.letters().kinds()
+    assert sum(kind.count for kind in found) == 10
+    assert len(found) == 3
+    assert [kind.example is None for kind in found] == [kind.reason == OTHER_REASONS for kind in found]
+
+
+def test_kinds_are_the_same_for_the_same_cause(tmp_path: Path) -> None:
+    same = ["timestamp 1 ms is not in the years 1 to 9999", "timestamp -253402300800000 ms is not in the years 1 to 9"]
+    assert len({kind_of_reason(reason) for reason in same}) == 1
+    assert kind_of_reason("value 'd\\'or, 5' of `a b`") == "value '…' of '…'"
+    assert kind_of_reason("it doesn't fit, and isn't 5 long") == "it doesn't fit, and isn't # long"
+    assert kind_of_reason("id 123e4567-e89b-12d3-a456-426614174000 at 2026-11-17T12:00:00.5Z") == "id # at #"
+    assert kind_of_reason("not UTF-8, v1_2") == "not UTF-8, v1_2"
+    assert kind_of_reason(None) == kind_of_reason(" ") == NO_REASON
+    assert "secret" not in kind_of_reason("got 'secret " + "x" * 100_000), "nor is it if its end is far away"
+    assert kind_of_reason("\x1b[2J\nline") == "\\x1b[#J line"
+    assert len(kind_of_reason("word " * 1000)) == 200
+    assert kind_of_reason(kind_of_reason(same[0])) == kind_of_reason(same[0])
+    made = Tables(tmp_path)
+    made.add(ORDERS, 1, reason=None)
+    (kind,) = made.letters().kinds()
+    assert (kind.reason, kind.example and kind.example.reason) == (NO_REASON, NO_REASON)
+
+
+@pytest.mark.spark
+def test_a_view_of_spark_has_those_that_counted_when_it_was_made(spark: SparkSession, tables: Tables) -> None:
+    def viewed() -> list[tuple[str, int, int | None]]:
+        found = spark.sql(
+            "SELECT _stream, _shard, _sequence FROM letters_that_count ORDER BY _stream, _shard, _sequence"
+        )
+        return [tuple(row) for row in found.collect()]
+
+    counted = [("clicks", 0, 5), ("orders", 0, None), ("orders", 0, 2), ("orders", 0, 9), ("orders", 0, 40)]
+    tables.letters().create_view(spark, "letters_that_count")
+    assert viewed() == [*counted, ("orders#2", 1, 7)]
+    replaced = {ORDERS: Intervals.of((2, 3), (9, 10))}
+    tables.main.ours(
+        LedgerEntry("replay", "g", "g/replay", 1, "replay", "r1", 0, places=replaced, mode="replace", rows=2)
+    )
+    tables.add(ORDERS, 60)
+    assert len(viewed()) == 6, "until it is made again"
+    tables.letters().create_view(spark, "letters_that_count")
+    assert viewed() == [*counted[:2], *counted[4:], ("orders", 0, 60), ("orders#2", 1, 7)]
+
+
+@pytest.mark.spark
+def test_a_view_without_any_dead_letter_has_their_columns(spark: SparkSession, tmp_path: Path) -> None:
+    Tables(tmp_path).letters().create_view(spark, "none")
+    found = spark.table("none")
+    assert (found.columns, found.count()) == (LETTER_SCHEMA.names, 0)
+
+
+_PEAK = """
+import re, sys
+from pathlib import Path
+from spark_jobs.dead_letters import DeadLetters
+
+def memory(name):
+    return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+def peak(count):
+    # From here on the peak is counted anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    assert count() == int(sys.argv[2])
+    return (memory("VmHWM") - before) // 1024
+
+letters = DeadLetters(sys.argv[1], group="g")
+print(peak(lambda: sum(kind.count for kind in letters.kinds())))
+print(peak(lambda: sum(part.num_rows for part in letters.tables())))
+"""
+
+
+def peaks(table: Path, count: int) -> tuple[int, int]:
+    """The megabytes that listing takes, and reading all, in a process of its own."""
+    script = [sys.executable, "-c", _PEAK, str(table), str(count)]
+    done = subprocess.run(script, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    of_kinds, of_all = map(int, done.stdout.split())
+    return of_kinds, of_all
+
+
+@pytest.mark.slow
+def test_the_memory_is_bounded_however_many_and_however_large_they_are(tmp_path: Path) -> None:
+    many, large = Tables(tmp_path / "many"), Tables(tmp_path / "large")
+    for start in range(0, 100_000, 25_000):
+        many.add(ORDERS, *range(start, start + 25_000), payload=os.urandom(3000))
+    for start in range(0, 80, 10):
+        large.add(ORDERS, *range(start, start + 10), payload=os.urandom(5000) * 1000)
+    # They have 300 and 400 MB of payloads.
+    assert max(peaks(many.main.path, 100_000)) < 250
+    assert max(peaks(large.main.path, 80)) < 250

@@ -1,0 +1,67 @@
+"""Columns that decoders declare, as Arrow has them, without the parser of a Spark session."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from spark_jobs.reading.spark_types import arrow_schema
+
+_TOKEN = re.compile(r"`((?:[^`]|``)*)`|([A-Za-z_][A-Za-z_0-9]*)|([<>(),:]|\d+)")
+_SIMPLE = {
+    "BIGINT": t.LongType(),
+    "INT": t.IntegerType(),
+    "SMALLINT": t.ShortType(),
+    "TINYINT": t.ByteType(),
+    "DOUBLE": t.DoubleType(),
+    "FLOAT": t.FloatType(),
+    "STRING": t.StringType(),
+    "BINARY": t.BinaryType(),
+    "BOOLEAN": t.BooleanType(),
+    "DATE": t.DateType(),
+    "TIMESTAMP": t.TimestampType(),
+    "TIMESTAMP_NTZ": t.TimestampNTZType(),
+}
+
+
+def arrow_columns(ddl: str) -> pa.Schema:
+    """The columns of DDL, as Arrow has them."""
+    return arrow_schema(spark_columns(ddl))
+
+
+def spark_columns(ddl: str) -> t.StructType:
+    """The columns of DDL like ``id BIGINT, tags MAP<STRING, ARRAY<INT>>``."""
+    tokens = [name.replace("``", "`") or word or sign for name, word, sign in _TOKEN.findall(ddl)]
+    fields, rest = _fields(tokens, separator="")
+    assert not rest, (ddl, rest)
+    return t.StructType(fields)
+
+
+def _fields(tokens: list[str], separator: str) -> tuple[list[t.StructField], list[str]]:
+    fields = []
+    while True:
+        name, tokens = tokens[0], tokens[2:] if separator else tokens[1:]
+        kind, tokens = _kind(tokens)
+        fields.append(t.StructField(name, kind))
+        if tokens[:1] != [","]:
+            return fields, tokens
+        tokens = tokens[1:]
+
+
+def _kind(tokens: list[str]) -> tuple[t.DataType, list[str]]:
+    word, tokens = tokens[0], tokens[1:]
+    if word == "DECIMAL":
+        return t.DecimalType(int(tokens[1]), int(tokens[3])), tokens[5:]
+    if word == "ARRAY":
+        kind, tokens = _kind(tokens[1:])
+        return t.ArrayType(kind), tokens[1:]
+    if word == "MAP":
+        key, tokens = _kind(tokens[1:])
+        value, tokens = _kind(tokens[1:])
+        return t.MapType(key, value), tokens[1:]
+    if word == "STRUCT":
+        fields, tokens = _fields(tokens[1:], separator=":")
+        return t.StructType(fields), tokens[1:]
+    return _SIMPLE[word], tokens

@@ -1,0 +1,85 @@
+"""A table with dead letters, written without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, write_deltalake
+
+from spark_jobs.dead_letters import DeadLetters
+from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.writing.dead_letters import DeadLetterTable
+from spark_jobs.writing.letters import LetterReader, Span
+from stream_consumers.batches import HEADERS_TYPE, Range
+from stream_consumers.messages import Shard
+from tests.support.written_log import WrittenLog
+
+ORDERS, SECOND, CLICKS = Shard("orders", 0), Shard("orders#2", 1), Shard("clicks", 0)
+OWN = b"its sequence"
+NOON = datetime(2026, 11, 17, 12, tzinfo=timezone.utc)
+
+
+class Tables:
+    """A table with one batch, ``b1``, and dead letters of it, each as many minutes past noon as its sequence says."""
+
+    def __init__(self, folder: Path, *, group: str = "g") -> None:
+        self.group = group
+        self.main, self.table = WrittenLog(folder / "t"), DeadLetterTable(str(folder / "t_dead_letters"))
+        state = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 0)), origin=0) for shard in (ORDERS, SECOND, CLICKS)}
+        self.commit(1, "b1", dict.fromkeys(state, Range(0, 100)), state=state, dead=9)
+
+    def commit(self, number: int, bid: str, ranges: Mapping[Shard, Range], **more: object) -> None:
+        """A batch of the group in the main table."""
+        app = f"{self.group}/main"
+        entry = LedgerEntry("batch", self.group, app, number, "main", bid, number - 2, ranges=ranges, **more)  # type: ignore[arg-type]
+        self.main.ours(entry)
+
+    def add(
+        self,
+        shard: Shard,
+        *sequences: int | None,
+        group: str | None = None,
+        is_message: bool | None = True,
+        reason: str | None = "no number",
+        payload: bytes | None = OWN,
+        batch: str = "b1",
+        number: int = 1,
+    ) -> None:
+        """Dead letters of a batch with this number; the payload of each is its sequence, or what is given."""
+        count = len(sequences)
+        times = [NOON + timedelta(minutes=(s or 0) % 1000) for s in sequences]
+        payloads = [b"%d" % (s or 0) if payload is OWN else payload for s in sequences]
+        rows = {
+            "_stream": pa.array([shard.stream] * count, pa.string()),
+            "_shard": pa.array([shard.id] * count, pa.int64()),
+            "_sequence": pa.array(sequences, pa.int64()),
+            "_timestamp": pa.array([None if s is None else t for s, t in zip(sequences, times)], _TIME),
+            "key": pa.array([b"k"] * count, pa.binary()),
+            "payload": pa.array(payloads, pa.binary()),
+            "headers": pa.array([[{"name": "trace", "value": b"\xff"}]] * count, HEADERS_TYPE),
+            "error": pa.array([reason] * count, pa.string()),
+            "offset": pa.nulls(count, pa.int64()),
+            "is_message": pa.array([is_message] * count, pa.bool_()),
+            "_batch": pa.array([batch] * count, pa.string()),
+            "_group": pa.array([group or self.group] * count, pa.string()),
+            "_recorded_at": pa.array([NOON + timedelta(days=1)] * count, _TIME),
+        }
+        told = {"v": 1, "bid": batch, "app": f"{group or self.group}/main", "n": 1, "number": number}
+        commit = CommitProperties(custom_metadata={"userMetadata": json.dumps(told)})
+        write_deltalake(self.table.path, pa.table(rows), mode="append", commit_properties=commit)
+
+    def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> LetterReader:
+        ledger = Ledger(self.main.log(), group=self.group, member="replay")
+        return LetterReader(self.table, ledger, streams, span or Span())
+
+    def letters(self) -> DeadLetters:
+        return DeadLetters(str(self.main.path), group=self.group)
+
+
+_TIME = pa.timestamp("us", "UTC")
