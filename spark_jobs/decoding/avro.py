@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.avro_resolution import avro_reader
+from spark_jobs.decoding.avro_blocks import avro_decoding
 from spark_jobs.decoding.avro_types import columns_ddl, is_record, parse_avro
 from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_decode import Column
-from spark_jobs.decoding.rows import RowReader, decode_rows
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
 from spark_jobs.decoding.schema_source import check_sources, read_text
 from spark_jobs.decoding.wire_format import Part, decode_frames
@@ -127,11 +125,11 @@ class Avro:
         is_one = self.is_one_column
         registry = self.registry
         if not (self.framed if self.framed is not None else registry is not None):
-            return DecodedColumns(*_decoded(avro_reader(own, own, schema, is_one), payloads))
+            return DecodedColumns(*avro_decoding(own, own, schema, is_one).decode(payloads))
 
         def part_of(number: int) -> Part:
             writer = own if registry is None else registry.schema(number)
-            return partial(_decoded, avro_reader(writer, own, schema, is_one))
+            return avro_decoding(writer, own, schema, is_one).decode
 
         return decode_frames(payloads, schema, part_of, registry)
 
@@ -141,8 +139,3 @@ class Avro:
             return self.resolved()._reader()
         assert isinstance(self.schema, StoredSchema)
         return self.schema
-
-
-def _decoded(reader: RowReader, payloads: Column) -> tuple[list[Column], Column]:
-    columns, errors = decode_rows(reader, payloads.to_pylist())
-    return columns, pa.array(errors, pa.string())

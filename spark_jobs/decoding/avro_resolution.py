@@ -11,8 +11,7 @@ import io
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -20,11 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members, parse_avro
+from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_decode import Column
 from spark_jobs.decoding.rows import list_offsets
-from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -39,8 +37,10 @@ _PROMOTIONS = {
 }
 _PER_MICROSECOND = {"millis": 1000, "micros": 1}
 _NANOSECONDS = 1000
-_FIRST_MICROSECOND, _LAST_MICROSECOND = MIN_TIMESTAMP_MS * 1000, MAX_TIMESTAMP_MS * 1000 + 999
-_FIRST_DAY, _LAST_DAY = MIN_TIMESTAMP_MS // 86_400_000, MAX_TIMESTAMP_MS // 86_400_000
+MICROSECONDS = (MIN_TIMESTAMP_MS * 1000, MAX_TIMESTAMP_MS * 1000 + 999)
+"""The first and the last one that a TIMESTAMP can say, since 1970."""
+DAYS = (MIN_TIMESTAMP_MS // 86_400_000, MAX_TIMESTAMP_MS // 86_400_000)
+"""The first and the last one that a DATE can say, since 1970."""
 _BOOLEANS = {b"\0": False, b"\1": True}
 # A list takes a negative index for one from its end, and so does the library with the branch of a union that is
 # damaged. There stand some that nothing is long enough for.
@@ -94,12 +94,6 @@ class AvroReader:
         assert isinstance(built, pa.StructArray)
         # The rows without a value are null in each field, too.
         return [built.field(place) for place in range(built.type.num_fields)]
-
-
-@lru_cache(maxsize=256)
-def avro_reader(writer: StoredSchema, reader: StoredSchema, schema: pa.Schema, is_one: bool) -> AvroReader:
-    """The reader of a pair of schemas; see :class:`AvroReader`."""
-    return AvroReader(parse_avro(writer), parse_avro(reader), schema, is_one=is_one)
 
 
 class _Emitted:
@@ -220,23 +214,37 @@ def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
 
 def _into_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
     """One type as a STRUCT of several, of which one is set."""
+    place, branch = struct_member(writer, reader, kind, path)
+    if branch is None:
+        return lambda values: _nulls(len(values), kind)
+    assert isinstance(kind, pa.StructType)
+    build = plan(writer, branch, kind.field(place).type, path)
+    return lambda values: _struct(
+        [build(values) if other == place else _nulls(len(values), field.type) for other, field in enumerate(kind)],
+        kind,
+        values,
+    )
+
+
+def struct_member(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> tuple[int, AvroType | None]:
+    """Which field of the STRUCT, that a union of several types is, a type is read into; its place, and its type.
+
+    ``None`` in the place of the type if that has no column.
+
+    Raises:
+        SchemaMismatchError: there is none.
+    """
     assert isinstance(kind, pa.StructType)
     found = members(reader, path)
     # A type itself comes before one that it could be promoted to.
-    ordered = sorted(range(len(found)), key=lambda place: not _is_alike(writer, found[place][1]))
-    for place in ordered:
+    for place in sorted(range(len(found)), key=lambda place: not _is_alike(writer, found[place][1])):
         try:
-            build = plan(writer, found[place][1], kind.field(place).type, f"{path}.{found[place][0]}")
+            plan(writer, found[place][1], kind.field(place).type, path)
         except SchemaMismatchError:
             continue
-        return lambda values: _struct(
-            [build(values) if other == place else _nulls(len(values), field.type) for other, field in enumerate(kind)],
-            kind,
-            values,
-        )
+        return place, found[place][1]
     if any(_is_alike(writer, branch) for branch in reader.branches):
-        # It has no column.
-        return lambda values: _nulls(len(values), kind)
+        return 0, None
     raise _mismatch(writer, reader, path)
 
 
@@ -268,7 +276,7 @@ def _plan_record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: st
         _plan_field(written, field, child.type, f"{path}.{field.name}" if path else field.name)
         for field, child in zip(fields, kind)
     ]
-    required = _required(written, reader)
+    required = required_fields(written, reader)
 
     def build(values: Sequence[Any]) -> Column:
         for name in required:
@@ -281,11 +289,9 @@ def _plan_record(writer: AvroType, reader: AvroType, kind: pa.DataType, path: st
 
 def _plan_field(written: dict[str, AvroField], field: AvroField, kind: pa.DataType, path: str) -> Build:
     """How a field of the reader is made of whole records."""
-    own = _written(written, field)
+    own = written_field(written, field)
     if own is None:
-        if field.default is None:
-            raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
-        return _constant(field.type, json.loads(field.default), kind, path)
+        return default_of(field, kind, path)
     build, get = plan(own.type, field.type, kind, path), itemgetter(own.name)
 
     def of_records(values: Sequence[Any]) -> Column:
@@ -296,13 +302,14 @@ def _plan_field(written: dict[str, AvroField], field: AvroField, kind: pa.DataTy
     return of_records
 
 
-def _written(written: dict[str, AvroField], field: AvroField) -> AvroField | None:
+def written_field(written: Mapping[str, AvroField], field: AvroField) -> AvroField | None:
+    """The field of the writer that one of the reader is, by its name or an alias; ``None`` if there is none."""
     return next((written[name] for name in (field.name, *field.aliases) if name in written), None)
 
 
-def _required(written: dict[str, AvroField], reader: AvroType) -> list[str]:
+def required_fields(written: Mapping[str, AvroField], reader: AvroType) -> list[str]:
     """The names of what was written as null, perhaps, and must not be."""
-    pairs = [(_written(written, field), field) for field in reader.fields]
+    pairs = [(written_field(written, field), field) for field in reader.fields]
     return [own.name for own, field in pairs if own and own.type.is_nullable and not field.type.is_nullable]
 
 
@@ -360,11 +367,20 @@ def _plan_items(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
     return checked
 
 
-def _plan_enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+def enum_texts(writer: AvroType, reader: AvroType, path: str) -> list[str | None]:
+    """What the reader makes of each symbol of the writer; ``None`` of one that it does not know.
+
+    Raises:
+        SchemaMismatchError: they are not the same enum.
+    """
     if not _is_alike(writer, reader):
         raise _mismatch(writer, reader, path)
     known = set(reader.symbols)
-    texts = [symbol if symbol in known else reader.default for symbol in writer.symbols]
+    return [symbol if symbol in known else reader.default for symbol in writer.symbols]
+
+
+def _plan_enum(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
+    texts = enum_texts(writer, reader, path)
 
     def text(place: int | None) -> str | None:
         if place is None:
@@ -396,7 +412,7 @@ def _plan_scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: st
         # Milliseconds of a day and microseconds of one.
         raise _mismatch(writer, reader, path)
     if reader.logical == "date":
-        return lambda values: _checked(pa.array(values, pa.int32()), _FIRST_DAY, _LAST_DAY, path).cast(kind)
+        return lambda values: _checked(pa.array(values, pa.int32()), *DAYS, path).cast(kind)
     if reader.logical == "duration":
         return lambda values: _durations(values, kind)
     convert = _conversion(writer, reader)
@@ -441,7 +457,7 @@ def _plan_moment(writer: AvroType, reader: AvroType, kind: pa.DataType, path: st
             values = [None if value is None else value // _NANOSECONDS for value in values]
         factor = _PER_MICROSECOND.get(unit, 1)
         column: Column = pa.array(values, pa.int64())
-        _checked(column, _FIRST_MICROSECOND // factor, _LAST_MICROSECOND // factor, path)
+        _checked(column, MICROSECONDS[0] // factor, MICROSECONDS[1] // factor, path)
         return (column if factor == 1 else pc.multiply(column, factor)).cast(kind)
 
     return build
@@ -481,12 +497,18 @@ def _durations(values: Sequence[Any], kind: pa.DataType) -> Column:
     return _struct([pa.array(numbers[:, part].astype(np.int64)) for part in range(3)], kind, values)
 
 
-def _constant(reader: AvroType, default: Any, kind: pa.DataType, path: str) -> Build:
-    """The default of a field that was not written."""
+def default_of(field: AvroField, kind: pa.DataType, path: str) -> Build:
+    """How a column is made of the default of a field that was not written; ``None`` among the values is null.
+
+    Raises:
+        SchemaMismatchError: it has none, or none of its type.
+    """
+    if field.default is None:
+        raise SchemaMismatchError(f"{path} was not written, and has no default", remedy=_REMEDY)
     try:
-        one = plan(reader, reader, kind, path)([_default(reader, default)])
+        one = plan(field.type, field.type, kind, path)([_default(field.type, json.loads(field.default))])
     except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as error:
-        raise SchemaMismatchError(f"{path}: its default {default!r} is none of {reader}", remedy=_REMEDY) from error
+        raise SchemaMismatchError(f"{path}: its default {field.default} is none of its type", remedy=_REMEDY) from error
 
     def build(values: Sequence[Any]) -> Column:
         return one.take(pa.array([None if value is None else 0 for value in values], pa.int64()))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INTS = {"int": 31, "long": 63}
+WIDER = {"int": ["long", "float", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
 _PLAIN = ["boolean", "int", "long", "float", "double", "bytes", "string"]
 _LOGICAL: list[dict[str, Any]] = [
     {"type": "int", "logicalType": "date"},
@@ -191,3 +192,47 @@ def _logical_column(logical: str, value: Any) -> Any:
 
 def _since_midnight(value: Any) -> int:
     return (datetime.combine(EPOCH, value, timezone.utc) - EPOCH) // timedelta(microseconds=1)
+
+
+@st.composite
+def evolved(draw: st.DrawFn, schema: Any) -> Any:
+    """A schema that can read what this one has written: fewer fields, more of them, wider ones, in another order."""
+    if isinstance(schema, list):
+        parts = [draw(evolved(part)) for part in schema]
+        parts = [part if isinstance(part, str | dict) else part[1] for part in parts]
+        # Of two branches that a value could be read as, ours is the one of its own type; fastavro's is the first one.
+        kept = parts if len({kind_of(part) for part in parts}) == len(parts) else schema
+        return kept if "null" in kept or draw(st.booleans()) else ["null", *kept]
+    kind = kind_of(schema)
+    if kind == "record":
+        kept = [own for own in schema["fields"] if draw(st.integers(0, 3))]
+        fields = [{**own, "type": draw(evolved(own["type"]))} for own in kept]
+        if draw(st.booleans()) or not fields:
+            fields.append({"name": "new", "type": ["null", "string"], "default": None})
+        if draw(st.booleans()):
+            fields.append({"name": "more", "type": {"type": "array", "items": "int"}, "default": [1, 2]})
+        return {**schema, "fields": draw(st.permutations(fields))}
+    if kind in ("array", "map"):
+        inner = "items" if kind == "array" else "values"
+        return {**schema, inner: draw(evolved(schema[inner]))}
+    if kind in WIDER and draw(st.booleans()):
+        return draw(st.sampled_from(WIDER[kind]))
+    return ["null", schema] if draw(st.integers(0, 3)) == 0 and schema != "null" else schema
+
+
+@st.composite
+def damaged(draw: st.DrawFn, payload: bytes) -> bytes:
+    """A payload of which some bytes are others, gone, or more."""
+    bad = bytearray(payload)
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, max(0, len(bad) - 1)))
+        how = draw(st.sampled_from(["flip", "cut", "add", "make"]))
+        if how == "flip" and bad:
+            bad[place] ^= draw(st.integers(1, 255))
+        elif how == "cut":
+            del bad[place:]
+        elif how == "add":
+            bad[place:place] = draw(st.binary(min_size=1, max_size=12))
+        else:
+            bad = bytearray(draw(st.binary(max_size=30)))
+    return bytes(bad)

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.decoding.avro_resolution import avro_reader
+from spark_jobs.decoding.avro_resolution import AvroReader
 from spark_jobs.decoding.avro_types import columns_ddl, is_record, parse_avro
 from spark_jobs.decoding.rows import decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 from tests.support.arrow_columns import arrow_columns
-from tests.support.avro_schemas import encoded, kind_of, schemas, values
+from tests.support.avro_schemas import encoded, evolved, kind_of, schemas, values
 from tests.support.profiles import examples
-
-WIDER = {"int": ["long", "float", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
 
 
 def read(writer, reader, *payloads):
@@ -27,7 +25,7 @@ def read(writer, reader, *payloads):
     written, own = (StoredSchema("AVRO", json.dumps(schema)) for schema in (writer, reader))
     tree = parse_avro(own)
     schema = arrow_columns(columns_ddl(tree, None))
-    columns, errors = decode_rows(avro_reader(written, own, schema, not is_record(tree)), payloads)
+    columns, errors = decode_rows(AvroReader(parse_avro(written), tree, schema, is_one=not is_record(tree)), payloads)
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
     rows.validate(full=True)
     return rows.to_pylist(), errors
@@ -57,32 +55,6 @@ def logical(kind, name, **more):
 
 def decimal(precision, scale, kind="bytes"):
     return logical(kind, "decimal", precision=precision, scale=scale)
-
-
-@st.composite
-def evolved(draw, schema):
-    """A schema that can read what this one has written: fewer fields, more of them, wider ones, in another order."""
-    if isinstance(schema, list):
-        parts = [draw(evolved(part)) for part in schema]
-        parts = [part if isinstance(part, str | dict) else part[1] for part in parts]
-        # Of two branches that a value could be read as, ours is the one of its own type; fastavro's is the first one.
-        kept = parts if len({kind_of(part) for part in parts}) == len(parts) else schema
-        return kept if "null" in kept or draw(st.booleans()) else ["null", *kept]
-    kind = kind_of(schema)
-    if kind == "record":
-        kept = [own for own in schema["fields"] if draw(st.integers(0, 3))]
-        fields = [{**own, "type": draw(evolved(own["type"]))} for own in kept]
-        if draw(st.booleans()) or not fields:
-            fields.append({"name": "new", "type": ["null", "string"], "default": None})
-        if draw(st.booleans()):
-            fields.append({"name": "more", "type": {"type": "array", "items": "int"}, "default": [1, 2]})
-        return {**schema, "fields": draw(st.permutations(fields))}
-    if kind in ("array", "map"):
-        inner = "items" if kind == "array" else "values"
-        return {**schema, inner: draw(evolved(schema[inner]))}
-    if kind in WIDER and draw(st.booleans()):
-        return draw(st.sampled_from(WIDER[kind]))
-    return ["null", schema] if draw(st.integers(0, 3)) == 0 and schema != "null" else schema
 
 
 def _tag(part):
