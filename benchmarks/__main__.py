@@ -19,6 +19,7 @@ from tests.support.settings import ROOT
 
 SUITES: Mapping[str, Callable[[Bench], None]] = {
     "kafka": throughput.kafka,
+    "avro": throughput.avro,
     "transforms": throughput.transforms,
     "redis": throughput.redis,
     "file": throughput.file,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +30,17 @@ COLUMNS: dict[str, pa.DataType] = {
     "note": pa.string(),
 }
 SCHEMA = pa.schema(COLUMNS)
+AVRO: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "user", "type": "string"},
+        {"name": "amount", "type": "double"},
+        {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "note", "type": ["null", "string"]},
+    ],
+}
 SMALL, LARGE = 95, 2048
 MALFORMED = b'{"id": '
 Sequences = Mapping[int, "np.ndarray[tuple[int], np.dtype[np.int64]]"]
@@ -42,6 +58,18 @@ def documents(count: int, size: int = SMALL, *, malformed_every: int | None = No
             number % 97,
         )
         yield head + b"the quick brown fox "[: max(1, size - len(head) - 2)].ljust(size - len(head) - 2, b"x") + b'"}'
+
+
+def avro_values(count: int, size: int, *, number: int) -> Iterator[bytes]:
+    """What :func:`documents` says, in Avro with the id of a schema."""
+    schema, head = fastavro.parse_schema(AVRO), b"\0" + number.to_bytes(4, "big")
+    for text in documents(count, size):
+        buffer = io.BytesIO()
+        buffer.write(head)
+        document = json.loads(text)
+        document["ts"] = datetime.fromisoformat(document["ts"].replace("Z", "+00:00"))
+        fastavro.schemaless_writer(buffer, schema, document)
+        yield buffer.getvalue()
 
 
 def to_kafka(address: str, topic: str, payloads: Iterator[bytes]) -> Sequences:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.avro.functions import from_avro
 
 from spark_jobs.jars import delta_jars, resolved
 from spark_jobs.session import SparkOptions, create_session
@@ -24,11 +25,13 @@ CONNECTOR = (
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
+    # The functions for Avro, which Spark does not ship.
+    ("org.apache.spark", "spark-avro_2.13", pyspark.__version__),
 )
 
 
 def jars() -> list[Path]:
-    """Those of Delta, and those of Spark's connector for Kafka."""
+    """Those of Delta, and those of Spark's connector for Kafka, with Avro."""
     peers = [jar for one in CONNECTOR for jar in resolved(one, is_alone=True).glob("*.jar")]
     return [*delta_jars(), *peers]
 
@@ -44,6 +47,16 @@ def typed(ddl: str) -> Transform:
     def select(messages: DataFrame) -> DataFrame:
         document = f.from_json(f.col("value").cast("string"), ddl).alias("document")
         return messages.select(document, *_position()).select("document.*", "_shard", "_sequence", "_timestamp")
+
+    return select
+
+
+def of_avro(schema: str) -> Transform:
+    """The columns of Avro values behind the id of their schema, and where they stood."""
+
+    def select(messages: DataFrame) -> DataFrame:
+        value = from_avro(f.expr("substring(value, 6)"), schema).alias("value")
+        return messages.select(value, *_position()).select("value.*", "_shard", "_sequence", "_timestamp")
 
     return select
 

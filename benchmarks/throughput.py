@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -17,14 +18,17 @@ from benchmarks import bare_loops, messages, peers
 from benchmarks.harness import CORES, Bench, Case
 from benchmarks.messages import DDL, LARGE, PARTITIONS, SMALL, Sequences, check_delta, check_parquet, documents
 from spark_jobs.batches.ingestion import Ingestion, Transform
+from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.schema_registry import SchemaRegistry
 from spark_jobs.run_ingestion import drain
 from spark_jobs.writing.sink import plain_strings
 from stream_consumers.create import StreamSource
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import kafka_broker
 from tests.support.redis_server import redis_server
+from tests.support.schema_registry import schema_registry
 from tests.support.topics import create_topic
 
 OURS, PEER, LIMIT = "stream-assets", "availableNow", "bare loop"
@@ -116,6 +120,29 @@ def kafka(bench: Bench) -> None:
 
 def _consume(address: str, topic: str, ends: dict[int, int], is_json: bool, folder: Path) -> None:
     bare_loops.consume(address, topic, ends, folder, is_json)
+
+
+def avro(bench: Bench) -> None:
+    """What the suite ``kafka`` has as JSON, in Avro with a schema registry."""
+    count, broker = bench.size(2_000_000), kafka_broker(bench.folder)
+    with bench.spark(peers.jars()) as spark, bench.service(broker) as (address, _), schema_registry() as registry:
+        topic, schema = create_topic(address, PARTITIONS), json.dumps(messages.AVRO)
+        number = registry.register(f"{topic}-value", schema)
+        bench.tell(f"producing {count:,} messages in Avro")
+        expected = messages.to_kafka(address, topic, messages.avro_values(count, SMALL, number=number))
+        decoder = Avro(registry=SchemaRegistry(registry.url), subject=f"{topic}-value")
+        medians = bench.compare(
+            f"Kafka, Avro: {count:,} messages of what is {SMALL} bytes as JSON",
+            "A topic with 4 partitions into a new Delta table, at the default limits, with five typed columns of Avro "
+            "values whose schema is in a registry; the peer is Spark Structured Streaming with `availableNow` and "
+            "`from_avro` in the same session, which is told the schema and cuts its id off.",
+            [
+                ours(spark, f"kafka://{address}/{topic}", decoder=decoder, expected=expected),
+                peer(spark, address, topic, select=peers.of_avro(schema), expected=expected),
+            ],
+            messages=count,
+        )
+        bench.tell(f"  {medians[PEER] / medians[OURS]:.2f} times as fast as availableNow")
 
 
 def transforms(bench: Bench) -> None:
