@@ -5,7 +5,7 @@ from sensors.lag_sensor import LagPolicy as LagPolicy
 from spark_jobs.dead_letters import DeadLetters as DeadLetters, LetterFilter as LetterFilter
 from spark_jobs.decoding.avro import Avro as Avro
 from spark_jobs.decoding.decoders import Raw as Raw, Text as Text
-from spark_jobs.decoding.json_decoder import Json as Json
+from spark_jobs.decoding.json_decoder import Json as Json, JsonMode as JsonMode
 from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf as Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry

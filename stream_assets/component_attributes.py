@@ -25,6 +25,7 @@ from stream_consumers.urls import StreamUrl
 CONNECTIONS: dict[str, type[StreamConnection]] = {"kafka": KafkaCluster, "redis": RedisServer, "file": StreamFile}
 _DECODERS: dict[str, Any] = {
     "json": Json,
+    "variant": Json,
     "text": Text,
     "raw": Raw,
     "avro": Avro,
@@ -54,6 +55,17 @@ class JsonFields(dg.Model):
 
     type: Literal["json"]
     schema_: str = Field(alias="schema", description="Spark DDL: 'id BIGINT, amount DECIMAL(10,2)'.")
+    mode: Literal["lenient", "strict"] = Field(
+        default="lenient",
+        description="Take what Spark's from_json takes, or only values that are written as their types are.",
+    )
+
+
+class VariantFields(dg.Model):
+    """Payloads are JSON without a schema."""
+
+    type: Literal["variant"]
+    column: str = Field(default="payload", description="The column of the VARIANT.")
 
 
 class TextFields(dg.Model):
@@ -133,6 +145,10 @@ class JsonAttributes(_Columns, JsonFields):
     """Payloads are JSON objects."""
 
 
+class VariantAttributes(_Columns, VariantFields):
+    """Payloads are JSON without a schema."""
+
+
 class TextAttributes(_Columns, TextFields):
     """Payloads are UTF-8 text."""
 
@@ -154,7 +170,13 @@ class JsonSchemaAttributes(_Columns, JsonSchemaFields):
 
 
 DECODER_TYPE: Any = Annotated[
-    JsonAttributes | TextAttributes | RawAttributes | AvroAttributes | ProtobufAttributes | JsonSchemaAttributes,
+    JsonAttributes
+    | VariantAttributes
+    | TextAttributes
+    | RawAttributes
+    | AvroAttributes
+    | ProtobufAttributes
+    | JsonSchemaAttributes,
     Field(discriminator="type"),
 ]
 

@@ -30,7 +30,7 @@ from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import by_shard, within
-from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.source import decode_batch, decoded_schema, read_schema
 from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
@@ -267,7 +267,7 @@ class LetterDecoder:
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
         decoder = self._decoder()
-        wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(source_schema(decoder))
+        wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(read_schema(decoder))
         outcome = Outcome()
         good: list[pa.RecordBatch] = []
         for batch in messages.to_batches():

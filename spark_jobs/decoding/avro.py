@@ -14,7 +14,7 @@ from spark_jobs.decoding.avro_blocks import avro_decoding
 from spark_jobs.decoding.avro_types import columns_ddl, is_record, parse_avro
 from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
 from spark_jobs.decoding.schema_source import check_sources, read_text
 from spark_jobs.decoding.wire_format import Part, decode_frames

@@ -27,7 +27,7 @@ from spark_jobs.decoding.avro_resolution import (
     written_field,
 )
 from spark_jobs.decoding.avro_types import AvroType, parse_avro
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError

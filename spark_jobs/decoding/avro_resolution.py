@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
 from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import list_offsets
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS

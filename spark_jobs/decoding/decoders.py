@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 import pyarrow as pa
 
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 
 UNNAMED = "payload"
 """The column of a value that has no name of its own."""
@@ -52,7 +52,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
-        """Decode binary ``payloads`` (null for a tombstone) into the columns of ``schema``."""
+        """Decode binary ``payloads`` (null for a tombstone) into the columns of ``schema``; a VARIANT is JSON text."""
         ...
 
 

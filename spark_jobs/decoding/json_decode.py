@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
-from datetime import date, datetime, timezone
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
@@ -19,71 +19,48 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from stream_consumers.errors import SchemaMismatchError
+from spark_jobs.decoding.json_types import Column, decoded_type, has_own_way
+from spark_jobs.decoding.json_values import FLOATS, ROOMY_DECIMAL, Number, are_in_range, read_base64, rounded
 
-Column: TypeAlias = "pa.Array[Any]"
+Careful: TypeAlias = Callable[[list[bytes | None], pa.Schema], tuple[list[Column], list[str | None]]]
 
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 64 << 20
 FEW = 8
 CHUNK_ROWS = 512
-_TYPES = "BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP, STRUCT and ARRAY"
 # Arrow does not check for overflow when it scales: 38 digits before and 38 behind the point cannot overflow 76.
 _PARSED_DECIMAL = pa.decimal256(38, 38)
-_ROOMY_DECIMAL = pa.decimal256(76, 38)
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 # From half a step behind the largest number of so many bits on, the nearest one is infinity.
 _ROUNDED_TO_INFINITY = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
-_FLOATS = {32: "FLOAT", 64: "DOUBLE"}
-_FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
-_LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
 _TOMBSTONE = b"{}"
 _WHITE_SPACE = " \t\n\r\x0b\x0c"
 # Where Arrow reads a value. Behind a quotation mark, a letter or a digit there is none, so that "Info" is no suspect.
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
 _NAMED_ROW = re.compile(r" in row ([0-9]+)\Z")
-_FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
+FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
-def check_json_type(name: str, kind: pa.DataType) -> None:
-    """Refuse types that JSON cannot be read into alike.
-
-    Raises:
-        SchemaMismatchError: naming the column, its type, and the ones there are.
-    """
-    if isinstance(kind, pa.StructType):
-        for field in kind:
-            check_json_type(f"{name}.{field.name}", field.type)
-    elif isinstance(kind, pa.ListType):
-        check_json_type(f"{name}[]", kind.value_type)
-    elif not (
-        pa.types.is_signed_integer(kind)
-        or pa.types.is_float32(kind)
-        or pa.types.is_float64(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_decimal128(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_date32(kind)
-    ):
-        raise SchemaMismatchError(
-            f"column {name} is {kind}, which JSON payloads are not decoded into",
-            remedy=f"Use one of {_TYPES}; or decode=Text() and from_json in the transform.",
-        )
-
-
-def decode_json(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
+def decode_json(payloads: Column, schema: pa.Schema, careful: Careful | None = None) -> tuple[list[Column], Column]:
     """Decode ``payloads`` into the columns of ``schema``.
+
+    Args:
+        payloads: the documents.
+        schema: the columns.
+        careful: decodes blocks that Arrow does not parse as a whole; :func:`decode_carefully` by default. What Arrow
+            parses, it has to give alike.
 
     Returns:
         The columns, and per row why it could not be decoded (null: it could).
     """
-    parts: list[list[Column]] = [[*(pa.array([], field.type) for field in schema), pa.array([], pa.string())]]
+    is_parsed = not any(has_own_way(field.type) for field in schema)
+    empty = [pa.array([], decoded_type(field.type)) for field in schema]
+    parts: list[list[Column]] = [[*empty, pa.array([], pa.string())]]
     for start in range(0, len(payloads), BLOCK_ROWS):
         for block in _bounded(payloads.slice(start, BLOCK_ROWS)):
-            columns, errors = _decode_block(block, schema)
+            columns, errors = _decode_block(block, schema, careful or decode_carefully, is_parsed=is_parsed)
             parts.append([*columns, errors])
-    *merged, found = _joined(parts[1:] or parts)
+    *merged, found = joined(parts[1:] or parts)
     return merged, _require(merged, schema, found)
 
 
@@ -106,21 +83,22 @@ def _require(columns: list[Column], schema: pa.Schema, errors: Column) -> Column
     return errors
 
 
-def _decode_block(payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
+def _decode_block(
+    payloads: Column, schema: pa.Schema, careful: Careful, *, is_parsed: bool
+) -> tuple[list[Column], Column]:
     """Decode a block as a whole, or if there is anything to refuse in it, document by document."""
-    try:
-        columns = _parse(_lines(payloads), len(payloads), schema)
-    except _FAILURES:
-        columns, errors = decode_carefully(payloads.to_pylist(), schema)
-        return columns, pa.array(errors, pa.string())
-    return columns, pa.nulls(len(payloads), pa.string())
+    if is_parsed:
+        with suppress(*FAILURES):
+            return _parse(_lines(payloads), len(payloads), schema), pa.nulls(len(payloads), pa.string())
+    columns, errors = careful(payloads.to_pylist(), schema)
+    return columns, pa.array(errors, pa.string())
 
 
 def _lines(payloads: Column) -> bytes:
-    """What :func:`_refusal` checks, checked for all documents at once, and the documents as lines.
+    """What :func:`refusal` checks, checked for all documents at once, and the documents as lines.
 
     Raises:
-        ArrowInvalid, ValueError: some documents are to be refused; which ones is for :func:`_refusal` to say.
+        ArrowInvalid, ValueError: some documents are to be refused; which ones is for :func:`refusal` to say.
     """
     documents: Any = (payloads.fill_null(_TOMBSTONE) if payloads.null_count else payloads).cast(pa.string())
     if not _are_objects(documents):
@@ -130,9 +108,9 @@ def _lines(payloads: Column) -> bytes:
     every = pa.ListArray.from_arrays(pa.array([0, len(documents)], pa.int32()), documents)
     joined: Any = pc.binary_join(every, "\n")
     lines: bytes = joined[0].as_buffer().to_pybytes() + b"\n"
-    if _may_hold_constants(lines):
+    if may_hold_constants(lines):
         suspects = pc.or_(pc.match_substring(documents, "NaN"), pc.match_substring(documents, "Inf"))
-        if any(_refusal(document.encode()) for document in documents.filter(suspects).to_pylist()):
+        if any(refusal(document.encode()) for document in documents.filter(suspects).to_pylist()):
             raise ValueError("NaN and Inf are not JSON")
     return lines
 
@@ -142,7 +120,7 @@ def _are_objects(documents: Column) -> bool:
     return bool(pc.all(pc.and_(starts, ends)).as_py())
 
 
-def _may_hold_constants(text: bytes) -> bool:
+def may_hold_constants(text: bytes) -> bool:
     """Whether Arrow could find a NaN or an Inf in ``text`` and take it for a number; within a string it does not."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
@@ -159,22 +137,22 @@ def decode_carefully(documents: list[bytes | None], schema: pa.Schema) -> tuple[
     """
     # A tombstone is an object without fields.
     stripped = [_TOMBSTONE if document is None else document.strip() for document in documents]
-    errors = [_refusal(line) for line in stripped]
+    errors = [refusal(line) for line in stripped]
     rows = [row for row, error in enumerate(errors) if error is None]
     lines = [stripped[row] for row in rows]
     try:
-        columns = _parse_lines(lines, schema)
-    except _FAILURES:
+        columns = parse_lines(lines, schema)
+    except FAILURES:
         parts = [[pa.nulls(0, field.type) for field in schema]]
         found: list[str | None] = []
         for start in range(0, len(lines), CHUNK_ROWS):
             for part, part_errors in _divided(lines[start : start + CHUNK_ROWS], schema):
                 parts.append(part)
                 found.extend(part_errors)
-        columns = _joined(parts)
+        columns = joined(parts)
         for row, error in zip(rows, found):
             errors[row] = error
-    return _placed(columns, rows, len(documents)), errors
+    return placed(columns, rows, len(documents)), errors
 
 
 def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
@@ -184,12 +162,11 @@ def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Colum
     """
     for _ in range(FEW):
         try:
-            columns = _parse_lines(lines, schema)
-        except _FAILURES as error:
-            named = _NAMED_ROW.search(str(error))
-            row = int(named[1]) if named else len(lines)
-            reason = _mismatch(lines[row], schema) if row < len(lines) else None
-            if reason is None:
+            columns = parse_lines(lines, schema)
+        except FAILURES as error:
+            row = named_row(error)
+            reason = _mismatch(lines[row], schema) if row is not None and row < len(lines) else None
+            if row is None or reason is None:
                 break
             yield from _halve(lines[:row], schema)
             yield [pa.nulls(1, field.type) for field in schema], [reason]
@@ -205,13 +182,19 @@ def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Colum
     for part, part_errors in _halve([lines[row] for row in rows], schema):
         for row, reason in zip(rows[len(parts[0][0]) :], part_errors):
             reasons[row] = reason
-        parts = [_joined([*parts, part])]
-    yield _placed(parts[0], rows, len(lines)), reasons
+        parts = [joined([*parts, part])]
+    yield placed(parts[0], rows, len(lines)), reasons
 
 
-def _placed(columns: list[Column], rows: list[int], count: int) -> list[Column]:
-    """The columns of these rows among ``count`` rows, the others null."""
-    if len(rows) == count:
+def named_row(error: Exception) -> int | None:
+    """The first row that Arrow could not parse, if it tells."""
+    named = _NAMED_ROW.search(str(error))
+    return int(named[1]) if named else None
+
+
+def placed(columns: list[Column], rows: list[int], count: int) -> list[Column]:
+    """The columns of these rows, in whatever order, among ``count`` rows, the others null."""
+    if rows == list(range(count)):
         return columns
     places: list[int | None] = [None] * count
     for place, row in enumerate(rows):
@@ -224,10 +207,10 @@ def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column]
     if not lines:
         return
     try:
-        columns = _parse_lines(lines, schema)
-    except _FAILURES as error:
+        columns = parse_lines(lines, schema)
+    except FAILURES as error:
         if len(lines) == 1:
-            yield [pa.nulls(1, field.type) for field in schema], [_mismatch(lines[0], schema) or _reason(error)]
+            yield [pa.nulls(1, field.type) for field in schema], [_mismatch(lines[0], schema) or reason_of(error)]
             return
         size = 1 if len(lines) <= FEW else (len(lines) + 1) // 2
         for start in range(0, len(lines), size):
@@ -236,11 +219,12 @@ def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column]
     yield columns, [None] * len(lines)
 
 
-def _joined(parts: list[list[Column]]) -> list[Column]:
+def joined(parts: list[list[Column]]) -> list[Column]:
+    """The columns of all parts, one behind the other."""
     return parts[0] if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
 
 
-def _refusal(line: bytes) -> str | None:
+def refusal(line: bytes) -> str | None:
     """What Arrow would not refuse, or not in a block of lines; ``None`` if there is nothing of it."""
     if line[:1] != b"{" or line[-1:] != b"}":
         return "not a JSON object"
@@ -248,11 +232,11 @@ def _refusal(line: bytes) -> str | None:
         text = line.decode()
     except UnicodeDecodeError as error:
         return f"not UTF-8: {error.reason} at byte {error.start}"
-    if _may_hold_constants(line):
+    if may_hold_constants(line):
         try:
             _check_syntax(text)
         except (ValueError, RecursionError) as error:
-            return _reason(error)
+            return reason_of(error)
     return None
 
 
@@ -261,7 +245,7 @@ def _mismatch(line: bytes, schema: pa.Schema) -> str | None:
     try:
         document = _check_syntax(line.decode())
     except json.JSONDecodeError as error:
-        return _reason(error)
+        return reason_of(error)
     except (ValueError, RecursionError):
         return None
     for field in schema:
@@ -273,7 +257,7 @@ def _mismatch(line: bytes, schema: pa.Schema) -> str | None:
 
 def _unlike(value: object, kind: pa.DataType) -> str | None:
     """What ``value`` should have been but is not."""
-    is_number = isinstance(value, _Number)
+    is_number = isinstance(value, Number)
     if isinstance(kind, pa.StructType):
         is_alike, wanted = isinstance(value, dict), "an object"
     elif isinstance(kind, pa.ListType):
@@ -282,7 +266,7 @@ def _unlike(value: object, kind: pa.DataType) -> str | None:
         is_alike, wanted = isinstance(value, bool), "true or false"
     elif pa.types.is_integer(kind):
         limit = 1 << (kind.bit_width - 1)
-        is_whole = isinstance(value, _Number) and _WHOLE.fullmatch(value) and -limit <= int(value) < limit
+        is_whole = isinstance(value, Number) and _WHOLE.fullmatch(value) and -limit <= int(value) < limit
         is_alike, wanted = bool(is_whole), f"a whole number of {kind.bit_width} bits"
     elif isinstance(kind, pa.Decimal128Type):
         digits = kind.precision - kind.scale
@@ -290,7 +274,7 @@ def _unlike(value: object, kind: pa.DataType) -> str | None:
         wanted = f"a number with at most {digits} digits before the point"
     elif pa.types.is_floating(kind):
         is_alike = is_number and not _is_infinite(str(value), kind.bit_width)
-        wanted = f"a number that {_FLOATS[kind.bit_width]} can hold" if is_number else "a number"
+        wanted = f"a number that {FLOATS[kind.bit_width]} can hold" if is_number else "a number"
     else:
         is_alike, wanted = isinstance(value, str) and not is_number, "a string"
     return None if is_alike else wanted
@@ -313,21 +297,20 @@ def _is_infinite(text: str, bits: int) -> bool:
         return False
 
 
-class _Number(str):
-    """A number as it is written."""
-
-    __slots__ = ()
-
-
 def _check_syntax(text: str) -> Any:
-    return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_refuse)
+    return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _parse_lines(lines: list[bytes], schema: pa.Schema) -> list[Column]:
+def parse_lines(lines: list[bytes], schema: pa.Schema) -> list[Column]:
+    """Parse documents of which :func:`refusal` refuses none.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError, ValueError: one of them cannot be decoded.
+    """
     return _parse(b"\n".join(lines) + b"\n", len(lines), schema)
 
 
@@ -363,14 +346,17 @@ def _parsed(schema: pa.Schema) -> pa.Schema:
 
 
 def _parsed_type(kind: pa.DataType) -> pa.DataType:
-    """What Arrow parses on the way to ``kind``: DECIMAL with room for more places, DATE as text, nothing NOT NULL."""
+    """What Arrow parses on the way to ``kind``: DECIMAL with room for more places; others as text."""
     if isinstance(kind, pa.StructType):
         return pa.struct([pa.field(field.name, _parsed_type(field.type)) for field in kind])
     if isinstance(kind, pa.ListType):
         return pa.list_(pa.field(kind.value_field.name, _parsed_type(kind.value_type)))
     if isinstance(kind, pa.Decimal128Type):
         return _PARSED_DECIMAL
-    return pa.string() if pa.types.is_date32(kind) else kind
+    if isinstance(kind, pa.TimestampType):
+        # The parser would drop a zone that a TIMESTAMP_NTZ cannot have.
+        return kind if kind.tz else pa.string()
+    return pa.string() if pa.types.is_date32(kind) or pa.types.is_binary(kind) else kind
 
 
 def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
@@ -388,41 +374,40 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
     if isinstance(column, pa.ListArray) and isinstance(kind, pa.ListType):
         values = _convert(column.values, kind.value_type, f"{name}[]")
         return pa.ListArray.from_arrays(column.offsets, values, type=kind, mask=column.is_null())
+    if pa.types.is_binary(kind):
+        return _from_base64(column, name)
     try:
         if isinstance(kind, pa.Decimal128Type):
-            column = _rounded(column, kind.scale)
+            column = rounded(column.view(ROOMY_DECIMAL), kind.scale)
         converted = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"field {name!r}: {_reason(error)}") from error
-    _check_range(converted, name)
+        raise ValueError(f"field {name!r}: {reason_of(error)}") from error
+    _check_finite(converted, name)
+    if not are_in_range(converted):
+        raise ValueError(f"field {name!r} is not in the years 1 to 9999")
     return converted
 
 
-def _check_range(column: Column, name: str) -> None:
-    """Refuse what Arrow lets pass: numbers that became infinite, and times that Spark does not have.
+def _from_base64(column: Column, name: str) -> Column:
+    try:
+        return pa.array([None if text is None else read_base64(text) for text in column.to_pylist()], pa.binary())
+    except ValueError:
+        raise ValueError(f"field {name!r} is not base64") from None
+
+
+def _check_finite(column: Column, name: str) -> None:
+    """Refuse numbers that became infinite, which Arrow lets pass.
 
     Raises:
         ValueError: naming the field.
     """
-    kind = column.type
-    if pa.types.is_floating(kind):
-        # JSON has no word for infinity, so it was a number.
-        if pc.any(pc.is_inf(column)).as_py():
-            raise ValueError(f"field {name!r} is not a number that {_FLOATS[kind.bit_width]} can hold")
-    elif pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        first, last = (date.min, date.max) if pa.types.is_date32(kind) else (_FIRST_INSTANT, _LAST_INSTANT)
-        is_beyond = pc.or_(pc.less(column, pa.scalar(first, kind)), pc.greater(column, pa.scalar(last, kind)))
-        if pc.any(is_beyond).as_py():
-            raise ValueError(f"field {name!r} is not in the years 1 to 9999")
+    # JSON has no word for infinity, so it was a number.
+    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+        raise ValueError(f"field {name!r} is not a number that {FLOATS[column.type.bit_width]} can hold")
 
 
-def _rounded(column: Column, places: int) -> Column:
-    roomy = column.view(_ROOMY_DECIMAL)
-    rounded: Column = pc.round(roomy, ndigits=places, round_mode="half_towards_infinity")
-    return rounded
-
-
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """What is wrong with a document, of an error of a parser."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith("Extra data"):
         return "more than one JSON object"

@@ -1,30 +1,59 @@
-"""``Json``: payloads that are JSON objects become columns with the names and types of a DDL schema."""
+"""``Json``: payloads that are JSON become columns with the names and types of a DDL schema, or one VARIANT."""
 
 from __future__ import annotations
 
+import enum
+import re
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
-from spark_jobs.decoding.json_decode import Column, check_json_type, decode_json
+from spark_jobs.decoding.decoders import UNNAMED, DecodedColumns, Headers, Key
+from spark_jobs.decoding.json_decode import decode_carefully, decode_json
+from spark_jobs.decoding.json_documents import decode_leniently, decode_strictly, decode_values
+from spark_jobs.decoding.json_types import Column, check_json_type, has_own_way
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import choose_fields
+
+# Not of names and comments. A column may be called "interval"; its type has a unit.
+_INTERVAL = re.compile(r"\binterval\s+(?:year|month|day|hour|minute|second)\b", re.IGNORECASE)
+_QUOTED = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+class JsonMode(str, enum.Enum):
+    """Which values of JSON a column takes.
+
+    ``lenient``: those that Spark's ``from_json`` takes. ``strict``: those that are written as the type is.
+
+    Example:
+        >>> JsonMode("strict") is JsonMode.STRICT
+        True
+    """
+
+    LENIENT = "lenient"
+    STRICT = "strict"
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
     """Payloads are JSON objects; the DDL schema names and types the columns.
 
-    Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not
-    convert without loss, a missing ``NOT NULL`` field, or something that is no object makes a dead letter.
-    Text without a zone is read as UTC; dates and times are of the years 1 to 9999. Numbers with more decimal places
-    than a DECIMAL has are rounded half up; they may have up to 38 digits, as a number or as text. FLOAT and DOUBLE take
-    the nearest number that they have, and none that is beyond their largest. A tombstone (a message without a payload)
-    is a row of nulls.
+    Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not fit
+    its column, a missing ``NOT NULL`` field, or something that is no object makes a dead letter. Text without a zone is
+    read as UTC; dates and times are of the years 1 to 9999. Numbers with more decimal places than a DECIMAL has are
+    rounded half up. A tombstone (a message without a payload) is a row of nulls.
+
+    What fits is for ``mode`` to say. ``lenient``, the default, takes what Spark's ``from_json`` takes: into a STRING
+    whatever is there, as it is written; into a TIMESTAMP also nanoseconds (cut), names of zones, and whole numbers of
+    seconds; into a DATE also the day of a time; into DOUBLE and FLOAT also NaN, and infinity. ``strict`` takes only
+    what is written as the type is, and makes a dead letter of what would lose something, like nanoseconds.
 
     Args:
-        schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BOOLEAN, DATE, TIMESTAMP,
-            and of STRUCT and ARRAY of them.
+        schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),
+            BOOLEAN, DATE, TIMESTAMP, VARIANT, and of STRUCT, ARRAY and MAP of them. Without one there is one column, a
+            VARIANT of the whole payload, which then may be any JSON.
+        mode: a :class:`JsonMode`, or its name.
+        column: the name of the VARIANT where there is no schema.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
@@ -32,22 +61,38 @@ class Json:
     Example:
         >>> Json("id BIGINT, user STRING").ddl()
         'id BIGINT, user STRING'
+        >>> Json().ddl()
+        '`payload` VARIANT'
     """
 
-    schema: str
+    schema: str | None = None
+    mode: JsonMode | str = field(default=JsonMode.LENIENT, kw_only=True)
+    column: str = field(default=UNNAMED, kw_only=True)
     key: Key = field(default=None, kw_only=True)
     headers: Headers = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        choose_fields(self, mode=JsonMode)
+        if self.schema is None:
+            return
         if not isinstance(self.schema, str) or not self.schema.strip():
             raise InvalidOptionError(
                 f"schema={self.schema!r} has no columns, so that nothing of a message would be kept",
-                remedy="Write it like 'id BIGINT, user STRING'; for payloads as they are, take Raw() or Text().",
+                remedy="Write it like 'id BIGINT, user STRING'; leave it out for one VARIANT of the whole payload; or "
+                "take Raw() or Text() for payloads as they are.",
+            )
+        if found := _INTERVAL.search(_QUOTED.sub("", self.schema)):
+            raise InvalidOptionError(
+                f"the schema has the type {found[0]!r}…, but Delta tables have no intervals",
+                remedy="Make it STRING, and compute with CAST(… AS INTERVAL …) in the transform.",
             )
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
-        return self.schema
+        if self.schema is not None:
+            return self.schema
+        escaped = self.column.replace("`", "``")
+        return f"`{escaped}` VARIANT"
 
     def check(self, schema: pa.Schema) -> None:
         """See :meth:`Decoder.check`."""
@@ -57,5 +102,12 @@ class Json:
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         self.check(schema)
-        columns, errors = decode_json(payloads, schema)
+        if self.schema is None:
+            careful = decode_values
+        elif self.mode is JsonMode.LENIENT:
+            careful = decode_leniently
+        else:
+            has_parts = any(has_own_way(column.type) for column in schema)
+            careful = decode_strictly if has_parts else decode_carefully
+        columns, errors = decode_json(payloads, schema, careful)
         return DecodedColumns(columns, errors)

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.json_decode import Column
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema_types import json_documents, json_schema_ddl
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import reason
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
 from spark_jobs.decoding.schema_source import check_sources, read_text

@@ -12,7 +12,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.protobuf_files import (
     MessageSchema,
     check_files,

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import list_offsets
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS

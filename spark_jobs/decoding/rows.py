@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 
 LONGEST_REASON = 300
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.decoding.decoders import DecodedColumns
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import joined, reason
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import AccessDeniedError, StreamAssetsError, Transient

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField
 
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_one_column, key_columns
-from spark_jobs.decoding.json_decode import Column
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns, struct_type
-from stream_consumers.errors import InvalidOptionError
+from spark_jobs.reading.variants import has_variant
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from stream_consumers.options import check_name
 
 HEADERS_DDL = "ARRAY<STRUCT<name: STRING, value: BINARY>>"
@@ -44,6 +45,11 @@ def _type_of_key(key: Decoder) -> DataType:
     if isinstance(key, type) or not callable(getattr(key, "ddl", None)):
         raise InvalidOptionError(f"key={key!r} decodes nothing", remedy="Give the name of a column, or a decoder.")
     columns = declared_columns(key.ddl())
+    if has_variant(columns):
+        raise SchemaMismatchError(
+            f"the columns of the key, {key.ddl()!r}, have a VARIANT, which only those of the payload may have",
+            remedy="Make it STRING, and take parse_json in the transform.",
+        )
     key.check(arrow_schema(columns))
     return columns.fields[0].dataType if is_one_column(key) else columns
 

@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import count_by_shard
-from spark_jobs.reading.source import decode_batch, decoded_schema, source_schema
+from spark_jobs.reading.source import decode_batch, decoded_schema, read_schema, source_schema
 from spark_jobs.reading.spark_types import arrow_schema
+from spark_jobs.reading.variants import with_variants
 from stream_consumers.batches import Split
 from stream_consumers.messages import Shard
 
@@ -28,7 +29,7 @@ class SmallBatch:
     """The messages of some splits.
 
     Args:
-        rows: with the columns of :func:`spark_jobs.reading.source.read_splits`.
+        rows: with the columns of :func:`spark_jobs.reading.source.read_schema`.
         messages: how many could be decoded, per shard.
         dead: how many dead letters there are.
     """
@@ -39,7 +40,8 @@ class SmallBatch:
 
     def frame(self, spark: SparkSession, decoder: Decoder) -> DataFrame:
         """The rows for Spark, in one partition: many small files would make the table slow to read."""
-        return spark.createDataFrame(self.rows, source_schema(decoder)).coalesce(1)
+        rows = spark.createDataFrame(self.rows, read_schema(decoder)).coalesce(1)
+        return with_variants(rows, source_schema(decoder))
 
 
 def read_small(splits: Sequence[Split], decoder: Decoder) -> SmallBatch | None:
@@ -53,7 +55,7 @@ def read_small(splits: Sequence[Split], decoder: Decoder) -> SmallBatch | None:
         StreamAssetsError: a split cannot be read.
         Exception: whatever a decoder of the user's raises.
     """
-    schema, wanted = arrow_schema(source_schema(decoder)), arrow_schema(decoded_schema(decoder))
+    schema, wanted = arrow_schema(read_schema(decoder)), arrow_schema(decoded_schema(decoder))
     found: list[pa.RecordBatch] = []
     size = 0
     for split in splits:

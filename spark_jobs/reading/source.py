@@ -20,6 +20,7 @@ from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns, struct_type
+from spark_jobs.reading.variants import as_text, with_variants
 from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
@@ -61,7 +62,8 @@ def read_splits(
     driver = socket.gethostname()
     partitions = [SplitPartition(split, decoder, columns, driver, _clean(split, identities)) for split in splits]
     plan = base64.b64encode(pickle.dumps(partitions)).decode()
-    return spark.read.format(FORMAT).schema(source_schema(decoder)).option(PLAN_OPTION, plan).load()
+    rows = spark.read.format(FORMAT).schema(read_schema(decoder)).option(PLAN_OPTION, plan).load()
+    return with_variants(rows, source_schema(decoder))
 
 
 def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
@@ -103,6 +105,11 @@ def source_schema(decoder: Decoder) -> StructType:
     return StructType(
         [*decoded, *kept_fields(decoder), *struct_type(STREAM_DDL).fields, *struct_type(DEAD_LETTER_DDL).fields]
     )
+
+
+def read_schema(decoder: Decoder) -> StructType:
+    """The columns as executors read them: of a VARIANT its JSON text."""
+    return as_text(source_schema(decoder))
 
 
 @dataclass

@@ -56,6 +56,7 @@ def make_rows(
     transform: str | None,
     schema_changes: str | None,
     place_of_schema: SchemaPlace | None = None,
+    json_mode: str | None = None,
 ) -> RowMaker:
     """The decoder and the transform that the options name.
 
@@ -64,13 +65,20 @@ def make_rows(
             takes more than the rows.
     """
     from spark_jobs.decoding.decoders import Raw, Text
-    from spark_jobs.decoding.json_decoder import Json
+    from spark_jobs.decoding.json_decoder import Json, JsonMode
     from spark_jobs.writing.schema_changes import SchemaChanges
 
     if (decode == "json") != (schema is not None):
-        raise InvalidOptionError("--decode json and --schema belong together", remedy="Give both, or neither.")
+        raise InvalidOptionError(
+            "--decode json and --schema belong together",
+            remedy="Give both, or neither; --decode variant takes JSON without a schema.",
+        )
+    if json_mode is not None and schema is None:
+        raise InvalidOptionError("--json-mode is for --decode json", remedy="Leave it out.")
     stored = (place_of_schema or SchemaPlace()).decoder(decode)
-    decoder: Decoder = Json(schema) if schema else Text() if decode == "text" else stored or Raw()
+    decoder: Decoder = Text() if decode == "text" else Json() if decode == "variant" else stored or Raw()
+    if schema is not None:
+        decoder = Json(schema, mode=json_mode or JsonMode.LENIENT)
     chosen = SchemaChanges(schema_changes or SchemaChanges.FAIL)
     if transform is None:
         return RowMaker(decoder, None, chosen)
@@ -115,8 +123,14 @@ def _imported(path: str) -> object:
 row_options = gathered(
     "maker",
     make_rows,
-    click.option("--decode", type=click.Choice(["raw", "text", "json", *FORMATS]), help="raw by default."),
+    click.option("--decode", type=click.Choice(["raw", "text", "json", "variant", *FORMATS]), help="raw by default."),
     click.option("--schema", help="Spark DDL of the columns, for --decode json: 'id BIGINT, user STRING'."),
+    # The choices are those of JsonMode, which is not imported until a command needs it.
+    click.option(
+        "--json-mode",
+        type=click.Choice(["lenient", "strict"]),
+        help="Take what Spark's from_json takes, the default, or only values that are written as their types are.",
+    ),
     schema_options,
     click.option(
         "--transform",

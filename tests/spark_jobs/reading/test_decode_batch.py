@@ -50,7 +50,7 @@ def messages(rows, timestamp_ms=20):
 
 def decode(rows, decoder=None, wanted=WANTED, timestamp_ms=20):
     schema = pa.schema([*(field.with_nullable(True) for field in wanted), *STREAM])
-    batch = decode_batch(messages(rows, timestamp_ms), decoder or Json("v BIGINT"), wanted, schema)
+    batch = decode_batch(messages(rows, timestamp_ms), decoder or Json("v BIGINT", mode="strict"), wanted, schema)
     batch.validate(full=True)
     assert batch.schema == schema
     return batch.to_pylist()
@@ -83,7 +83,7 @@ def test_many_rows_with_every_bad_payload_between_good_ones():
     assert [row["_error"] is None for row in found] == [i % 3 != 1 for i in range(5000)]
 
 
-@pytest.mark.parametrize("decoder", [Json("v BIGINT"), Text("id"), Raw("id", key=None, headers=None)])
+@pytest.mark.parametrize("decoder", [Json("v BIGINT", mode="strict"), Text("id"), Raw("id", key=None, headers=None)])
 def test_only_rows_that_the_stream_could_not_read(decoder):
     kind = {Json: pa.int64(), Text: pa.string(), Raw: pa.binary()}[type(decoder)]
     found = decode([(None, b"\xff", "torn"), (3, b"{}", "bad checksum")], decoder, pa.schema([("id", kind)]))
@@ -106,7 +106,7 @@ def test_tombstones():
         found = decode(rows, decoder, pa.schema([("v", kind)]))
         assert [row["_error"] for row in found] == [None, None]
         assert found[0]["v"] is None
-    (row,) = decode(rows[:1], Json("v BIGINT"), pa.schema([pa.field("v", pa.int64())]))
+    (row,) = decode(rows[:1], Json("v BIGINT", mode="strict"), pa.schema([pa.field("v", pa.int64())]))
     assert (row["v"], row["_error"], row["_sequence"]) == (None, None, 0)
     assert decode(rows)[0]["_error"] == "field 'id' is missing, but it is NOT NULL"
 
@@ -148,11 +148,13 @@ def test_times_that_a_timestamp_cannot_say_are_dead_letters(timestamp_ms):
     assert (torn["_error"], torn["_timestamp"], torn["_sequence"]) == ("torn", None, 1)
     mixed = pa.Table.from_batches([messages(rows[:1]), messages([(1, b'{"id":1}', None)], timestamp_ms)])
     schema = pa.schema([*(field.with_nullable(True) for field in WANTED), *STREAM])
-    found = decode_batch(mixed.combine_chunks().to_batches()[0], Json("v BIGINT"), WANTED, schema).to_pylist()
+    found = decode_batch(
+        mixed.combine_chunks().to_batches()[0], Json("v BIGINT", mode="strict"), WANTED, schema
+    ).to_pylist()
     assert [(row["id"], row["_error"] is None) for row in found] == [(0, True), (None, False)]
 
 
 def test_no_rows():
     schema = pa.schema([*WANTED, *STREAM])
     empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
-    assert decode_batch(empty, Json("v BIGINT"), WANTED, schema).num_rows == 0
+    assert decode_batch(empty, Json("v BIGINT", mode="strict"), WANTED, schema).num_rows == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stream_assets import Avro, JsonSchema, SchemaRegistry, StreamRun, stream_asset
+from stream_assets import Avro, Json, JsonSchema, SchemaRegistry, StreamRun, stream_asset
 from stream_assets.cli.schema_options import SchemaPlace
 from stream_assets.cli.transform_options import make_rows
 from stream_consumers.errors import InvalidOptionError
@@ -35,6 +35,15 @@ def with_resource(batch: Any, settings: Any) -> Any:
 @declared("body")
 def body(stream: StreamRun) -> Any:
     yield from ()
+
+
+def test_json_is_decoded_as_the_options_say() -> None:
+    assert make_rows("json", "id BIGINT", None, None).decoder == Json("id BIGINT", mode="lenient")
+    assert make_rows("json", "id BIGINT", None, None, json_mode="strict").decoder == Json("id BIGINT", mode="strict")
+    assert make_rows("variant", None, None, None).decoder == Json()
+    for decode, schema, mode in ((None, None, "strict"), ("variant", None, "lenient"), ("variant", "id BIGINT", None)):
+        with pytest.raises(InvalidOptionError, match="--decode json"):
+            make_rows(decode, schema, None, None, json_mode=mode)
 
 
 def test_the_transform_of_an_asset_is_its_function() -> None:

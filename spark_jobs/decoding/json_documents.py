@@ -1,0 +1,484 @@
+"""JSON documents into typed Arrow columns by Python, each document by itself.
+
+It knows what Arrow's parser does not: MAP and VARIANT, and what Spark's ``from_json`` takes for a value though it is
+written in another way, like a number where text is wanted, or a time with nanoseconds. Documents are parsed one by one
+and become columns a field at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from spark_jobs.decoding.json_decode import (
+    CHUNK_ROWS,
+    FAILURES,
+    FEW,
+    decode_carefully,
+    joined,
+    may_hold_constants,
+    named_row,
+    parse_lines,
+    placed,
+    reason_of,
+    refusal,
+)
+from spark_jobs.decoding.json_types import Column, decoded_type, has_own_way, is_variant
+from spark_jobs.decoding.json_values import (
+    Constant,
+    Float,
+    Integer,
+    JsonText,
+    Scan,
+    conversion,
+    encodable,
+    object_once,
+    refuse_constant,
+    scanner,
+    variant_problem,
+)
+
+Fail: TypeAlias = Callable[[int, str], None]
+"""Told of a row, and why it cannot be decoded."""
+# With fewer brackets Python reads any document, wherever it is called; Arrow reads deeper.
+_SURELY_FLAT = 400
+_TOMBSTONE = b"{}"
+_SPACE = re.compile(r"[ \t\n\r]*")
+_FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
+_LIST: Any = pa.ListArray
+_MAP: Any = pa.MapArray
+_scan = scanner(parse_constant=Constant)
+_scan_strictly = scanner(parse_constant=refuse_constant, object_pairs_hook=object_once)
+
+
+def decode_leniently(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
+    """Decode a block of which Arrow does not parse all, as Spark's ``from_json`` would.
+
+    See :func:`spark_jobs.decoding.json_decode.decode_carefully` for arguments and result.
+    """
+    if any(has_own_way(field.type) for field in schema):
+        return decode_documents(documents, schema, is_lenient=True)
+    parts: list[list[Column]] = []
+    errors: list[str | None] = []
+    tries = FEW
+    for start in range(0, len(documents), CHUNK_ROWS):
+        columns, found, is_few = _decode_chunk(documents[start : start + CHUNK_ROWS], schema, tries)
+        parts.append(columns)
+        errors.extend(found)
+        # Where Arrow failed at many, it will fail at many of the next ones, too.
+        tries = FEW if is_few else 1
+    return joined(parts), errors
+
+
+def decode_strictly(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
+    """Decode a block with columns that Arrow does not parse; their values are what Arrow takes elsewhere.
+
+    See :func:`spark_jobs.decoding.json_decode.decode_carefully` for arguments and result.
+    """
+    return decode_documents(documents, schema, is_lenient=False)
+
+
+def _decode_chunk(
+    documents: list[bytes | None], schema: pa.Schema, tries: int
+) -> tuple[list[Column], list[str | None], bool]:
+    """Arrow parses the documents as long as it fails at few of them; the others are left to Python.
+
+    Returns:
+        The columns, per row why it could not be decoded, and whether Arrow failed at few.
+    """
+    lines = [_TOMBSTONE if document is None else document.strip() for document in documents]
+    sound = _sound(lines)
+    parts, is_few = _parse_most(lines, sound, schema, tries)
+    left = set(range(len(lines))).difference(*(rows for rows, _ in parts))
+    for row in left.intersection(sound):
+        if lines[row].count(b"[") + lines[row].count(b"{") > _SURELY_FLAT:
+            with suppress(*FAILURES):
+                parts.append(([row], parse_lines([lines[row]], schema)))
+                left.remove(row)
+    others = sorted(left)
+    columns, found = decode_documents([lines[row] for row in others], schema, is_lenient=True)
+    errors: list[str | None] = [None] * len(lines)
+    for row, error in zip(others, found):
+        errors[row] = error
+    parts.append((others, columns))
+    rows = [row for own, _ in parts for row in own]
+    return placed(joined([columns for _, columns in parts]), rows, len(lines)), errors, is_few
+
+
+def _sound(lines: list[bytes]) -> list[int]:
+    """The documents that Arrow either parses or refuses, as it should."""
+    text = b"\n".join(lines)
+    if not may_hold_constants(text):
+        with suppress(UnicodeDecodeError):
+            text.decode()
+            return [row for row, line in enumerate(lines) if line[:1] == b"{" and line[-1:] == b"}"]
+    return [row for row, line in enumerate(lines) if not may_hold_constants(line) and refusal(line) is None]
+
+
+def _parse_most(
+    lines: list[bytes], rows: list[int], schema: pa.Schema, tries: int
+) -> tuple[list[tuple[list[int], list[Column]]], bool]:
+    """Rows of these that Arrow parses with their columns, some at a time; and whether that are nearly all."""
+    parts: list[tuple[list[int], list[Column]]] = []
+    for _ in range(tries):
+        try:
+            if rows:
+                parts.append((rows, parse_lines([lines[row] for row in rows], schema)))
+            return parts, True
+        except FAILURES as error:
+            named = named_row(error)
+            if named is None or named >= len(rows):
+                break
+            before, rows = rows[:named], rows[named + 1 :]
+            if before:
+                with suppress(*FAILURES):
+                    parts.append((before, parse_lines([lines[row] for row in before], schema)))
+    return parts, False
+
+
+def decode_documents(
+    documents: Sequence[bytes | None], schema: pa.Schema, *, is_lenient: bool
+) -> tuple[list[Column], list[str | None]]:
+    """Decode documents one by one.
+
+    Args:
+        documents: ``None`` is a tombstone.
+        schema: the columns; a VARIANT becomes its JSON text.
+        is_lenient: take what ``from_json`` takes; else what Arrow parses.
+
+    Returns:
+        The columns, and per row why it could not be decoded.
+    """
+    root = _root(schema, is_lenient)
+    errors: list[str | None] = [None] * len(documents)
+    objects: list[Mapping[str, Any]] = []
+
+    def fail(row: int, reason: str) -> None:
+        errors[row] = errors[row] or reason
+
+    for row, document in enumerate(documents):
+        try:
+            objects.append({} if document is None else _read(document, root, _scan if is_lenient else _scan_strictly))
+        except _FAILED as error:
+            objects.append({})
+            fail(row, _why(error))
+    columns = root.columns(objects, range(len(objects)), "", fail)
+    good = [row for row, error in enumerate(errors) if error is None]
+    if len(good) < len(errors):
+        columns = placed([column.take(pa.array(good, pa.int64())) for column in columns], good, len(errors))
+    return columns, errors
+
+
+def decode_values(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
+    """Decode documents of any kind, not only objects, as one VARIANT.
+
+    See :func:`spark_jobs.decoding.json_decode.decode_carefully` for arguments and result.
+    """
+    texts: list[str | None] = []
+    errors: list[str | None] = []
+    for document in documents:
+        text, problem = None, None
+        if document is not None:
+            try:
+                text = document.strip().decode()
+                problem = variant_problem(text)
+            except UnicodeDecodeError as error:
+                problem = _why(error)
+        texts.append(None if problem else text)
+        errors.append(problem)
+    return [pa.array(texts, pa.string())], errors
+
+
+def _read(document: bytes, root: _Struct, scan: Scan) -> Mapping[str, Any]:
+    """An object whose values are as written where that is wanted.
+
+    Raises:
+        ValueError, StopIteration, RecursionError: it is none, or cannot be read.
+    """
+    line = document.strip()
+    if line[:1] != b"{" or line[-1:] != b"}":
+        raise ValueError("not a JSON object")
+    text = line.decode()
+    found, end = scan(text, 0)
+    if end != len(text):
+        raise ValueError("more than one JSON object")
+    if root.wants_text(found):
+        found, _ = root.exact(text, 0)
+    return found  # type: ignore[no-any-return]
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    return "not JSON" if isinstance(error, StopIteration) else reason_of(error)
+
+
+class _Shape(Protocol):
+    """What a type makes of values of JSON."""
+
+    def wants_text(self, value: Any) -> bool:
+        """Whether there is an object or an array in it that is wanted as it is written."""
+        ...
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        """The value that is written there, with :class:`JsonText` where it is wanted, and where it ends.
+
+        Args:
+            text: known to be JSON.
+            at: where the value begins.
+        """
+        ...
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        """The values as a column.
+
+        Args:
+            values: parsed.
+            rows: the document that each is of.
+            name: of the field, for errors.
+            fail: told of what does not fit.
+        """
+        ...
+
+
+@functools.lru_cache(maxsize=64)
+def _root(schema: pa.Schema, is_lenient: bool) -> _Struct:
+    return _Struct(pa.struct(list(schema)), is_lenient)
+
+
+def _shape(kind: pa.DataType, is_lenient: bool) -> _Shape:
+    if is_variant(kind):
+        return _Variant()
+    if isinstance(kind, pa.StructType):
+        return _Struct(kind, is_lenient)
+    if isinstance(kind, pa.MapType):
+        return _Map(kind, is_lenient)
+    if isinstance(kind, pa.ListType):
+        return _List(kind, is_lenient)
+    if not is_lenient:
+        return _Strict(kind)
+    return _Text(kind) if pa.types.is_string(kind) else _Leaf(kind)
+
+
+class _Leaf:
+    """A type without parts, as Spark reads it."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._conversion = conversion(kind)
+
+    def wants_text(self, value: Any) -> bool:
+        return False
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        return _scan(text, at)
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        return self._conversion.column(
+            values, lambda place, wanted: fail(rows[place], f"field {name!r} is not {wanted}")
+        )
+
+
+class _Text(_Leaf):
+    """A STRING, which takes everything as it is written."""
+
+    def wants_text(self, value: Any) -> bool:
+        return isinstance(value, (dict, list))
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        value, end = _scan(text, at)
+        return JsonText(text[at:end]) if isinstance(value, (dict, list)) else value, end
+
+
+class _Strict(_Leaf):
+    """A type without parts, as Arrow reads it."""
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        # What is an object or an array fits none of these types, whatever is in it.
+        lines = [b'{"v":%s}' % _written(value).encode() for value in values]
+        columns, errors = decode_carefully(list(lines), pa.schema([pa.field("v", self._conversion.kind)]))
+        for row, error in zip(rows, errors):
+            if error is not None:
+                fail(row, error.replace("'v'", repr(name), 1))
+        return columns[0]
+
+
+class _Variant:
+    """A VARIANT, as JSON text."""
+
+    def wants_text(self, value: Any) -> bool:
+        return True
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        _, end = _scan(text, at)
+        return JsonText(text[at:end]), end
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        found: list[str | None] = []
+        for row, value in zip(rows, values):
+            problem = None if value is None else variant_problem(value)
+            if problem:
+                fail(row, f"field {name!r}: {problem}")
+            found.append(None if problem else value)
+        return pa.array(found, pa.string())
+
+
+class _Struct:
+    """A STRUCT: the fields that it names."""
+
+    def __init__(self, kind: pa.StructType, is_lenient: bool) -> None:
+        self._fields = list(kind)
+        self._decoded = [field.with_type(decoded_type(field.type)) for field in kind]
+        self._shapes = [_shape(field.type, is_lenient) for field in kind]
+        self._by_name = dict(zip(kind.names, self._shapes))
+        self._with_text = {name: shape for name, shape in self._by_name.items() if not _never_wants_text(shape)}
+
+    def wants_text(self, value: Any) -> bool:
+        return isinstance(value, dict) and any(
+            name in value and shape.wants_text(value[name]) for name, shape in self._with_text.items()
+        )
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        return _exact_object(text, at, self._by_name.get)
+
+    def columns(
+        self, values: Sequence[Mapping[str, Any]], rows: Sequence[int], prefix: str, fail: Fail
+    ) -> list[Column]:
+        return [
+            shape.column([value.get(field.name) for value in values], rows, prefix + field.name, fail)
+            for field, shape in zip(self._fields, self._shapes)
+        ]
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        objects = _all_are(dict, values, rows, name, fail)
+        columns = self.columns([value or {} for value in objects], rows, f"{name}.", fail)
+        for field, column in zip(self._fields, columns):
+            if not field.nullable and column.null_count:
+                for row, value, is_there in zip(rows, objects, column.is_valid().to_pylist()):
+                    if value is not None and not is_there:
+                        fail(row, f"field {f'{name}.{field.name}'!r} is missing, but it is NOT NULL")
+        mask = pa.array([value is None for value in objects], pa.bool_())
+        return pa.StructArray.from_arrays(columns, fields=self._decoded, mask=mask)
+
+
+class _List:
+    """An ARRAY."""
+
+    def __init__(self, kind: pa.ListType[Any], is_lenient: bool) -> None:
+        self._kind = decoded_type(kind)
+        self._shape = _shape(kind.value_type, is_lenient)
+
+    def wants_text(self, value: Any) -> bool:
+        return isinstance(value, list) and any(map(self._shape.wants_text, value))
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        if text[at] != "[":
+            return _scan(text, at)
+        found: list[Any] = []
+        at = _behind_space(text, at + 1)
+        while text[at] != "]":
+            value, at = self._shape.exact(text, at)
+            found.append(value)
+            at = _behind_space(text, at)
+            at = _behind_space(text, at + 1) if text[at] == "," else at
+        return found, at + 1
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        arrays = _all_are(list, values, rows, name, fail)
+        inner, own = _flat(arrays, rows)
+        items = self._shape.column(inner, own, f"{name}[]", fail)
+        made: Column = _LIST.from_arrays(_offsets(arrays), items, type=self._kind)
+        return made
+
+
+class _Map:
+    """A MAP with keys of text."""
+
+    def __init__(self, kind: pa.MapType[Any, Any], is_lenient: bool) -> None:
+        self._kind = decoded_type(kind)
+        self._shape = _shape(kind.item_type, is_lenient)
+
+    def wants_text(self, value: Any) -> bool:
+        return isinstance(value, dict) and any(map(self._shape.wants_text, value.values()))
+
+    def exact(self, text: str, at: int) -> tuple[Any, int]:
+        return _exact_object(text, at, lambda name: self._shape)
+
+    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
+        objects = _all_are(dict, values, rows, name, fail)
+        keys, _ = _flat(objects, rows)
+        inner, own = _flat([None if value is None else list(value.values()) for value in objects], rows)
+        items = self._shape.column(inner, own, f"{name}{{}}", fail)
+        names = pa.array(map(encodable, keys), pa.string())
+        made: Column = _MAP.from_arrays(_offsets(objects), names, items, type=self._kind)
+        return made
+
+
+def _never_wants_text(shape: _Shape) -> bool:
+    return type(shape) in (_Leaf, _Strict)
+
+
+def _all_are(kind: type, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> list[Any]:
+    """The values, with null for those of another kind."""
+    wanted = "an object" if kind is dict else "an array"
+    found = []
+    for row, value in zip(rows, values):
+        if value is None or type(value) is kind:
+            found.append(value)
+        else:
+            found.append(None)
+            fail(row, f"field {name!r} is not {wanted}")
+    return found
+
+
+def _flat(groups: Sequence[Any], rows: Sequence[int]) -> tuple[list[Any], list[int]]:
+    """What is in these arrays, or the keys of these objects, and the row that each is of."""
+    pairs = [(value, row) for group, row in zip(groups, rows) if group for value in group]
+    return [value for value, _ in pairs], [row for _, row in pairs]
+
+
+def _offsets(groups: Sequence[Any]) -> Column:
+    offsets: list[int | None] = []
+    end = 0
+    for group in groups:
+        offsets.append(None if group is None else end)
+        end += len(group or ())
+    return pa.array([*offsets, end], pa.int32())
+
+
+def _exact_object(text: str, at: int, shape_of: Callable[[str], _Shape | None]) -> tuple[Any, int]:
+    if text[at] != "{":
+        return _scan(text, at)
+    found: dict[str, Any] = {}
+    at = _behind_space(text, at + 1)
+    while text[at] != "}":
+        name, at = scanstring(text, at + 1, True)
+        at = _behind_space(text, _behind_space(text, at) + 1)
+        shape = shape_of(name)
+        found[name], at = _scan(text, at) if shape is None else shape.exact(text, at)
+        at = _behind_space(text, at)
+        at = _behind_space(text, at + 1) if text[at] == "," else at
+    return found, at + 1
+
+
+def _behind_space(text: str, at: int) -> int:
+    if text[at] not in " \t\n\r":
+        return at
+    match = _SPACE.match(text, at)
+    assert match
+    return match.end()
+
+
+def _written(value: Any) -> str:
+    """A value that was parsed, as JSON; of objects and arrays only that they are some."""
+    if isinstance(value, (Integer, Float)):
+        return value
+    return json.dumps(value if not isinstance(value, (dict, list)) else type(value)())
