@@ -71,7 +71,7 @@ class _Cursor:
 def make_dead_letter_sensor(
     *,
     name: str,
-    watched: Callable[[], Ingestion],
+    watched: Callable[[dg.DagsterInstance], Ingestion],
     asset_key: dg.AssetKey,
     job: Any = None,
     tell: Tell | None = None,
@@ -96,7 +96,7 @@ def make_dead_letter_sensor(
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         known = _Cursor.parse(context.cursor)
-        ingestion = watched()
+        ingestion = watched(context.instance)
         ledger = ingestion.ledger()
         totals = ledger.totals(ledger.read())
         lost = sum(parts.size for parts in totals.lost.values())

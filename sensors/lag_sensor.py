@@ -154,7 +154,7 @@ class Watched:
 def build_lag_sensor(
     *,
     name: str,
-    watched: Callable[[], Watched],
+    watched: Callable[[dg.DagsterInstance], Watched],
     job: Any,
     asset_key: dg.AssetKey,
     description: str | None = None,
@@ -182,7 +182,7 @@ def build_lag_sensor(
     status = choice(dg.DefaultSensorStatus, default_status, option="default_status")
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        looked_at = watched()
+        looked_at = watched(context.instance)
         source, ingestion, upstream = looked_at.source, looked_at.ingestion, looked_at.upstream
         now = time.time()
         cursor = LagCursor.parse(context.cursor).at(now)

@@ -11,6 +11,7 @@ from spark_jobs.decoding.protobuf import Protobuf as Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
+from stream_assets.catalogs import HiveMetastore as HiveMetastore, UnityCatalog as UnityCatalog
 from stream_assets.checks import (
     DEFAULT_CHECKS as DEFAULT_CHECKS,
     NO_DEAD_LETTERS as NO_DEAD_LETTERS,

@@ -15,6 +15,7 @@ from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
 from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_assets.asset_function import AssetFunction
+from stream_assets.catalogs import CatalogTable
 from stream_assets.checks import DEFAULT_CHECKS
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig, checked
 from stream_assets.connections import Origin, StreamLocation
@@ -228,7 +229,7 @@ def make_stream_asset(
     replayed = {"stream/replay_job": declared.replay_job_name} if declared.replay_partitions else {}
     described = definition_metadata(
         function.function,
-        table=str(declared.table),
+        table=declared.table.label,
         decoder=declared.template.decoder,
         streams=[stream.key for stream in streams.values()],
     )
@@ -279,7 +280,7 @@ def make_stream_asset(
 def stream_asset(
     *,
     source: str | StreamLocation,
-    table: str | LakeTable | DeltaLake,
+    table: str | LakeTable | DeltaLake | CatalogTable,
     group: str | None = None,
     decode: Decoder | None = None,
     mode: str = "resumable",
@@ -301,6 +302,8 @@ def stream_asset(
     cluster_by: str | Sequence[str] = (),
     table_properties: Mapping[str, str] | None = None,
     catalog_table: str | None = None,
+    generated_columns: Mapping[str, str] | None = None,
+    table_comment: str | None = None,
     storage_options: Mapping[str, str] | None = None,
     single_writer: bool = False,
     name: str | None = None,
@@ -347,7 +350,8 @@ def stream_asset(
         group: the consumer group; its positions live in the Delta log of the table. By default the host's id and
             ``r`` (SeaStreamer's rule); give it a name where runs move between hosts. Mode ``real_time`` has none.
         table: the Delta table, a path or URI; a relative path is taken from the working directory. Of a
-            :class:`stream_assets.DeltaLake` it is the table of the asset's key.
+            :class:`stream_assets.DeltaLake` it is the table of the asset's key. A table of a
+            :class:`stream_assets.UnityCatalog` or a :class:`stream_assets.HiveMetastore` is where that says.
         decode: how payloads become columns: ``Json``, ``Text`` or ``Raw`` (the default).
         mode: ``resumable``: one member reads all shards and continues where the group was. ``load_balanced`` (Kafka,
             Redis): several runs share the shards, or claim the entries. ``real_time`` (Kafka, Redis): from the end on,
@@ -374,11 +378,14 @@ def stream_asset(
         sensor_status: whether the sensor runs without being turned on.
         schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``, or
             ``add_columns`` for adding them; wider types, too, where the table has ``delta.enableTypeWidening``.
-        partition_by: columns with few values, each combination of which has a folder of its own. This and the next two
-            are for a table that is not there yet.
+        partition_by: columns with few values, each combination of which has a folder of its own. This, the next two,
+            the generated columns and the comment are for a table that is not there yet.
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.
         table_properties: of the table, like ``{"delta.enableChangeDataFeed": "true"}``.
         catalog_table: a name that Spark's catalog gets for the table, like ``main.sales.orders``.
+        generated_columns: columns that Delta computes, like ``{"day": "CAST(_timestamp AS DATE)"}``; the table may be
+            laid out by them.
+        table_comment: what the table is, in the table itself.
         storage_options: of an object store, for Spark and for reading the Delta log; shown nowhere.
         single_writer: you see to it that no two runs write the table at the same time. Without it a table is refused
             whose storage could lose a commit then: Amazon S3 with Delta's own log store. The sensor asks for no run
@@ -519,6 +526,8 @@ def stream_asset(
                     cluster_by=cluster_by,
                     properties=table_properties,
                     catalog_table=catalog_table,
+                    generated_columns=generated_columns,
+                    comment=table_comment,
                 ),
                 single_writer=single_writer,
             ),
@@ -548,7 +557,7 @@ def stream_asset(
     return declare
 
 
-def _shown(table: str | LakeTable | DeltaLake) -> str | None:
+def _shown(table: str | LakeTable | DeltaLake | CatalogTable) -> str | None:
     """Where the table is, for people, as far as that is known without the key of the asset."""
     if isinstance(table, DeltaLake):
         return None
@@ -557,12 +566,14 @@ def _shown(table: str | LakeTable | DeltaLake) -> str | None:
 
 
 def _place(
-    table: str | LakeTable | DeltaLake, key: dg.AssetKey | None, storage_options: Mapping[str, str] | None
-) -> LakeTable:
+    table: str | LakeTable | DeltaLake | CatalogTable,
+    key: dg.AssetKey | None,
+    storage_options: Mapping[str, str] | None,
+) -> LakeTable | CatalogTable:
     """Where the table of an asset is."""
     if isinstance(table, DeltaLake):
         assert key is not None
         table = table.table_of(key)
-    if isinstance(table, LakeTable):
+    if isinstance(table, LakeTable | CatalogTable):
         return replace(table, storage_options={**table.storage_options, **(storage_options or {})})
     return LakeTable(table, (), storage_options or {})

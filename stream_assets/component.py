@@ -13,6 +13,7 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from spark_jobs.decoding.decoders import Decoder
 from stream_assets import component_attributes as attributes
 from stream_assets.asset import StreamAsset, stream_asset
+from stream_assets.catalogs import TableCatalog
 from stream_assets.connections import StreamConnection
 from stream_assets.definitions_builder import stream_definitions
 from stream_assets.delta_lake import DeltaLake
@@ -114,6 +115,11 @@ class StreamOptions(dg.Resolvable):
     cluster_by: Annotated[Sequence[str] | None, _about("Columns that a new table is clustered by.")] = None
     table_properties: Annotated[Mapping[str, str] | None, _about("Properties of a new table.")] = None
     catalog_table: Annotated[str | None, _text("A name that Spark's catalog gets for the table.")] = None
+    generated_columns: Annotated[
+        Mapping[str, str] | None,
+        _about("Columns of a new table that Delta computes: {day: 'CAST(_timestamp AS DATE)'}."),
+    ] = None
+    table_comment: Annotated[str | None, _about("What a new table is, in the table itself.")] = None
     dead_letter_payloads: Annotated[
         bool | None, _about("Tell Dagster the beginning of a payload with the reasons of dead letters.")
     ] = None
@@ -150,7 +156,9 @@ class StreamEntry(StreamOptions):
         ),
     ] = None
     name: Annotated[str | None, _about("Of the asset; the stream key by default.")] = None
-    table: Annotated[str | None, _text("The Delta table, a path or URI; by default the one of the lake.")] = None
+    table: Annotated[
+        str | None, _text("The Delta table, a path or URI, or its name in the catalog; by default the one of the lake.")
+    ] = None
 
     def __post_init__(self) -> None:
         if (self.stream is None) == (self.pattern is None):
@@ -241,6 +249,16 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             description="Where the tables are: <root>/<schema>/<name of the asset>.",
         ),
     ] = None
+    catalog: Annotated[
+        TableCatalog | None,
+        dg.Resolver(
+            attributes.resolve_catalog,
+            model_field_type=attributes.CATALOG_TYPE | None,
+            inject_before_resolve=False,
+            description="What knows where the table of an entry is, by its name: {type: unity, url: …} or {type: hive, "
+            "uri: …}.",
+        ),
+    ] = None
     defaults: Annotated[StreamOptions | None, _about("What the entries of streams have unless they say else.")] = None
     spark: Annotated[
         Any,
@@ -301,7 +319,8 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
         for merged in ("op", "translation"):
             options.pop(merged, None)
         transform = options.pop("transform", _as_it_is)
-        table = entry.table or self.lake
+        named = self.catalog.table(entry.table) if self.catalog and entry.table else None
+        table = named or entry.table or self.lake
         if table is None:
             raise InvalidOptionError("there is no table", remedy="Add lake: {root: …}, or table: to the entry.")
         declare = stream_asset(

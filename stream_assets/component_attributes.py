@@ -15,6 +15,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema import JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry
+from stream_assets.catalogs import HiveMetastore, TableCatalog, UnityCatalog
 from stream_assets.connections import KafkaCluster, RedisServer, StreamConnection, StreamFile
 from stream_assets.delta_lake import DeltaLake
 from stream_assets.resources import SparkSessionResource
@@ -46,6 +47,10 @@ _Kafka = _attributes_of(KafkaCluster, type=(Literal["kafka"], ...))
 _Redis = _attributes_of(RedisServer, type=(Literal["redis"], ...))
 _File = _attributes_of(StreamFile, type=(Literal["file"], ...))
 CONNECTION_TYPE: Any = Annotated[_Kafka | _Redis | _File, Field(discriminator="type")]
+_CATALOGS: dict[str, type[TableCatalog]] = {"unity": UnityCatalog, "hive": HiveMetastore}
+_Unity = _attributes_of(UnityCatalog, type=(Literal["unity"], ...))
+_Hive = _attributes_of(HiveMetastore, type=(Literal["hive"], ...))
+CATALOG_TYPE: Any = Annotated[_Unity | _Hive, Field(discriminator="type")]
 LAKE_TYPE: Any = _attributes_of(DeltaLake)
 SPARK_TYPE: Any = _attributes_of(SparkSessionResource)
 
@@ -311,6 +316,14 @@ def resolve_lake(context: dg.ResolutionContext, value: Any) -> DeltaLake | None:
     if isinstance(found, str):
         return DeltaLake(root=found)
     return found
+
+
+def resolve_catalog(context: dg.ResolutionContext, value: Any) -> TableCatalog | None:
+    """The catalog that names the tables."""
+    if not isinstance(value, BaseModel):
+        return value  # type: ignore[no-any-return]
+    given = deferred_text(context, value.model_dump(exclude_unset=True))
+    return _CATALOGS[given.pop("type")](**given)
 
 
 def resolve_spark(context: dg.ResolutionContext, value: Any) -> Any:

@@ -32,7 +32,7 @@ def build_sensor(stream: StreamAsset, job: dg.UnresolvedAssetJobDefinition) -> d
     declared = stream.declared
     return build_lag_sensor(
         name=f"{declared.name}_lag",
-        watched=lambda: Watched(declared.stream, declared.ingestion, stream.upstream),
+        watched=lambda instance: Watched(declared.stream, declared.located(instance).ingestion, stream.upstream),
         description=f"Asks for a run of {stream.key.to_user_string()} when its group is behind on {declared.origin}.",
         job=job,
         asset_key=stream.key,

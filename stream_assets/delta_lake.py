@@ -73,6 +73,11 @@ class LakeTable:
         return any(map(is_deferred, (self.root, *self.parts)))
 
     @property
+    def label(self) -> str:
+        """What its name is made of."""
+        return str(self)
+
+    @property
     def path(self) -> str:
         """The path or URI.
 

@@ -65,8 +65,12 @@ def build_maintenance(
         pool=pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with failures(), run_session(context, spark, stream.declared.table) as session:
-            done = maintain(session, stream.declared.ingestion)
+        with failures():
+            declared = stream.declared.located(
+                context.instance, retry_seconds=stream.declared.template.retry_seconds, on_wait=context.log.warning
+            )
+            with run_session(context, spark, declared.table) as session:
+                done = maintain(session, declared.ingestion)
         for table in done:
             context.log.info(_describe(table))
         return dg.MaterializeResult(metadata=_metadata(done))
@@ -122,7 +126,7 @@ def build_dead_letter_sensor(
     """
     return make_dead_letter_sensor(
         name=f"{stream.name}_dead_letters",
-        watched=lambda: stream.declared.ingestion,
+        watched=lambda instance: stream.declared.located(instance).ingestion,
         asset_key=stream.key,
         job=job,
         tell=tell,

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.jars import download_note
 from spark_jobs.session import SparkOptions, create_session
 from spark_jobs.table_location import is_s3
+from stream_assets.catalogs import CatalogTable
 from stream_assets.delta_lake import LakeTable
 
 
@@ -79,7 +80,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
 
 
 @contextmanager
-def run_session(context: Any, spark: Any, table: LakeTable) -> Iterator[SparkSession]:
+def run_session(context: Any, spark: Any, table: LakeTable | CatalogTable) -> Iterator[SparkSession]:
     """The session of a run.
 
     Args:
@@ -97,7 +98,7 @@ def run_session(context: Any, spark: Any, table: LakeTable) -> Iterator[SparkSes
         yield _session_of(context, resources.spark, table)
 
 
-def _session_of(context: Any, resource: Any, table: LakeTable) -> SparkSession:
+def _session_of(context: Any, resource: Any, table: LakeTable | CatalogTable) -> SparkSession:
     """The session of a resource. Starting one may take minutes, in which the log of a run would say nothing."""
     note = None if getattr(resource, "remote", None) else download_note(with_s3=is_s3(table.path))
     context.log.info(f"waiting for Spark; {note}" if note else "waiting for Spark")

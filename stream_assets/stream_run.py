@@ -79,8 +79,12 @@ class StreamRun:
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
-        declared = self.declared.with_transform(transform)
         with failures():
+            declared = self.declared.with_transform(transform).located(
+                context.instance,
+                retry_seconds=self.config.configured(self.declared.template).retry_seconds,
+                on_wait=context.log.warning,
+            )
             if self.wanted is not None:
                 with run_session(context, declared.spark, declared.table) as spark:
                     made = self._made_by_job(context, declared, spark, self.wanted)

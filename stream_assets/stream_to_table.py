@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,15 +13,22 @@ import dagster as dg
 
 from sensors.lag_sensor import LagPolicy
 from spark_jobs.batches.ingestion import Ingestion, Observer, Transform, ignore_steps
+from spark_jobs.batches.retries import Retries
 from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.table_location import S3, check_location, scheme
+from stream_assets.catalogs import CatalogTable
 from stream_assets.connections import Origin
 from stream_assets.deferred import resolved_text
 from stream_assets.delta_lake import LakeTable
+from stream_assets.metadata import TABLE_URI
 from stream_assets.partitions import check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_count, check_range, check_switch, choose_fields
 from stream_consumers.urls import StreamUrl
+
+_PAGE = 100
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,7 @@ class StreamToTable:
     key: dg.AssetKey
     origin: Origin
     group: str | None
-    table: LakeTable
+    table: LakeTable | CatalogTable
     template: Ingestion
     policy: LagPolicy = field(default_factory=LagPolicy)
     sensor_seconds: int = 30
@@ -176,6 +184,47 @@ class StreamToTable:
             storage_options=self.table.options(),
         )
 
+    def located(
+        self,
+        instance: dg.DagsterInstance,
+        *,
+        retry_seconds: float = 0.0,
+        on_wait: Callable[[str], object] = _log.warning,
+    ) -> StreamToTable:
+        """With the table where its catalog says that it is now; the same where the asset has its path.
+
+        A run, and a tick, ask once, so that all they do is about one table.
+
+        Args:
+            instance: where the materializations of the asset are.
+            retry_seconds: how long to ask again while the catalog does not answer.
+            on_wait: told of each try.
+
+        Raises:
+            InvalidOptionError: the name is of another place now than at the last materialization; or there is none.
+            AccessDeniedError, CatalogUnavailableError: the catalog does not tell.
+        """
+        table = self.table
+        if isinstance(table, LakeTable):
+            return self
+        path = check_location(Retries(retry_seconds, on_wait=on_wait).call(lambda: table.path))
+        known = self._last_location(instance)
+        if known is not None and _comparable(known) != _comparable(path):
+            raise InvalidOptionError(
+                f"{table} is at {path} now, but {self.key.to_user_string()} was last written to {known}",
+                remedy="Let the name be of that table again; or, if the other one is meant, whose stream is read from "
+                "its own positions, wipe the materializations of the asset in Dagster.",
+            )
+        return replace(self, table=LakeTable(path, (), table.storage_options))
+
+    def _last_location(self, instance: dg.DagsterInstance) -> str | None:
+        for record in instance.fetch_materializations(self.key, limit=_PAGE).records:
+            made = record.asset_materialization
+            told = made.metadata.get(TABLE_URI) if made else None
+            if told is not None:
+                return check_location(str(told.value))
+        return None
+
     @property
     def source(self) -> StreamUrl:
         """The stream URL, with what the variables hold now."""
@@ -210,3 +259,9 @@ class StreamToTable:
     def redrive_job_name(self) -> str:
         """The name of the job that decodes dead letters again."""
         return f"redrive_{self.name}"
+
+
+def _comparable(location: str) -> str:
+    """S3 has two names of its scheme."""
+    kind = scheme(location)
+    return (f"s3{location[len(kind) :]}" if kind in S3 else location).rstrip("/")

@@ -43,10 +43,10 @@ class TableLoader(dg.IOManager):
 
     Args:
         declared: the stream, the table, and how.
-        spark: makes a session; asked only for a Spark DataFrame.
+        spark: makes a session for the table; asked only for a Spark DataFrame.
     """
 
-    def __init__(self, declared: StreamToTable, spark: Callable[[], SparkSession]) -> None:
+    def __init__(self, declared: StreamToTable, spark: Callable[[StreamToTable], SparkSession]) -> None:
         self._declared = declared
         self._spark = spark
 
@@ -59,41 +59,13 @@ class TableLoader(dg.IOManager):
         Raises:
             InvalidOptionError: it says something else, or the table cannot be had as that.
         """
-        table, wanted = self._table(context), context.dagster_type.typing_type
-        context.log.info(f"loading {self._declared.table.path} at version {table.version()}")
+        declared = self._declared.located(context.instance)
+        table, wanted = _table(context, declared), context.dagster_type.typing_type
+        context.log.info(f"loading {declared.table.path} at version {table.version()}")
         window = _window(context)
         if wanted is Any or (isinstance(wanted, type) and issubclass(wanted, DataFrame)):
-            return self._spark_frame(table.version(), window)
+            return _spark_frame(self._spark(declared), declared.table.path, table.version(), window)
         return _as(wanted, table, window)
-
-    def _table(self, context: dg.InputContext) -> DeltaTable:
-        """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
-        path = self._declared.table.path
-        options = reader_options(path, self._declared.table.options())
-        version = pinned_version(context)
-        newest = DeltaTable(path, storage_options=options)
-        if version is None or version == newest.version():
-            return newest
-        try:
-            pinned = DeltaTable(path, version=version, storage_options=options)
-        except DeltaError:
-            # It was cleaned from the log, or the table was dropped and has fewer versions now.
-            pinned = None
-        if pinned is not None and _has_its_files(pinned, newest, DeltaLog(path, storage_options=options)):
-            return pinned
-        context.log.warning(
-            f"version {version} of {path}, which the last materialization tells of, is gone: it was cleaned away, or "
-            f"the table was made anew; its newest version {newest.version()} is loaded instead"
-        )
-        return newest
-
-    def _spark_frame(self, version: int, window: dg.TimeWindow | None) -> DataFrame:
-        reader = self._spark().read.format("delta").option("versionAsOf", version)
-        frame = reader.load(spark_location(self._declared.table.path))
-        if window is None:
-            return frame
-        time = f.col(TIME)
-        return frame.where((time >= f.lit(window.start)) & (time < f.lit(window.end)))
 
 
 def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
@@ -106,13 +78,42 @@ def build_table_loader(declared: StreamToTable) -> dg.IOManagerDefinition:
 
     def load(context: dg.InitResourceContext) -> Iterator[TableLoader]:
         with ExitStack() as stack:
-            yield TableLoader(
-                declared, lambda: stack.enter_context(run_session(context, declared.spark, declared.table))
-            )
+            yield TableLoader(declared, lambda one: stack.enter_context(run_session(context, one.spark, one.table)))
 
     # Dagster closes a generator behind the run; the type of the argument does not say that it takes one.
     make = cast("Callable[[dg.InitResourceContext], dg.IOManager]", load)
     return dg.IOManagerDefinition(make, required_resource_keys=keys, description=f"Loads {declared.table}.")
+
+
+def _table(context: dg.InputContext, declared: StreamToTable) -> DeltaTable:
+    """The pinned version, or the newest one where nothing is pinned, or what is pinned is gone."""
+    path = declared.table.path
+    options = reader_options(path, declared.table.options())
+    version = pinned_version(context)
+    newest = DeltaTable(path, storage_options=options)
+    if version is None or version == newest.version():
+        return newest
+    try:
+        pinned = DeltaTable(path, version=version, storage_options=options)
+    except DeltaError:
+        # It was cleaned from the log, or the table was dropped and has fewer versions now.
+        pinned = None
+    if pinned is not None and _has_its_files(pinned, newest, DeltaLog(path, storage_options=options)):
+        return pinned
+    context.log.warning(
+        f"version {version} of {path}, which the last materialization tells of, is gone: it was cleaned away, or "
+        f"the table was made anew; its newest version {newest.version()} is loaded instead"
+    )
+    return newest
+
+
+def _spark_frame(spark: SparkSession, path: str, version: int, window: dg.TimeWindow | None) -> DataFrame:
+    reader = spark.read.format("delta").option("versionAsOf", version)
+    frame = reader.load(spark_location(path))
+    if window is None:
+        return frame
+    time = f.col(TIME)
+    return frame.where((time >= f.lit(window.start)) & (time < f.lit(window.end)))
 
 
 def pinned_version(context: dg.InputContext) -> int | None:

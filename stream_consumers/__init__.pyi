@@ -52,6 +52,7 @@ from stream_consumers.errors import (
     BackendLoadError as BackendLoadError,
     BrokerError as BrokerError,
     BrokerUnavailableError as BrokerUnavailableError,
+    CatalogUnavailableError as CatalogUnavailableError,
     DataLossError as DataLossError,
     DeliverySettledError as DeliverySettledError,
     ForeignCommitError as ForeignCommitError,

@@ -168,6 +168,10 @@ class TransformError(StreamAssetsError, Terminal):
     """The user's transform raised."""
 
 
+class CatalogUnavailableError(StreamAssetsError, Transient):
+    """The catalog that knows where a table is, or what it is called, does not answer."""
+
+
 class SparkSessionError(StreamAssetsError, Terminal):
     """The Spark session cannot write Delta tables or read stream sources."""
 

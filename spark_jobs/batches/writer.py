@@ -377,7 +377,9 @@ class BatchWriter:
                 "on_data_loss to 'record': then they stay as they are, and the others are replaced.",
             )
         _log.warning("%d rows whose messages are gone from %s stay as they are", counts["rows"], self._url)
-        return rows.unionByName(last.select(*table.columns), allowMissingColumns=True)
+        snapshot = self.ledger.log.snapshot()
+        computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
+        return rows.unionByName(last.select(*table.columns).drop(*computed), allowMissingColumns=True)
 
     def _without_written(self, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
         """Without what is in the table, or in the dead letters that count, within ``doubtful``."""

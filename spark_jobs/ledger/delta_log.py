@@ -22,7 +22,7 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.storage_errors import one_line, unreadable
 from spark_jobs.table_location import reader_options
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
 
 KEPT_COMMITS = 10_000
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
@@ -35,6 +35,22 @@ _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
+# What the reader says of the table feature catalogManaged, and of its preview.
+_CATALOG_MANAGED = "catalog-managed table"
+
+
+def catalog_decides(path: str, why: str) -> UnsupportedError:
+    """The error of a table that its files do not tell all of.
+
+    Args:
+        path: of the table.
+        why: this is known.
+    """
+    return UnsupportedError(
+        f"a catalog decides on the commits of {path} ({why}), and the newest ones may not be files yet, so that "
+        "the log does not tell where a group is",
+        remedy="Use a table whose commits are files at once: an external one, without that property or feature.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,12 @@ class TableSnapshot:
         return tuple(self._table.metadata().partition_columns)
 
     @property
+    def computed_columns(self) -> frozenset[str]:
+        """The columns whose values Delta makes: generated ones, and identities."""
+        marks = ("delta.generationExpression", "delta.identity.start")
+        return frozenset(c.name for c in self._table.schema().fields if any(mark in c.metadata for mark in marks))
+
+    @property
     def configuration(self) -> Mapping[str, str]:
         """The table properties."""
         return self._table.metadata().configuration
@@ -149,6 +171,7 @@ class DeltaLog:
 
         Raises:
             TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
+            UnsupportedError: a catalog decides on its commits.
             LedgerUnreadableError: the storage does not answer.
         """
         self._check_path()
@@ -158,6 +181,8 @@ class DeltaLog:
             self._forget()
             return None
         except (DeltaError, OSError) as error:
+            if _CATALOG_MANAGED in str(error):
+                raise catalog_decides(self.path, "it is a catalog-managed table") from error
             raise unreadable(
                 self.path,
                 error,

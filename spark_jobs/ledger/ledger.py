@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot
+from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides
 from spark_jobs.ledger.entries import FORMAT, LedgerEntry, State, Uncounted
 from spark_jobs.ledger.fold import fold, restore, tally, tally_all
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
@@ -22,7 +22,6 @@ from stream_consumers.errors import (
     LedgerTruncatedError,
     LedgerUnreadableError,
     StreamAssetsError,
-    UnsupportedError,
     UnsupportedVersionError,
 )
 from stream_consumers.messages import Shard
@@ -215,11 +214,7 @@ class Ledger:
                 remedy=f"Run ALTER TABLE … UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}'); exactly-once needs them.",
             )
         if coordinator := next((n for n in snapshot.configuration if n.startswith(COMMIT_COORDINATOR)), None):
-            raise UnsupportedError(
-                f"a catalog decides on the commits of {self.log.path} ({coordinator} is set), and the newest ones may "
-                "not be files yet, so that the log does not tell where a group is",
-                remedy="Use a table whose commits are files at once, without that property.",
-            )
+            raise catalog_decides(self.log.path, f"{coordinator} is set")
         if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
             return self._last[1]
         number = snapshot.last_number(self.app)

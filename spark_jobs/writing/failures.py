@@ -17,6 +17,7 @@ from pyspark.errors import (
 from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
+    CatalogUnavailableError,
     ConstraintViolatedError,
     MissingDependencyError,
     SchemaMismatchError,
@@ -32,6 +33,12 @@ MOST_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
 _MISSING_MODULE = "ModuleNotFoundError: No module named "
+_OF_HIVE = re.compile(r"HiveException: |MetaException\(")
+_NO_METASTORE = re.compile(
+    r"Unable to instantiate \S*SessionHiveMetaStoreClient|Could not connect to meta store"
+    r"|(TTransport|java\.net\.\w+)Exception"
+)
+_DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
@@ -113,9 +120,9 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
         error: what Spark raised, in a classic or in a Connect session.
         table: for the message.
     """
-    if isinstance(error, StreamAssetsError):
-        return error
-    text, told = text_of(error), cause_of(error)
+    if told := error if isinstance(error, StreamAssetsError) else catalog_away(error):
+        return told
+    text, said = text_of(error), cause_of(error)
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
     raised = last_line(error) if is_python else ""
     kind = raised_on_executor(raised)
@@ -134,12 +141,36 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
         )
     if isinstance(error, _EXPRESSION_ERRORS):
         return TransformError(
-            f"an expression of the transform failed while writing {table}: {told}",
+            f"an expression of the transform failed while writing {table}: {said}",
             remedy="Correct it (try_cast and try_divide give null); the batch is read again at the next run.",
         )
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
     known = next((kind for kind in _KINDS if kind.pattern.search(text)), _SCHEMA if is_schema else _OTHER)
-    return known.error(f"{known.what.format(table=table)}: {told}", remedy=known.remedy)
+    return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
+
+
+def catalog_away(error: Exception) -> CatalogUnavailableError | None:
+    """The error of a Hive metastore that Spark cannot reach, which it raises as if a statement were wrong.
+
+    Args:
+        error: what Spark raised, in a classic or in a Connect session.
+    """
+    text = text_of(error)
+    if not (_OF_HIVE.search(text) and _NO_METASTORE.search(text)):
+        return None
+    ask = getattr(error, "getStackTrace", None)
+    # A classic session has the causes nowhere else.
+    causes = str((ask() if ask else getattr(error, "_stackTrace", None)) or "")
+    if lock := _DERBY_LOCK.search(causes):
+        return CatalogUnavailableError(
+            f"the Hive metastore of this Spark is a Derby database that another process has open: {lock[1]}",
+            remedy="One Spark at a time can have it: end the other one, or run a metastore server for both.",
+        )
+    reasons = re.findall(r"java\.net\.\w+: (.*)", f"{text}\n{causes}") or [cause_of(error)]
+    return CatalogUnavailableError(
+        f"the Hive metastore of this Spark does not answer: {reasons[-1].strip()}",
+        remedy="Check hive.metastore.uris, and that it runs; one in a Derby database is for one Spark at a time.",
+    )
 
 
 def explain_read(raised: str, *, what: str) -> StreamAssetsError:

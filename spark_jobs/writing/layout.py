@@ -15,7 +15,7 @@ from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
-from spark_jobs.writing.failures import explain
+from spark_jobs.writing.failures import catalog_away, explain
 from spark_jobs.writing.sql_types import column_ddl, quoted, text
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
@@ -34,6 +34,9 @@ class TableLayout:
         properties: table properties, like ``{"delta.enableChangeDataFeed": "true"}``.
         catalog_table: a name that Spark's catalog gets for the table, like ``sales.orders`` or ``main.sales.orders``.
             The table stays where its path says.
+        generated_columns: columns that Delta computes, each with its expression in SQL, like
+            ``{"day": "CAST(_timestamp AS DATE)"}``; the table may be laid out by them.
+        comment: what the table is, for people.
 
     Raises:
         InvalidOptionError: options that do not go together, or that make no sense.
@@ -47,6 +50,8 @@ class TableLayout:
     cluster_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     catalog_table: str | None = None
+    generated_columns: Mapping[str, str] = field(default_factory=dict)
+    comment: str | None = None
 
     def __init__(
         self,
@@ -55,11 +60,22 @@ class TableLayout:
         cluster_by: Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
         catalog_table: str | None = None,
+        generated_columns: Mapping[str, str] | None = None,
+        comment: str | None = None,
     ) -> None:
         object.__setattr__(self, "partition_by", _columns("partition_by", partition_by))
         object.__setattr__(self, "cluster_by", _columns("cluster_by", cluster_by))
         object.__setattr__(self, "properties", _texts(properties or {}))
         object.__setattr__(self, "catalog_table", catalog_table)
+        object.__setattr__(self, "generated_columns", dict(generated_columns or {}))
+        object.__setattr__(self, "comment", comment)
+        _columns("generated_columns", self.generated_columns)
+        empty = [name for name, text in self.generated_columns.items() if not isinstance(text, str) or not text.strip()]
+        if empty:
+            raise InvalidOptionError(
+                f"the generated column {empty[0]!r} has no expression",
+                remedy="Write generated columns like {'day': 'CAST(_timestamp AS DATE)'}.",
+            )
         if self.partition_by and self.cluster_by:
             raise InvalidOptionError(
                 f"partition_by={list(self.partition_by)} and cluster_by={list(self.cluster_by)} exclude each other",
@@ -74,7 +90,7 @@ class TableLayout:
     @property
     def is_plain(self) -> bool:
         """Whether the first batch may make the table as it comes."""
-        return not (self.partition_by or self.cluster_by or self.properties)
+        return not (self.partition_by or self.cluster_by or self.properties or self.generated_columns or self.comment)
 
     def all_properties(self) -> dict[str, str]:
         """With the statistics that the ledger, and clustering, need; those of the user beside them."""
@@ -89,10 +105,17 @@ class TableLayout:
         """Before the table is made: the rows must have the columns.
 
         Raises:
-            SchemaMismatchError: naming those that they lack.
+            SchemaMismatchError: naming those that they lack, or have although Delta is to compute them.
         """
-        known = {name.lower() for name in columns}
-        lacking = [name for name in (*self.partition_by, *self.cluster_by) if name.lower() not in known]
+        known, generated = ({name.lower(): name for name in names} for names in (columns, self.generated_columns))
+        if twice := sorted(generated.keys() & known.keys()):
+            raise SchemaMismatchError(
+                f"the rows have the column {known[twice[0]]}, which is to be computed from the others",
+                remedy="Leave it out of generated_columns, or out of what the transform makes.",
+            )
+        lacking = [
+            n for n in (*self.partition_by, *self.cluster_by) if n.lower() not in known.keys() | generated.keys()
+        ]
         if lacking:
             raise SchemaMismatchError(
                 f"the table is to be laid out by {', '.join(lacking)}, and the rows have no such column",
@@ -158,22 +181,35 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         WriteError: Spark failed, and there is none.
     """
     parts = [
-        f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({', '.join(map(column_ddl, columns.fields))}) USING DELTA",
+        "USING DELTA",
         f"PARTITIONED BY ({', '.join(map(quoted, layout.partition_by))})" if layout.partition_by else "",
         f"CLUSTER BY ({', '.join(map(quoted, layout.cluster_by))})" if layout.cluster_by else "",
+        f"COMMENT {text(layout.comment)}" if layout.comment else "",
         f"TBLPROPERTIES ({', '.join(f'{text(n)} = {text(v)}' for n, v in layout.all_properties().items())})",
     ]
     try:
-        spark.sql(" ".join(filter(None, parts)))
+        written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout.generated_columns)])
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
     except Exception as error:  # a classic session raises bare errors of Java
         if log.snapshot() is None:
+            if away := catalog_away(error):
+                raise away from error
             # What Spark refuses as it stands it refuses the next time, too; a storage may answer then.
             kind = InvalidOptionError if isinstance(error, _REFUSALS) else WriteError
             raise kind(
                 f"{log.path} could not be made as it is to be laid out: {first_line(error)}",
-                remedy="Correct partition_by, cluster_by or the table properties; nothing was written.",
+                remedy="Correct how it is to be laid out; nothing was written.",
             ) from error
     layout.check_table(log)
+
+
+def _generated(spark: SparkSession, columns: StructType, expressions: Mapping[str, str]) -> list[str]:
+    """The columns that Delta computes, of the types that their expressions have."""
+    if not expressions:
+        return []
+    aliased = [f"({expression}) AS {quoted(name)}" for name, expression in expressions.items()]
+    found = spark.createDataFrame([], columns).selectExpr(*aliased).schema
+    return [f"{column_ddl(column)} GENERATED ALWAYS AS ({expressions[column.name]})" for column in found.fields]
 
 
 def register(spark: SparkSession, table: str, name: str) -> None:
@@ -186,6 +222,7 @@ def register(spark: SparkSession, table: str, name: str) -> None:
 
     Raises:
         InvalidOptionError: the catalog has no such schema, or another table of this name.
+        CatalogUnavailableError: the catalog is a Hive metastore that does not answer.
         WriteError, …: Spark failed otherwise, as where the storage does not answer; see :func:`explain`.
     """
     quoted_name = ".".join(map(quoted, name.split(".")))
@@ -193,7 +230,7 @@ def register(spark: SparkSession, table: str, name: str) -> None:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {quoted_name} USING DELTA LOCATION {text(spark_location(table))}")
         known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
     except Exception as error:  # a classic session raises bare errors of Java
-        if not isinstance(error, _REFUSALS):
+        if not isinstance(error, _REFUSALS) or catalog_away(error):
             raise explain(error, table=table) from error
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",

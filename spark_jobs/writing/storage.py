@@ -13,7 +13,7 @@ from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
-from spark_jobs.writing.failures import explain
+from spark_jobs.writing.failures import catalog_away, explain
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
 
 HISTORY = 100
@@ -72,7 +72,9 @@ def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
     """
     try:
         location = _location(spark, log.path)
-    except AnalysisException:
+    except AnalysisException as error:
+        if away := catalog_away(error):
+            raise away from error
         return
     except Exception as error:  # a classic session raises bare errors of Java
         raise explain(error, table=log.path) from error

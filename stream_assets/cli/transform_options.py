@@ -157,6 +157,8 @@ def make_layout(
     cluster_by: tuple[str, ...],
     table_property: tuple[str, ...],
     catalog_table: str | None,
+    generated_column: tuple[str, ...],
+    table_comment: str | None,
 ) -> TableLayout:
     """How a table that is not there yet is made.
 
@@ -165,16 +167,23 @@ def make_layout(
     """
     from spark_jobs.writing.layout import TableLayout
 
-    wrong = [text for text in table_property if "=" not in text]
-    if wrong:
-        raise InvalidOptionError(
-            f"--table-property {wrong[0]!r} has no value",
-            remedy="Write NAME=VALUE, like delta.enableChangeDataFeed=true.",
-        )
-    properties = {name: value for name, _, value in (text.partition("=") for text in table_property)}
     return TableLayout(
-        partition_by=partition_by, cluster_by=cluster_by, properties=properties, catalog_table=catalog_table
+        partition_by=partition_by,
+        cluster_by=cluster_by,
+        properties=_named("--table-property", table_property, "NAME=VALUE, like delta.enableChangeDataFeed=true"),
+        catalog_table=catalog_table,
+        generated_columns=_named(
+            "--generated-column", generated_column, "NAME=EXPRESSION, like day=CAST(_timestamp AS DATE)"
+        ),
+        comment=table_comment,
     )
+
+
+def _named(option: str, texts: tuple[str, ...], example: str) -> dict[str, str]:
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise InvalidOptionError(f"{option} {wrong[0]!r} has no value", remedy=f"Write {example}.")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
 
 layout_options = gathered(
@@ -184,4 +193,8 @@ layout_options = gathered(
     click.option("--cluster-by", multiple=True, metavar="COLUMN", help="Of a new table; may be given several times."),
     click.option("--table-property", multiple=True, metavar="NAME=VALUE", help="Of a new table; several times, too."),
     click.option("--catalog-table", metavar="NAME", help="A name that Spark's catalog gets for the table."),
+    click.option(
+        "--generated-column", multiple=True, metavar="NAME=EXPRESSION", help="That Delta computes, of a new table."
+    ),
+    click.option("--table-comment", metavar="TEXT", help="What a new table is, in the table itself."),
 )

@@ -110,6 +110,33 @@ def test_a_message_becomes_a_row(project: DgProject, spark: SparkSession, instan
     assert sorted(table.to_pyarrow_table().column("id").to_pylist()) == [2, 3]
 
 
+def test_a_catalog_names_the_tables_of_entries_that_have_one(
+    project: DgProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("T_TOKEN", "a-very-secret-token")
+    loaded = load(
+        project,
+        """
+        attributes:
+          connection: memory://component
+          lake: /lake
+          catalog: {type: unity, url: "https://unity", token: "{{ env.T_TOKEN }}"}
+          defaults: {group: lakehouse}
+          streams:
+            - stream: orders
+              table: main.sales.orders
+            - stream: payments
+        """,
+    )
+    assert spec_of(loaded, "orders").metadata["dagster/uri"] == "https://unity/main.sales.orders"
+    assert spec_of(loaded, "payments").metadata["dagster/uri"] == "/lake/public/payments"
+    hive = {"connection": "memory://component", "catalog": {"type": "hive", "uri": "thrift://hive:9083"}}
+    streams = [{"stream": "orders", "group": "g", "table": "main.sales.orders"}]
+    component = StreamIngestionComponent.from_attributes_dict(attributes={**hive, "streams": streams})
+    with pytest.raises(InvalidOptionError, match=r"streams\[0\] \(orders\): .*is no name in this catalog"):
+        component.build_defs(dg.ComponentTree.for_test().load_context)
+
+
 def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
     settings: dict[str, Any] = {"max_records": 7, "min_lag": 3, "mode": "load_balanced", "members": 3}
     component = StreamIngestionComponent.from_attributes_dict(

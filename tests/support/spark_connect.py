@@ -21,7 +21,12 @@ MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 @contextmanager
 def connect_server(
-    folder: Path, *, table: str = "", storage_options: Mapping[str, str] | None = None, packages: Path = ROOT
+    folder: Path,
+    *,
+    table: str = "",
+    storage_options: Mapping[str, str] | None = None,
+    packages: Path = ROOT,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """A running server; its address.
 
@@ -30,8 +35,9 @@ def connect_server(
         table: in an object store, that it writes.
         storage_options: for that table.
         packages: a folder that its Python workers import from.
+        more: settings of Spark.
     """
-    config = delta_spark_config(table, storage_options)
+    config = {**delta_spark_config(table, storage_options), **(more or {})}
     with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages)) as address:
         yield address
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,23 @@ _FIELD = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
 class WrittenLog:
     """A table at ``path`` whose commits are written one after the other, a minute apart."""
 
-    def __init__(self, path: Path, *, table_id: str = "table", properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        table_id: str = "table",
+        properties: Mapping[str, str] | None = None,
+        features: Sequence[str] = (),
+    ) -> None:
         self.path = path
         self.next = 0
         # The data files of each version.
         self._files: list[frozenset[str]] = []
         self._table_id = table_id
+        self._protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+        if features:
+            named = {"readerFeatures": [*features], "writerFeatures": [*features]}
+            self._protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **named}
         self._properties = dict(properties or {})
 
     def log(self) -> DeltaLog:
@@ -77,7 +88,7 @@ class WrittenLog:
         actions += [{"remove": self._file(name, deletionTimestamp=FIRST_MS)} for name in sorted(before - after)]
         self._files.append(after)
         if version == 0:
-            actions += [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": self._metadata()}]
+            actions += [{"protocol": self._protocol}, {"metaData": self._metadata()}]
         self.write(version, "".join(json.dumps(a, separators=(",", ":"), ensure_ascii=False) + "\n" for a in actions))
         return version
 

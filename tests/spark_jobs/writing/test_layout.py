@@ -18,12 +18,13 @@ from pyspark.sql.types import StructType
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.decoding.decoders import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
 from spark_jobs.verify import verify
 from spark_jobs.writing.layout import TableLayout, create_table, register
-from stream_consumers.create import open_batch_source
+from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
     ConstraintViolatedError,
     InvalidOptionError,
@@ -32,6 +33,10 @@ from stream_consumers.errors import (
     UnsupportedError,
     WriteError,
 )
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.options import DataLoss
+from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 from tests.support.streams import assert_each_once, write_stream
 from tests.support.written_log import WrittenLog
@@ -120,11 +125,70 @@ def test_a_table_that_was_made_with_sql_is_filled_with_its_generated_columns_and
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+def test_generated_columns_constraints_and_comments_are_made_and_replays_keep_them(
+    spark: SparkSession, folder: Path
+) -> None:
+    layout = TableLayout(
+        partition_by=["DAY"],
+        generated_columns={"day": "CAST(_timestamp AS DATE)"},
+        properties={"delta.constraints.known": "id < 45"},
+        comment="Orders, each once; the shop's",
+    )
+    decoder = Json("id BIGINT COMMENT 'of the order', user STRING")
+    plain = ingestion(folder / "t", records=20, decoder=decoder)
+    what = replace(plain, layout=layout)
+    url = write_stream(folder / "orders.ss", 40)
+    drain(spark, url, what)
+    assert replay(spark, url, what) == 2
+    assert_right(folder, url, what)
+    found = detail(spark, what.table)
+    assert (found["partitionColumns"], found["description"]) == (["day"], layout.comment)
+    days = DeltaTable(what.table).to_pyarrow_table()["day"].to_pylist()
+    assert {day.isoformat() for day in days} == {"2023-11-14"}
+    write_stream(folder / "orders.ss", 50)
+    with pytest.raises(ConstraintViolatedError, match="known"):
+        drain(spark, url, what)
+    drain(spark, url, replace(plain, table=str(folder / "plain")))
+    for table in (what.table, str(folder / "plain")):
+        assert comments(table) == {"id": "of the order"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_replay_keeps_rows_whose_messages_are_gone_with_what_delta_computed(
+    spark: SparkSession, folder: Path
+) -> None:
+    url = "memory://layout-gone/orders"
+    with create_producer(url) as producer:
+        for index in range(4):
+            producer.send(b'{"id": %d, "user": "u"}' % index)
+    layout = TableLayout(generated_columns={"twice": "id * 2"})
+    what = replace(ingestion(folder / "t"), layout=layout, on_data_loss=DataLoss.RECORD)
+    drain(spark, url, what)
+    messages = memory_broker(StreamUrl.parse(url)).messages[Shard("orders", 0)]
+    messages[:] = [message for message in messages if message.sequence != 1]
+    assert replay(spark, url, what) == 1
+    rows = DeltaTable(what.table).to_pyarrow_table(columns=["id", "twice"]).to_pylist()
+    assert sorted((row["id"], row["twice"]) for row in rows) == [(0, 0), (1, 2), (2, 4), (3, 6)]
+    forget_memory_broker(StreamUrl.parse(url))
+
+
+def comments(table: str) -> dict[str, object]:
+    fields = DeltaTable(table).schema().fields
+    return {column.name: column.metadata["comment"] for column in fields if "comment" in column.metadata}
+
+
+@pytest.mark.spark
 def test_a_layout_that_cannot_be_is_told_before_anything_is_read(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10)
     with pytest.raises(SchemaMismatchError, match="laid out by nothing"):
         drain(spark, url, laid_out(folder, cluster_by=["nothing"]))
     assert not (folder / "t").exists()
+    with pytest.raises(SchemaMismatchError, match="the rows have the column user, which is to be computed"):
+        drain(spark, url, laid_out(folder, generated_columns={"USER": "'me'"}))
+    with pytest.raises(InvalidOptionError, match=r"could not be made as it is to be laid out: .*nothing"):
+        drain(spark, url, laid_out(folder, generated_columns={"hour": "nothing + 1"}))
     drain(spark, url, laid_out(folder, partition_by=["kind"]))
     drain(spark, url, laid_out(folder))
     with pytest.raises(SchemaMismatchError, match=r"partitioned by \['kind'\], not by \['day'\]"):
@@ -197,6 +261,8 @@ def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, na
         ({"properties": {"delta.enableChangeDataFeed": True}}, "no text for a value"),
         ({"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
         ({"properties": {"DELTA.setTransactionRetentionDuration": "interval 1 day"}}, "forget its transactions"),
+        ({"generated_columns": {"day": " "}}, "has no expression"),
+        ({"generated_columns": {"day": "1", "DAY": "2"}}, "each once"),
         ({"catalog_table": "a.b.c.d"}, "no name of a table"),
         ({"catalog_table": "s3://lake/orders"}, "no name of a table"),
         ({"catalog_table": ""}, "no name of a table"),
@@ -208,9 +274,18 @@ def test_a_layout_that_makes_no_sense_is_refused(options: Any, told: str) -> Non
         TableLayout(**options)
 
 
-def test_a_table_whose_commits_are_a_catalogs_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"properties": {f"{COMMIT_COORDINATOR}-preview": "dynamodb"}},
+        {"features": ["catalogManaged"]},
+        {"features": ["catalogOwned-preview"]},
+    ],
+    ids=str,
+)
+def test_a_table_whose_commits_are_a_catalogs_is_refused(made: Mapping[str, Any], folder: Path) -> None:
     """Its newest commits may not be files yet: what the log says of positions would be old."""
-    log = WrittenLog(folder / "t", properties={f"{COMMIT_COORDINATOR}-preview": "dynamodb"})
+    log = WrittenLog(folder / "t", **made)
     log.ours(LedgerEntry("init", "g", "g/main", 1, "main", "b", -1))
     with pytest.raises(UnsupportedError, match="a catalog decides on the commits of"):
         Ledger(log.log(), group="g", member="main").read()

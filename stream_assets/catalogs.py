@@ -1,0 +1,302 @@
+"""Tables that a catalog names: where they are is asked when they are used, without a Spark, as the sensor needs it."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Any, ClassVar
+from urllib.parse import quote, urlsplit
+
+import dagster as dg
+from pydantic import ConfigDict, Field
+
+from stream_assets.deferred import is_deferred, resolved_options, resolved_text, shown_text
+from stream_consumers.errors import (
+    AccessDeniedError,
+    CatalogUnavailableError,
+    InvalidOptionError,
+    MissingDependencyError,
+    StreamAssetsError,
+)
+
+ANSWER_SECONDS = 10.0
+_PART = r"[^\s.`/\\]+"
+_MAKE_IT = "Make it there, with CREATE TABLE … USING DELTA LOCATION '…'; the first run fills it."
+
+
+class TableCatalog(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]  # the class is generic only inside Dagster
+    """What knows where tables are by their names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def table(self, name: str, *, storage_options: Mapping[str, str] | None = None) -> CatalogTable:
+        """A table by its name.
+
+        Args:
+            name: of the table with its schema, and in Unity Catalog its catalog; or an ``EnvVar``.
+            storage_options: of its object store, for Spark and for reading the Delta log; shown nowhere.
+
+        Raises:
+            InvalidOptionError: it is no name of a table there.
+        """
+        return CatalogTable(self, name, storage_options or {})
+
+    @abstractmethod
+    def check(self, name: str) -> None:
+        """Whether a table may have the name.
+
+        Raises:
+            InvalidOptionError: it may not.
+        """
+
+    @abstractmethod
+    def location(self, name: str) -> str:
+        """Where the catalog says that the table is.
+
+        Args:
+            name: that was checked.
+
+        Raises:
+            InvalidOptionError: there is no such table, or none of Delta.
+            AccessDeniedError: the catalog does not let us look.
+            CatalogUnavailableError: it does not answer.
+        """
+
+    @property
+    @abstractmethod
+    def shown(self) -> str:
+        """The catalog for people, with the names of variables in braces."""
+
+
+@dataclass(frozen=True)
+class CatalogTable:
+    """A table at the place that a catalog says; it is looked up when it is used.
+
+    Args:
+        catalog: that knows it.
+        name: in the catalog.
+        storage_options: for reading the log; shown nowhere.
+    """
+
+    catalog: TableCatalog
+    name: str
+    storage_options: Mapping[str, str] = field(repr=False)
+    # The key of the asset has no part in it.
+    is_of_key: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not is_deferred(self.name):
+            self.catalog.check(self.name)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it has to be looked up: always, since the catalog may not answer when the code is loaded."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """How people call the table."""
+        return shown_text(self.name)
+
+    @property
+    def path(self) -> str:
+        """The path or URI that the catalog says now.
+
+        Raises:
+            InvalidOptionError, AccessDeniedError, CatalogUnavailableError: see :meth:`TableCatalog.location`.
+        """
+        name = resolved_text("table", self.name)
+        self.catalog.check(name)
+        return self.catalog.location(name)
+
+    def options(self) -> dict[str, str]:
+        """The storage options.
+
+        Raises:
+            InvalidOptionError: a variable is not set.
+        """
+        return resolved_options("storage_options", self.storage_options)
+
+    def __str__(self) -> str:
+        return f"{self.catalog.shown}/{self.label}"
+
+
+class UnityCatalog(TableCatalog):
+    """A Unity Catalog, asked over its REST interface for where a table is; it vends no credentials here.
+
+    As the ``table=`` of a stream asset, ``catalog.table("main.sales.orders")`` is an external table that is there, or
+    one whose log tells all of its commits. Each text may be a ``dg.EnvVar``, which is looked up when it is used.
+
+    Example:
+        >>> catalog = UnityCatalog(url=dg.EnvVar("UNITY"), token=dg.EnvVar("UNITY_TOKEN"))
+        >>> str(catalog.table("main.sales.orders"))
+        '{UNITY}/main.sales.orders'
+    """
+
+    url: str = Field(description="Of the server, like https://unity:8443; without /api.")
+    token: str | None = Field(default=None, description="Of this client; use an EnvVar.", repr=False)
+
+    @property
+    def shown(self) -> str:
+        """The URL."""
+        return shown_text(self.url).rstrip("/")
+
+    def check(self, name: str) -> None:
+        """See :meth:`TableCatalog.check`."""
+        _check_parts(name, 3, "main.sales.orders")
+
+    def location(self, name: str) -> str:
+        """See :meth:`TableCatalog.location`."""
+        found = self._get(f"tables/{quote(name, safe='.')}", what=name)
+        kind, place = found.get("data_source_format"), found.get("storage_location")
+        if kind != "DELTA" or not isinstance(place, str) or not place:
+            raise _no_delta(name, self.shown, f"{found.get('table_type')} of format {kind}")
+        return place
+
+    def _get(self, path: str, *, what: str) -> Mapping[str, Any]:
+        url = resolved_text("url", self.url).rstrip("/")
+        if not re.match(r"https?://[^/\s]", url):
+            raise InvalidOptionError(f"url={self.shown!r} is no address of a server", remedy="Write https://host:port.")
+        request = urllib.request.Request(f"{url}/api/2.1/unity-catalog/{path}")  # noqa: S310 - the scheme is checked
+        if self.token is not None:
+            # A secret in a file ends with a newline.
+            token = resolved_text("token", self.token).strip()
+            if not (token.isascii() and token.isprintable()):
+                raise InvalidOptionError("the token has characters that no header may have", remedy="Correct it.")
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        try:
+            with _DIRECT.open(request, timeout=ANSWER_SECONDS) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refused(error.code, what) from error
+        except (OSError, HTTPException) as error:
+            raise CatalogUnavailableError(
+                f"the catalog at {self.shown} does not answer: {getattr(error, 'reason', error)}",
+                remedy="Check the address, and that it runs.",
+            ) from error
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InvalidOptionError(
+                f"{self.shown} answers with something else than a Unity Catalog does", remedy="Correct its url."
+            )
+        return found
+
+    def _refused(self, code: int, what: str) -> StreamAssetsError:
+        if code == HTTPStatus.NOT_FOUND:
+            return InvalidOptionError(f"the catalog at {self.shown} has no table {what}", remedy=_MAKE_IT)
+        if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return AccessDeniedError(
+                f"the catalog at {self.shown} does not let us look at {what} (HTTP {code})",
+                remedy="Correct the token, or grant it the table.",
+            )
+        if code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return CatalogUnavailableError(
+                f"the catalog at {self.shown} answers with HTTP {code}", remedy="Look at its log."
+            )
+        return InvalidOptionError(
+            f"the catalog at {self.shown} tells nothing of {what} (HTTP {code})", remedy="Check its url and the name."
+        )
+
+
+class HiveMetastore(TableCatalog):
+    """A Hive metastore, asked over Thrift for where a table is; without Kerberos.
+
+    It needs ``pip install 'stream-assets[hive]'``. As the ``table=`` of a stream asset, ``metastore.table(
+    "sales.orders")`` is a Delta table that is there. A metastore in a Derby database of Spark's own is no server: give
+    the path there, and ``catalog_table``.
+
+    Example:
+        >>> str(HiveMetastore(uri="thrift://hive:9083").table("sales.orders"))
+        'thrift://hive:9083/sales.orders'
+    """
+
+    uri: str = Field(description="As hive.metastore.uris: thrift://host:9083; several are tried in turn.")
+
+    @property
+    def shown(self) -> str:
+        """The addresses."""
+        return shown_text(self.uri).rstrip("/")
+
+    def check(self, name: str) -> None:
+        """See :meth:`TableCatalog.check`."""
+        _check_parts(name, 2, "sales.orders")
+
+    def location(self, name: str) -> str:
+        """See :meth:`TableCatalog.location`."""
+        found = self._table(*name.split("."))
+        if found is None:
+            raise InvalidOptionError(f"the catalog at {self.shown} has no table {name}", remedy=_MAKE_IT)
+        properties, storage = found.parameters or {}, found.sd
+        # Where Spark has a table that Hive cannot read, the location is a place that nothing is at.
+        place = (storage.serdeInfo.parameters or {}).get("path") or storage.location
+        kind = properties.get("spark.sql.sources.provider")
+        if str(kind).lower() != "delta" or not place:
+            raise _no_delta(name, self.shown, f"{found.tableType} of provider {kind}")
+        return str(place)
+
+    def _table(self, schema: str, name: str) -> Any:
+        """What the first server that answers knows of it; ``None`` if it knows nothing."""
+        try:
+            # It is an extra, and takes a second to import.
+            from stream_assets.hive_metastore import MetastoreError, table_at  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"a Hive metastore is asked with pymetastore, which cannot be imported: {error}",
+                remedy="Install it: pip install 'stream-assets[hive]'.",
+            ) from error
+        servers = [self._server(address.strip()) for address in resolved_text("uri", self.uri).split(",")]
+        reasons = []
+        for host, port in servers:
+            try:
+                return table_at(host, port, schema, name, answer_seconds=ANSWER_SECONDS)
+            except MetastoreError as error:
+                reasons.append(str(error))
+        raise CatalogUnavailableError(
+            f"the catalog at {self.shown} does not answer: {'; '.join(reasons)}",
+            remedy="Check the address, and that it runs.",
+        )
+
+    def _server(self, address: str) -> tuple[str, int]:
+        try:
+            server = urlsplit(address)
+            host, port = server.hostname, server.port
+        except ValueError:
+            host, port = None, None
+        if not address.startswith("thrift://") or not host or not port:
+            raise InvalidOptionError(
+                f"uri={self.shown!r} is no address of a metastore", remedy="Write thrift://host:9083."
+            )
+        return host, port
+
+
+class _Direct(urllib.request.HTTPRedirectHandler):
+    """An answer from elsewhere is none of the catalog, and its address may be anybody's."""
+
+    def redirect_request(self, *request: Any) -> None:
+        """Follow none."""
+
+
+_DIRECT = urllib.request.build_opener(_Direct)
+
+
+def _check_parts(name: str, count: int, example: str) -> None:
+    if not isinstance(name, str) or not re.fullmatch(rf"{_PART}(\.{_PART}){{{count - 1}}}", name):
+        raise InvalidOptionError(f"table {name!r} is no name in this catalog", remedy=f"Write it like {example}.")
+
+
+def _no_delta(name: str, catalog: str, found: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"{name} in the catalog at {catalog} is no Delta table with a place of its own, but {found}",
+        remedy="Name a Delta table.",
+    )

@@ -1,0 +1,233 @@
+"""Tables that a catalog names: where they are is asked at each use, and a name that moves is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
+
+from stream_assets import HiveMetastore, StreamAsset, UnityCatalog, stream_asset, stream_definitions
+from stream_assets.catalogs import CatalogTable
+from stream_assets.metadata import TABLE_URI
+from stream_consumers.create import create_producer
+from stream_consumers.errors import (
+    AccessDeniedError,
+    CatalogUnavailableError,
+    InvalidOptionError,
+    StreamAssetsError,
+)
+from tests.support.dagster_runs import declare as declare_on_file
+from tests.support.dagster_runs import execute, materializations, tick
+from tests.support.streams import assert_each_once, write_stream
+from tests.support.unity_catalog import TOKEN, Unity, unity_catalog
+
+NAME = "main.sales.orders"
+
+
+@pytest.fixture
+def unity() -> Iterator[Unity]:
+    with unity_catalog() as found:
+        yield found
+
+
+def named(unity: Unity, name: str = NAME, **options: Any) -> CatalogTable:
+    return UnityCatalog(url=unity.url, token=TOKEN).table(name, **options)
+
+
+def declare(table: Any, **options: Any) -> StreamAsset:
+    """An asset on a stream of its own, with one message."""
+    source = f"memory://{uuid4().hex}/orders"
+    with create_producer(source) as producer:
+        producer.send(b"{}")
+
+    @stream_asset(**{"source": source, "group": "lakehouse", "table": table, "retry_seconds": 0.0, **options})
+    def orders(batch: Any) -> Any:
+        return batch
+
+    return orders
+
+
+def materialized(instance: dg.DagsterInstance, location: str | None) -> None:
+    metadata = {} if location is None else {TABLE_URI: dg.MetadataValue.url(location)}
+    instance.report_runless_asset_event(dg.AssetMaterialization("orders", metadata=metadata))
+
+
+def test_a_table_is_where_unity_catalog_says(unity: Unity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unity.add("main.sales.été", f"file://{tmp_path}/t")
+    monkeypatch.setenv("T_UNITY", f"{unity.url}/")
+    monkeypatch.setenv("T_TOKEN", f"{TOKEN}\n")
+    monkeypatch.setenv("T_NAME", "main.sales.été")
+    catalog = UnityCatalog(url=dg.EnvVar("T_UNITY"), token=dg.EnvVar("T_TOKEN"))
+    orders = declare(catalog.table(dg.EnvVar("T_NAME"), storage_options={"AWS_REGION": "eu"}))
+    assert not unity.asked, "code loads without the catalog"
+    assert orders.ingestion.table == f"{tmp_path}/t"
+    assert orders.ingestion.storage_options == {"AWS_REGION": "eu"}
+    definitions = stream_definitions([orders])
+    dg.Definitions.validate_loadable(definitions)
+    metadata = orders.get_asset_spec().metadata
+    assert metadata["dagster/uri"] == "{T_UNITY}/{T_NAME}"
+    assert declare(catalog.table(NAME)).get_asset_spec().metadata["dagster/table_name"].value == NAME
+    assert TOKEN not in repr(orders.declared)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "told"),
+    [
+        (401, AccessDeniedError, r"does not let us look at main\.sales\.orders \(HTTP 401\)\. Correct the token"),
+        (403, AccessDeniedError, "or grant it the table"),
+        (302, InvalidOptionError, r"tells nothing of main\.sales\.orders \(HTTP 302\)"),
+        (429, CatalogUnavailableError, "answers with HTTP 429"),
+        (503, CatalogUnavailableError, "answers with HTTP 503"),
+    ],
+)
+def test_what_a_catalog_answers_is_told(failure: int, error: type[Exception], told: str, unity: Unity) -> None:
+    unity.failure = failure
+    with pytest.raises(error, match=told):
+        _ = named(unity).path
+    assert len(unity.asked) == 1, "nothing is asked anywhere else"
+
+
+@pytest.mark.parametrize(
+    ("told", "made"),
+    [
+        (
+            r"main\.sales\.orders .* is no Delta table .*, but VIEW of format None",
+            {"kind": "VIEW", "data_format": None},
+        ),
+        ("but EXTERNAL of format PARQUET", {"data_format": "PARQUET"}),
+    ],
+)
+def test_only_a_delta_table_is_taken(told: str, made: dict[str, Any], unity: Unity) -> None:
+    unity.add(NAME, "/lake/orders" if made.get("kind") != "VIEW" else None, **made)
+    with pytest.raises(InvalidOptionError, match=told):
+        _ = named(unity).path
+
+
+def test_a_table_that_is_not_there_is_told_with_the_way_to_make_it(unity: Unity) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"{unity.url} has no table main.sales.orders. Make it there"):
+        _ = named(unity).path
+
+
+def test_what_is_no_unity_catalog_is_told(unity: Unity) -> None:
+    unity.add(NAME, "/lake/orders")
+    for unity.body in (b"<html>", b"[1]", b"\xff"):
+        with pytest.raises(InvalidOptionError, match="answers with something else than a Unity Catalog does"):
+            _ = named(unity).path
+
+
+def test_a_catalog_that_is_away_is_told() -> None:
+    with unity_catalog() as unity:
+        pass
+    with pytest.raises(CatalogUnavailableError, match=rf"{unity.url} does not answer: .*refused"):
+        _ = named(unity).path
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: UnityCatalog(url="https://u").table("sales.orders"), "Write it like main.sales.orders"),
+        (lambda: UnityCatalog(url="https://u").table("/lake/main.sales.orders"), "is no name in this catalog"),
+        (lambda: HiveMetastore(uri="thrift://h:1").table("main.sales.orders"), "Write it like sales.orders"),
+        (lambda: UnityCatalog(url="unity:8080").table(NAME).path, "is no address of a server"),
+        (lambda: UnityCatalog(url="https://u", token="a\nb").table(NAME).path, "that no header may have"),
+        (lambda: HiveMetastore(uri="hive:9083").table("sales.orders").path, "is no address of a metastore"),
+        (lambda: HiveMetastore(uri="thrift://h:x").table("sales.orders").path, "is no address of a metastore"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(InvalidOptionError, match=told):
+        make()
+
+
+def test_a_sensor_asks_the_catalog_once_a_tick(unity: Unity, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    unity.add(NAME, str(tmp_path / "t"))
+    orders = declare(named(unity))
+    assert tick(orders, instance).run_requests
+    assert len(unity.asked) == 1
+    unity.failure = 503
+    with pytest.raises(CatalogUnavailableError):
+        tick(orders, instance)
+
+
+def test_a_name_that_moves_is_not_another_table(unity: Unity, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    orders = declare(named(unity))
+    unity.add(NAME, f"file://{tmp_path}/t/")
+    materialized(instance, f"file://{tmp_path}/t")
+    materialized(instance, None)
+    assert tick(orders, instance).run_requests
+    unity.add(NAME, str(tmp_path / "other"))
+    with pytest.raises(
+        InvalidOptionError, match=rf"is at {tmp_path}/other now, but orders was last written to .*/t\. "
+    ):
+        tick(orders, instance)
+    instance.wipe_assets([orders.key])
+    assert tick(orders, instance).run_requests
+
+
+@pytest.mark.spark
+def test_a_run_writes_where_the_name_is_and_nowhere_else(
+    unity: Unity, instance: dg.DagsterInstance, folder: Path, spark: SparkSession
+) -> None:
+    unity.add(NAME, f"file://{folder}/t")
+    write_stream(folder / "orders.ss", 10)
+    orders = declare_on_file(folder, table=named(unity))
+    done = execute(orders, instance)
+    assert done.success
+    assert len(unity.asked) == 1, "a run asks once"
+    (made,) = materializations(done)
+    assert made.metadata[TABLE_URI].value == f"file://{folder}/t"
+    assert_each_once(folder / "orders.ss", folder / "t")
+    unity.add(NAME, f"file://{folder}/other")
+    write_stream(folder / "orders.ss", 10)
+    moved = execute(orders, instance)
+    (failed,) = moved.get_step_failure_events()
+    assert "was last written to" in str(failed.step_failure_data.user_failure_data)
+    assert not (folder / "other").exists()
+
+
+def test_a_bucket_has_two_names_of_its_scheme(unity: Unity, instance: dg.DagsterInstance) -> None:
+    orders = declare(named(unity))
+    unity.add(NAME, "s3://lake/orders")
+    materialized(instance, "s3a://lake/orders")
+    assert orders.declared.located(instance).table.path == "s3://lake/orders"
+
+
+def test_an_asset_downstream_loads_the_table_that_has_the_name(
+    unity: Unity, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    unity.add(NAME, str(tmp_path / "t"))
+    write_deltalake(tmp_path / "t", pa.table({"id": [1, 2]}))
+    upstream = declare(named(unity))
+
+    @dg.asset
+    def totals(orders: pa.Table) -> int:
+        return int(orders.num_rows)
+
+    definitions = dg.Definitions.merge(stream_definitions([upstream]), dg.Definitions(assets=[totals]))
+    job = definitions.resolve_implicit_global_asset_job_def()
+    made = job.execute_in_process(instance=instance, asset_selection=[totals.key])
+    assert made.output_for_node("totals") == 2
+
+
+def test_a_run_waits_for_the_catalog(unity: Unity, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    unity.add(NAME, str(tmp_path / "t"))
+    unity.failure = 503
+    told: list[str] = []
+
+    def comes_back(text: str) -> None:
+        told.append(text)
+        unity.failure = 0
+
+    declared = declare(named(unity)).declared
+    assert declared.located(instance, retry_seconds=60, on_wait=comes_back).ingestion.table == str(tmp_path / "t")
+    assert len(told) == 1
+    unity.failure = 503
+    with pytest.raises(StreamAssetsError):
+        declared.located(instance)
