@@ -25,8 +25,8 @@ CONNECTOR = (
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
-    # The functions for Avro, which Spark does not ship.
-    ("org.apache.spark", "spark-avro_2.13", pyspark.__version__),
+    # The functions for Avro, which Spark does not ship; those of 4.2 are not in every mirror.
+    ("org.apache.spark", "spark-avro_2.13", "4.1.1"),
 )
 
 

@@ -549,7 +549,8 @@ def _skip(writer: AvroType) -> Decode:
         branches = [_skip(part) for part in writer.parts]
         return partial(_skip_union, branches)
     if writer.kind in ("string", "bytes"):
-        return _text if writer.kind == "string" else _bytes
+        text = _text if writer.kind == "string" else _bytes
+        return lambda cursor, rows: _after(text(cursor, rows), _nulls(len(rows), pa.null()))
     width = {"null": 0, "boolean": 1, "fixed": writer.size, **_WIDTHS}[writer.kind]
     return lambda cursor, rows: _after(cursor.take(rows, np.full(len(rows), width)), _nulls(len(rows), pa.null()))
 

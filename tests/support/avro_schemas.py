@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INTS = {"int": 31, "long": 63}
-WIDER = {"int": ["long", "float", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
+WIDER = {"int": ["long", "double"], "long": ["double"], "float": ["double"], "string": ["bytes"]}
 _PLAIN = ["boolean", "int", "long", "float", "double", "bytes", "string"]
 _LOGICAL: list[dict[str, Any]] = [
     {"type": "int", "logicalType": "date"},

@@ -172,6 +172,48 @@ def test_a_block_with_an_end_in_each_of_its_payloads():
     assert left.tolist() == [True] * (len(payloads) - 1) + [False]
 
 
+KINDS = {
+    "null": [None],
+    "boolean": [True, False],
+    "int": [-1, 2**31 - 1],
+    "long": [0, -(2**63)],
+    "float": [0.5],
+    "double": [0.5],
+    "bytes": [b"", b"xyz"],
+    "string": ["", "xyz"],
+}
+KINDS_OF_MORE = [
+    ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, ["A", "B"]),
+    ({"type": "fixed", "name": "F", "size": 3}, [b"abc"]),
+    ({"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}, [{"x": "abc"}]),
+]
+
+
+@pytest.mark.parametrize("nested", ["plain", "array", "map", "union", "deep"])
+@pytest.mark.parametrize(("kind", "own"), [*KINDS.items(), *KINDS_OF_MORE], ids=str)
+def test_values_of_every_type_are_passed_over(kind, own, nested):
+    if nested in ("array", "deep") and kind == "null":
+        return
+    made = {
+        "plain": (kind, own),
+        "array": ({"type": "array", "items": kind}, [own, [], own * 3]),
+        "map": ({"type": "map", "values": kind}, [{"a": own[0]}, {}, {"b": own[0], "c": own[-1]}]),
+        "union": (["null", kind] if kind != "null" else ["null"], [*own, None]),
+        "deep": (
+            {"type": "array", "items": {"type": "map", "values": {"type": "array", "items": kind}}},
+            [[{"a": own}, {}]],
+        ),
+    }
+    skipped, rows = made[nested]
+    reader = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    writer = {**reader, "fields": [{"name": "f", "type": skipped}, *reader["fields"]]}
+    payloads = [encoded(writer, {"f": row, "id": number}) for number, row in enumerate(rows)]
+    both = Both(writer, reader)
+    assert not both.compared(payloads).any()
+    # What is cut off is left, wherever that is.
+    both.compared([payload[:cut] for payload in payloads for cut in range(len(payload))])
+
+
 def test_one_field_of_the_writer_may_be_two_of_the_reader():
     writer = field("int")
     reader = field("long")
