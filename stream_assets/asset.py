@@ -13,7 +13,6 @@ from spark_jobs.batches.replay import Replay
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.layout import TableLayout
-from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_assets.asset_function import AssetFunction
 from stream_assets.catalogs import CatalogTable
 from stream_assets.checks import DEFAULT_CHECKS
@@ -35,6 +34,7 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
+    SchemaChanges,
     check_count,
     check_range,
     choice,
@@ -376,8 +376,9 @@ def stream_asset(
         max_wait_seconds: but no longer than this.
         sensor_seconds: the least time between two ticks.
         sensor_status: whether the sensor runs without being turned on.
-        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``, or
-            ``add_columns`` for adding them; wider types, too, where the table has ``delta.enableTypeWidening``.
+        schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``;
+            ``add_columns`` for adding them, and wider types, too, where the table has ``delta.enableTypeWidening``; or
+            ``rescue`` for putting them, and fields of JSON that nobody declared, into the column ``_rescued``.
         partition_by: columns with few values, each combination of which has a folder of its own. This, the next two,
             the generated columns and the comment are for a table that is not there yet.
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.

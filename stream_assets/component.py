@@ -108,7 +108,9 @@ class StreamOptions(dg.Resolvable):
     max_wait_seconds: Annotated[float | None, _about("but no longer than this.")] = None
     sensor_seconds: Annotated[int | None, _about("The least time between two ticks of the sensor.")] = None
     sensor_status: Annotated[str | None, _about("RUNNING for a sensor that is on; STOPPED by default.")] = None
-    schema_changes: Annotated[str | None, _about("fail, or add_columns: let new columns into the table.")] = None
+    schema_changes: Annotated[
+        str | None, _about("fail, add_columns or rescue: what becomes of columns that the table does not have.")
+    ] = None
     partition_by: Annotated[
         Sequence[str] | None, _about("Columns with few values; each has folders of its own in a new table.")
     ] = None

@@ -63,6 +63,22 @@ class DataLoss(str, enum.Enum):
     RECORD = "record"
 
 
+class SchemaChanges(str, enum.Enum):
+    """What becomes of columns, and of fields of structs, that a table does not have.
+
+    ``fail``: an error that names them, before anything is read. ``add_columns``: they come into the table. ``rescue``:
+    the table stays as it is, but for one more column, ``_rescued``, with a JSON object of them.
+
+    Example:
+        >>> SchemaChanges("add_columns") is SchemaChanges.ADD_COLUMNS
+        True
+    """
+
+    FAIL = "fail"
+    ADD_COLUMNS = "add_columns"
+    RESCUE = "rescue"
+
+
 def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") -> Choice:
     """The member of ``kind`` that this is, or that has this text as its value.
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame
 
-from spark_jobs.decoding.decoders import Decoder, Raw
+from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -18,7 +18,6 @@ from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
-from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
 from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
 from stream_consumers.errors import (
@@ -34,6 +33,7 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
+    SchemaChanges,
     check_name,
     check_range,
     check_switch,
@@ -190,6 +190,8 @@ class Ingestion:
             raise InvalidOptionError(
                 f"decoder={self.decoder!r} decodes nothing", remedy="Use Json(schema), Text(), Raw(), or one like them."
             )
+        if self.schema_changes is SchemaChanges.RESCUE:
+            object.__setattr__(self, "decoder", rescuing(self.decoder))
         # A relative path would be another one for Spark, and after the next change of the working directory.
         object.__setattr__(self, "table", check_location(self.table))
 

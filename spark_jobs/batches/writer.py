@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.caution import Caution
@@ -35,13 +36,14 @@ from spark_jobs.session import check_session, first_line
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import UnfinishedReadError, explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
+from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, plain_strings, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range
 from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
 from stream_consumers.messages import Shard
-from stream_consumers.options import DataLoss
+from stream_consumers.options import DataLoss, SchemaChanges
 from stream_consumers.urls import StreamUrl
 
 MAX_RACES = 20
@@ -123,8 +125,9 @@ class BatchWriter:
         self._races = 0
         self._caution = Caution()
         self._decoder: Decoder | None = None
-        # Whose columns are known to fit the table.
+        # Whose columns are known to fit those of the table.
         self._fitting: Decoder | None = None
+        self._columns: StructType | None = None
 
     @property
     def decoder(self) -> Decoder:
@@ -159,8 +162,8 @@ class BatchWriter:
         self.ledger.check_first(origin)
         self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
-        empty = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder)))
         self.check_columns(state)
+        empty = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder)))
         if state.version < 0:
             check_unseen(self._spark, self.ledger.log)
             if not self._ingestion.layout.is_plain:
@@ -279,7 +282,7 @@ class BatchWriter:
         read = read_splits(self._spark, batch.plan.splits, self.decoder, identities=batch.identities)
         frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
-            return frame
+            return self._transform(frame)
         with suppress(StreamAssetsError):
             # It may look at the rows, which are not known to be clean.
             rows = self._transform(frame)
@@ -410,6 +413,11 @@ class BatchWriter:
         return self._transform(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS))
 
     def _transform(self, rows: DataFrame) -> DataFrame:
+        made = self._made(rows)
+        return rescue(made, self._columns) if self._ingestion.schema_changes is SchemaChanges.RESCUE else made
+
+    def _made(self, rows: DataFrame) -> DataFrame:
+        """What the transform makes of the rows."""
         transform = self._ingestion.transform
         if transform is None:
             return rows
@@ -435,6 +443,7 @@ class BatchWriter:
         """
         if self._fitting is not None and self._fitting == self.decoder:
             return
+        self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
         rows = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder))).schema
         layout = self._ingestion.layout
         if state.version >= 0:
@@ -443,11 +452,10 @@ class BatchWriter:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
-        table = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
         snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
         check_columns(
             rows,
-            table,
+            self._columns,
             path=self._ingestion.table,
             schema_changes=self._ingestion.schema_changes,
             widens=snapshot is not None and lets_widen(snapshot.configuration),

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from spark_jobs.decoding.json_types import Column
 
+RESCUED = "_rescued"
+"""The column, of text, for a JSON object of what has no column of its own."""
 UNNAMED = "payload"
 """The column of a value that has no name of its own."""
 
@@ -79,6 +81,20 @@ class StoredDecoder(Decoder, Protocol):
                 soon.
         """
         ...
+
+
+@runtime_checkable
+class RescuingDecoder(Decoder, Protocol):
+    """A decoder that leaves fields out which nobody has declared, and can keep them in the column ``_rescued``."""
+
+    def rescuing(self) -> Decoder:
+        """The same with that column."""
+        ...
+
+
+def rescuing(decoder: Decoder) -> Decoder:
+    """The decoder that keeps what nobody has declared, if it is one of those that leave something out."""
+    return decoder.rescuing() if isinstance(decoder, RescuingDecoder) else decoder
 
 
 def is_resolved(decoder: Decoder) -> bool:

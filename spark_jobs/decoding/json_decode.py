@@ -57,21 +57,21 @@ def decode_json(payloads: Column, schema: pa.Schema, careful: Careful | None = N
     empty = [pa.array([], decoded_type(field.type)) for field in schema]
     parts: list[list[Column]] = [[*empty, pa.array([], pa.string())]]
     for start in range(0, len(payloads), BLOCK_ROWS):
-        for block in _bounded(payloads.slice(start, BLOCK_ROWS)):
+        for block in bounded(payloads.slice(start, BLOCK_ROWS)):
             columns, errors = _decode_block(block, schema, careful or decode_carefully, is_parsed=is_parsed)
             parts.append([*columns, errors])
     *merged, found = joined(parts[1:] or parts)
     return merged, _require(merged, schema, found)
 
 
-def _bounded(block: Column) -> Iterator[Column]:
+def bounded(block: Column) -> Iterator[Column]:
     """Parts of ``block`` that Arrow can hold."""
     if len(block) == 1 or block.nbytes <= BLOCK_BYTES:
         yield block
         return
     half = len(block) // 2
-    yield from _bounded(block.slice(0, half))
-    yield from _bounded(block.slice(half))
+    yield from bounded(block.slice(0, half))
+    yield from bounded(block.slice(half))
 
 
 def _require(columns: list[Column], schema: pa.Schema, errors: Column) -> Column:
@@ -89,12 +89,12 @@ def _decode_block(
     """Decode a block as a whole, or if there is anything to refuse in it, document by document."""
     if is_parsed:
         with suppress(*FAILURES):
-            return _parse(_lines(payloads), len(payloads), schema), pa.nulls(len(payloads), pa.string())
+            return _parse(document_lines(payloads), len(payloads), schema), pa.nulls(len(payloads), pa.string())
     columns, errors = careful(payloads.to_pylist(), schema)
     return columns, pa.array(errors, pa.string())
 
 
-def _lines(payloads: Column) -> bytes:
+def document_lines(payloads: Column) -> bytes:
     """What :func:`refusal` checks, checked for all documents at once, and the documents as lines.
 
     Raises:
@@ -328,7 +328,7 @@ def _parse(lines: bytes, count: int, schema: pa.Schema) -> list[Column]:
     table = pj.read_json(
         source,
         read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-        parse_options=pj.ParseOptions(explicit_schema=_parsed(schema), unexpected_field_behavior="ignore"),
+        parse_options=pj.ParseOptions(explicit_schema=parsed_schema(schema), unexpected_field_behavior="ignore"),
     )
     if table.num_rows != count:
         raise ValueError("more than one JSON object")
@@ -341,7 +341,8 @@ def _parse(lines: bytes, count: int, schema: pa.Schema) -> list[Column]:
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(schema: pa.Schema) -> pa.Schema:
+def parsed_schema(schema: pa.Schema) -> pa.Schema:
+    """What Arrow parses on the way to these columns."""
     return pa.schema([pa.field(field.name, _parsed_type(field.type)) for field in schema])
 
 

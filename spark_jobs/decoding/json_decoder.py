@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from spark_jobs.decoding.decoders import UNNAMED, DecodedColumns, Headers, Key
+from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Headers, Key
 from spark_jobs.decoding.json_decode import decode_carefully, decode_json
 from spark_jobs.decoding.json_documents import decode_leniently, decode_strictly, decode_values
+from spark_jobs.decoding.json_rescue import rescued
 from spark_jobs.decoding.json_types import Column, check_json_type, has_own_way
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import choose_fields
+from stream_consumers.options import check_switch, choose_fields
 
 # Not of names and comments. A column may be called "interval"; its type has a unit.
 _INTERVAL = re.compile(r"\binterval\s+(?:year|month|day|hour|minute|second)\b", re.IGNORECASE)
@@ -54,6 +55,8 @@ class Json:
             VARIANT of the whole payload, which then may be any JSON.
         mode: a :class:`JsonMode`, or its name.
         column: the name of the VARIANT where there is no schema.
+        rescue: put the fields that the schema does not name into a column ``_rescued``, as a JSON object; they are
+            ignored by default. ``schema_changes="rescue"`` of an asset does so, too.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
@@ -68,11 +71,13 @@ class Json:
     schema: str | None = None
     mode: JsonMode | str = field(default=JsonMode.LENIENT, kw_only=True)
     column: str = field(default=UNNAMED, kw_only=True)
+    rescue: bool = field(default=False, kw_only=True)
     key: Key = field(default=None, kw_only=True)
     headers: Headers = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         choose_fields(self, mode=JsonMode)
+        check_switch("rescue", self.rescue)
         if self.schema is None:
             return
         if not isinstance(self.schema, str) or not self.schema.strip():
@@ -90,7 +95,7 @@ class Json:
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
         if self.schema is not None:
-            return self.schema
+            return f"{self.schema.rstrip().removesuffix(',')}, {RESCUED} STRING" if self.rescue else self.schema
         escaped = self.column.replace("`", "``")
         return f"`{escaped}` VARIANT"
 
@@ -102,6 +107,13 @@ class Json:
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         self.check(schema)
+        if self.rescue and self.schema is not None:
+            declared = schema.remove(schema.get_field_index(RESCUED))
+            columns, errors = self._decoded(payloads, declared)
+            return DecodedColumns([*columns, rescued(payloads, declared)], errors)
+        return DecodedColumns(*self._decoded(payloads, schema))
+
+    def _decoded(self, payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
         if self.schema is None:
             careful = decode_values
         elif self.mode is JsonMode.LENIENT:
@@ -109,5 +121,8 @@ class Json:
         else:
             has_parts = any(has_own_way(column.type) for column in schema)
             careful = decode_strictly if has_parts else decode_carefully
-        columns, errors = decode_json(payloads, schema, careful)
-        return DecodedColumns(columns, errors)
+        return decode_json(payloads, schema, careful)
+
+    def rescuing(self) -> Json:
+        """The same with ``rescue``; without a schema nothing is left out."""
+        return replace(self, rescue=True) if self.schema is not None else self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 
 from pyspark.sql.types import (
@@ -14,29 +13,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_jobs.decoding.decoders import RESCUED
 from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_TYPES
 from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.options import SchemaChanges, choice
 
 WIDENING = "delta.enableTypeWidening"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _DIGITS = {"tinyint": 10, "smallint": 10, "int": 10, "bigint": 20}
 """Of the decimals that Delta widens them to."""
-
-
-class SchemaChanges(str, enum.Enum):
-    """What becomes of columns, and of fields of structs, that the table does not have.
-
-    Args:
-        FAIL: an error that names them, before anything is read.
-        ADD_COLUMNS: they come into the table.
-
-    Example:
-        >>> SchemaChanges("add_columns") is SchemaChanges.ADD_COLUMNS
-        True
-    """
-
-    FAIL = "fail"
-    ADD_COLUMNS = "add_columns"
 
 
 def check_columns(
@@ -54,15 +39,18 @@ def check_columns(
     Raises:
         SchemaMismatchError: listing the columns that do not fit.
     """
+    chosen = choice(SchemaChanges, schema_changes, option="schema_changes")
     _check_stream_columns(rows)
     if table is None:
         return
-    may_change = schema_changes is SchemaChanges.ADD_COLUMNS
+    may_change = chosen is SchemaChanges.ADD_COLUMNS
     changed: list[str] = []
     wider: list[str] = []
     new: list[str] = []
     for name, found, wanted in _differences("", rows, table):
         if wanted is None:
+            if name == RESCUED and chosen is SchemaChanges.RESCUE:
+                continue
             new.append(f"{name} is not in the table")
             continue
         told = f"{name} is {found.simpleString()} but {wanted.simpleString()} in the table"

@@ -17,11 +17,11 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
-from spark_jobs.writing.schema_changes import SchemaChanges
 from spark_jobs.writing.sql_types import ddl, quoted
 from spark_jobs.writing.storage import check_files, check_seen
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+from stream_consumers.options import SchemaChanges, choose_fields
 
 # All of Delta's exceptions are conflicts with another commit; they have no base of their own.
 CONFLICTS: tuple[type[Exception], ...] = tuple(getattr(conflicts, name) for name in conflicts.__all__)
@@ -45,6 +45,9 @@ class DeltaSink:
     properties: Mapping[str, str] = field(default_factory=dict)
     schema_changes: SchemaChanges = SchemaChanges.FAIL
 
+    def __post_init__(self) -> None:
+        choose_fields(self, schema_changes=SchemaChanges)
+
     def write(self, rows: DataFrame, entry: LedgerEntry, *, creates: bool = False) -> None:
         """Write ``rows`` with the transaction and the metadata of ``entry``, in one commit.
 
@@ -63,7 +66,7 @@ class DeltaSink:
         if creates:
             for name, value in self.properties.items():
                 writer = writer.option(name, value)
-        if self.schema_changes is SchemaChanges.ADD_COLUMNS:
+        if self.schema_changes is not SchemaChanges.FAIL:
             writer = writer.option("mergeSchema", "true")
         if entry.mode == "replace":
             writer = writer.mode("overwrite").option("replaceWhere", in_places(entry.written))

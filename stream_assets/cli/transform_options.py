@@ -12,14 +12,13 @@ import click
 from stream_assets.cli.options import gathered
 from stream_assets.cli.schema_options import FORMATS, SchemaPlace, schema_options
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import Limits
+from stream_consumers.options import Limits, SchemaChanges, choose_fields
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
     from spark_jobs.decoding.decoders import Decoder
     from spark_jobs.ledger.ledger import LedgerState
     from spark_jobs.writing.layout import TableLayout
-    from spark_jobs.writing.schema_changes import SchemaChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,9 @@ class RowMaker:
     decoder: Decoder
     transform: Transform | None
     schema_changes: SchemaChanges
+
+    def __post_init__(self) -> None:
+        choose_fields(self, schema_changes=SchemaChanges)
 
     def check(self, state: LedgerState) -> None:
         """Refuse rows of no transform next to, or in the place of, rows of one.
@@ -66,7 +68,6 @@ def make_rows(
     """
     from spark_jobs.decoding.decoders import Raw, Text
     from spark_jobs.decoding.json_decoder import Json, JsonMode
-    from spark_jobs.writing.schema_changes import SchemaChanges
 
     if (decode == "json") != (schema is not None):
         raise InvalidOptionError(
@@ -139,7 +140,7 @@ row_options = gathered(
     ),
     click.option(
         "--schema-changes",
-        type=click.Choice(["fail", "add_columns"]),
+        type=click.Choice(["fail", "add_columns", "rescue"]),
         help="What becomes of columns that the table does not have: fail by default.",
     ),
 )

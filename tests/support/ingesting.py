@@ -12,9 +12,8 @@ from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignor
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.create import open_batch_source
-from stream_consumers.options import AutoStreamReset, Limits
+from stream_consumers.options import AutoStreamReset, Limits, SchemaChanges
 
 ORDERS = Json("id BIGINT, user STRING")
 

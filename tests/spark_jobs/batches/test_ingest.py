@@ -15,7 +15,6 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.decoding.decoders import Decoder, Raw, Text
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.verify import verify
-from spark_jobs.writing.schema_changes import SchemaChanges
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
     ForeignCommitError,
@@ -27,7 +26,7 @@ from stream_consumers.errors import (
     TransformError,
 )
 from stream_consumers.memory import forget_memory_broker, memory_broker
-from stream_consumers.options import AutoStreamReset
+from stream_consumers.options import AutoStreamReset, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.streams import assert_each_once, sequences_in_file, sequences_in_table, shard, write_stream

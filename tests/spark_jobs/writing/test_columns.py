@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.writing.schema_changes import WIDENING, SchemaChanges, check_columns
+from spark_jobs.writing.schema_changes import WIDENING, check_columns
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
+from stream_consumers.options import SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 

@@ -1,0 +1,98 @@
+"""What JSON documents have that no column was declared for, as JSON again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from spark_jobs.decoding.json_decode import BLOCK_ROWS, FAILURES, bounded, document_lines, parsed_schema
+from spark_jobs.decoding.json_types import Column, has_own_way
+from spark_jobs.decoding.json_values import Constant, Number, scanner
+
+_scan = scanner(parse_constant=Constant)
+_FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
+
+
+def rescued(payloads: Column, schema: pa.Schema) -> Column:
+    """For each document an object of its fields that the schema does not name; null if there are none.
+
+    Fields of objects within objects, arrays and maps are found, too, and stand at the same place. Numbers stay as they
+    are written. What is null is left out. What is no JSON object has none.
+
+    Args:
+        payloads: the documents; a tombstone has no fields.
+        schema: the columns that were declared.
+
+    Example:
+        >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
+        >>> documents = [b'{"id": 1, "shop": {"name": "a", "zip": 1.10}, "new": [1]}', b'{"id": 2, "new": null}']
+        >>> rescued(pa.array(documents), schema).to_pylist()
+        ['{"shop": {"zip": 1.10}, "new": [1]}', None]
+    """
+    kind = pa.struct(list(schema))
+    # Arrow does not look into what is decoded in another way.
+    is_told = not any(has_own_way(field.type) for field in schema)
+    found: list[Column] = [pa.array([], pa.string())]
+    for start in range(0, len(payloads), BLOCK_ROWS):
+        for block in bounded(payloads.slice(start, BLOCK_ROWS)):
+            if is_told and _has_only(block, schema):
+                found.append(pa.nulls(len(block), pa.string()))
+            else:
+                found.append(pa.array([_rescued(document, kind) for document in block.to_pylist()], pa.string()))
+    return pa.concat_arrays(found)
+
+
+def _has_only(block: Column, schema: pa.Schema) -> bool:
+    """Whether Arrow finds no other fields in any of the documents; where it finds out nothing, there may be some."""
+    try:
+        lines = document_lines(block)
+        source: Any = pa.BufferReader(lines)
+        pj.read_json(
+            source,
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            parse_options=pj.ParseOptions(explicit_schema=parsed_schema(schema), unexpected_field_behavior="error"),
+        )
+    except FAILURES:
+        return False
+    return True
+
+
+def _rescued(document: bytes | None, kind: pa.DataType) -> str | None:
+    if document is None:
+        return None
+    try:
+        value, _ = _scan(document.decode().strip(), 0)
+        left = _left(value, kind) if isinstance(value, dict) else None
+        return None if left is None else _written(left)
+    except _FAILED:
+        # Why it is none is for the decoder to say.
+        return None
+
+
+def _left(value: Any, kind: pa.DataType) -> Any:
+    """What of a value has no place in a type; ``None`` if all of it has one."""
+    if isinstance(value, dict) and isinstance(kind, pa.StructType):
+        known = {field.name: field.type for field in kind}
+        found = {name: _left(one, known[name]) if name in known else one for name, one in value.items()}
+    elif isinstance(value, dict) and isinstance(kind, pa.MapType):
+        found = {name: _left(one, kind.item_type) for name, one in value.items()}
+    elif isinstance(value, list) and isinstance(kind, pa.ListType):
+        parts = [_left(one, kind.value_type) for one in value]
+        return parts if any(part is not None for part in parts) else None
+    else:
+        return None
+    return {name: one for name, one in found.items() if one is not None} or None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{json.dumps(name)}: {_written(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, Number) and not isinstance(value, Constant):
+        return str(value)
+    return json.dumps(str(value) if isinstance(value, Constant) else value)

@@ -1,0 +1,78 @@
+"""What a table has no column for goes into one column of it, as JSON, so that nothing is lost and nothing changes."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_jobs.decoding.decoders import RESCUED
+from spark_jobs.writing.sql_types import quoted
+
+_OPTIONS = {"ignoreNullFields": "true"}
+
+
+def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
+    """The same rows in the columns of the table, and in ``_rescued`` as a JSON object what it has no column for.
+
+    Fields that a struct of the table lacks are rescued, too, within an object of its name; those within arrays and maps
+    stay where they are, and do not fit. What is null is not rescued. What ``_rescued`` holds already stays in it.
+
+    Args:
+        rows: to be written.
+        table: the columns of the table; ``None`` if it is made of these rows.
+    """
+    known = {field.name.lower(): field for field in (table.fields if table is not None else rows.schema.fields)}
+    kept: list[Column] = []
+    rest: list[Column] = []
+    for field in rows.schema.fields:
+        if field.name == RESCUED:
+            continue
+        column = f.col(quoted(field.name))
+        own = known.get(field.name.lower())
+        if own is None:
+            rest.append(column.alias(field.name))
+            continue
+        inside, outside = _divided(column, field, own)
+        kept.append(inside.alias(field.name, metadata=field.metadata))
+        rest += [outside.alias(field.name)] if outside is not None else []
+    before = f.col(RESCUED) if RESCUED in rows.columns else f.lit(None).cast(StringType())
+    return rows.select(*kept, _united(before, _object(rest)).alias(RESCUED))
+
+
+def _divided(column: Column, field: StructField, own: StructField) -> tuple[Column, Column | None]:
+    """The part of a column that the table has a place for, and the other one, if there may be any."""
+    if not isinstance(field.dataType, StructType) or not isinstance(own.dataType, StructType):
+        return column, None
+    known = {one.name.lower(): one for one in own.dataType.fields}
+    kept: list[Column] = []
+    rest: list[Column] = []
+    for one in field.dataType.fields:
+        part = column.getField(one.name)
+        place = known.get(one.name.lower())
+        if place is None:
+            rest.append(part.alias(one.name))
+            continue
+        inside, outside = _divided(part, one, place)
+        kept.append(inside.alias(one.name))
+        rest += [outside.alias(one.name)] if outside is not None else []
+    if not rest:
+        return column, None
+    # An object in which nothing is left is none.
+    outside = f.when(f.to_json(f.struct(*rest), _OPTIONS) != "{}", f.struct(*rest))
+    whole = f.struct(*kept) if kept else f.lit(None).cast(own.dataType)
+    return f.when(column.isNotNull(), whole), outside
+
+
+def _object(columns: list[Column]) -> Column:
+    """A JSON object of those that are not null; null if all are."""
+    if not columns:
+        return f.lit(None).cast(StringType())
+    return f.nullif(f.to_json(f.struct(*columns), _OPTIONS), f.lit("{}"))
+
+
+def _united(first: Column, second: Column) -> Column:
+    """Two JSON objects in one."""
+    head = f.substring(first, 1, f.length(first) - 1)
+    both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
+    return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

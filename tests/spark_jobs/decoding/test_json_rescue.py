@@ -1,0 +1,84 @@
+"""Fields that nobody declared are kept as they were written, and those that were declared are not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_rescue import rescued
+from tests.support.profiles import examples
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("shop", pa.struct([("name", pa.string()), ("at", pa.struct([("zip", pa.string())]))])),
+        ("items", pa.list_(pa.struct([("price", pa.float64())]))),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "kept"),
+    [
+        (b'{"id": 1}', None),
+        (b'{"id": 1, "new": null, "shop": {"other": null}}', None),
+        (b'{"id": 1, "new": 1.10}', '{"new": 1.10}'),
+        (b'{"new": 123456789012345678901234567890}', '{"new": 123456789012345678901234567890}'),
+        (b'{"new": 1e400, "more": -0.0}', '{"new": 1e400, "more": -0.0}'),
+        (b'{"new": {"a": [1, {"b": null}], "c": {}}}', '{"new": {"a": [1, {"b": null}], "c": {}}}'),
+        (b'{"shop": {"name": "a", "at": {"zip": "1", "new": true}}}', '{"shop": {"at": {"new": true}}}'),
+        (b'{"items": [{"price": 1}, {"price": 2, "new": "x"}]}', '{"items": [null, {"new": "x"}]}'),
+        (b'{"ID": 1}', '{"ID": 1}'),
+        (b'{"new": "\\ud83d\\ude00 \\"\\n"}', '{"new": "\\ud83d\\ude00 \\"\\n"}'),
+        (b'{"new": NaN}', '{"new": "NaN"}'),
+        (b' \n{"new": 1} ', '{"new": 1}'),
+        (b"[1]", None),
+        (b"no JSON", None),
+        (b"\xff", None),
+        (b'{"a":' * 3000, None),
+        (None, None),
+    ],
+)
+def test_what_is_kept(document: bytes | None, kept: str | None) -> None:
+    payloads = pa.array([document, b'{"id": 2}'], pa.binary())
+    assert rescued(payloads, SCHEMA).to_pylist() == [kept, None]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+objects = st.dictionaries(
+    st.sampled_from(["id", "shop", "items", "new", "Id"]) | st.text(max_size=3), values, max_size=5
+)
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(objects, max_size=20))
+def test_what_is_kept_of_a_document_does_not_depend_on_its_neighbours(documents: list[dict[str, Any]]) -> None:
+    payloads = [json.dumps(document).encode() for document in documents]
+    together = rescued(pa.array(payloads, pa.binary()), SCHEMA).to_pylist()
+    assert together == [rescued(pa.array([payload], pa.binary()), SCHEMA)[0].as_py() for payload in payloads]
+    for document, kept in zip(documents, together):
+        found = json.loads(kept or "{}")
+        assert {name: found.get(name) for name in document if name not in SCHEMA.names} == {
+            name: value for name, value in document.items() if name not in SCHEMA.names
+        }
+        assert found.keys() <= document.keys()
+
+
+def test_a_decoder_has_one_column_more() -> None:
+    decoder = Json("id BIGINT", rescue=True)
+    assert decoder.ddl() == "id BIGINT, _rescued STRING"
+    schema = pa.schema([("id", pa.int64()), ("_rescued", pa.string())])
+    decoded = decoder.decode(pa.array([b'{"id": 1, "x": 2}', b'{"id": "no", "x": 2}'], pa.binary()), schema)
+    assert [column.to_pylist() for column in decoded.columns] == [[1, None], ['{"x": 2}', '{"x": 2}']]
+    assert decoded.errors.to_pylist()[0] is None
+    assert decoded.errors.to_pylist()[1] is not None

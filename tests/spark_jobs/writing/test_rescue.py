@@ -1,0 +1,104 @@
+"""What the table has no column for is kept in ``_rescued``, and the table stays as it is."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.decoding.json_decoder import Json
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.options import SchemaChanges
+from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import drain, ingestion
+
+pytestmark = pytest.mark.spark
+FIRST = "id BIGINT, shop STRUCT<name: STRING>, items ARRAY<STRUCT<price: DOUBLE>>"
+SECOND = "id BIGINT, shop STRUCT<name: STRING, zip: STRING>, items ARRAY<STRUCT<price: DOUBLE>>, user STRING"
+DOCUMENT = {"id": 1, "shop": {"name": "a", "zip": "07"}, "items": [{"price": 1.5}], "user": "ada", "more": 1}
+
+
+@pytest.fixture
+def url() -> Iterator[StreamUrl]:
+    made = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/orders")
+    yield made
+    forget_memory_broker(made)
+
+
+def send(url: StreamUrl, *documents: Any) -> None:
+    for document in documents:
+        memory_broker(url).append(Shard("orders"), json.dumps(document).encode())
+
+
+def rows(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in row.asDict(recursive=True).items() if not name.startswith("_s")}
+        for row in spark.read.format("delta").load(what.table).drop("_timestamp").orderBy("_sequence").collect()
+    ]
+
+
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_nothing_is_lost_and_a_replay_brings_it_back(
+    spark: SparkSession, folder: Path, url: StreamUrl, driver_records: int
+) -> None:
+    made = ingestion(folder / "t", decoder=Json(FIRST), schema_changes=SchemaChanges.RESCUE)
+    what = replace(made, driver_records=driver_records)
+    send(url, DOCUMENT, {"id": 2})
+    drain(spark, str(url), what)
+    told = {"shop": {"zip": "07"}, "user": "ada", "more": 1}
+    first, second = rows(spark, what)
+    assert json.loads(first.pop("_rescued")) == told
+    assert (second.pop("_rescued"), second["id"]) == (None, 2)
+    known = {"id": 1, "shop": {"name": "a"}, "items": [{"price": 1.5}]}
+    assert first == known
+    # Columns that the decoder knows by now, and the table does not.
+    send(url, DOCUMENT)
+    drain(spark, str(url), replace(what, decoder=Json(SECOND)))
+    newest = rows(spark, what)[-1]
+    assert json.loads(newest.pop("_rescued")) == told
+    assert newest == known
+    grown = replace(what, decoder=Json(SECOND), schema_changes=SchemaChanges.ADD_COLUMNS)
+    with open_batch_source(str(url)) as source:
+        list(drain_batches(ReplayJob(spark, source, grown, Replay())))
+    found = rows(spark, what)
+    assert [row.pop("_rescued") for row in found] == [None, None, None]
+    whole = {**known, "shop": DOCUMENT["shop"], "user": "ada"}
+    assert [row for row in found if row["id"] == 1] == [whole, whole]
+
+
+def test_a_table_of_before_gets_one_column_and_no_more(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
+    what = ingestion(folder / "t", decoder=Json("id BIGINT"))
+    send(url, DOCUMENT)
+    drain(spark, str(url), what)
+    send(url, DOCUMENT)
+    own = replace(what, schema_changes=SchemaChanges.RESCUE, decoder=Json(SECOND))
+    drain(spark, str(url), own)
+    assert [row.keys() - {"id"} for row in rows(spark, what)] == [{"_rescued"}, {"_rescued"}]
+    assert json.loads(rows(spark, what)[1]["_rescued"])["user"] == "ada"
+    # Another group begins with an empty commit, which brings no column in either.
+    elsewhere = StreamUrl.parse(f"{url}-of-others")
+    send(elsewhere, DOCUMENT)
+    drain(spark, str(elsewhere), replace(own, group="others"))
+    assert rows(spark, what)[0].keys() == {"id", "_rescued"}
+
+
+def test_fields_within_arrays_do_not_fit(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
+    what = ingestion(folder / "t", decoder=Json(FIRST), schema_changes=SchemaChanges.RESCUE)
+    send(url, DOCUMENT)
+    drain(spark, str(url), what)
+    send(url, DOCUMENT)
+    more = replace(what, decoder=Json(FIRST.replace("price: DOUBLE", "price: DOUBLE, tax: DOUBLE")))
+    with pytest.raises(SchemaMismatchError, match=r"items\[\]\.tax is not in the table"):
+        drain(spark, str(url), more)
