@@ -137,6 +137,7 @@ def test_values_keys_and_headers(
     ]
 
 
+@pytest.mark.slow
 def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch_on(
     spark: SparkSession, registry: Registry, writer: Writer, folder: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_run_goes_on_when_the_registry_is_back(
     assert "cannot answer for subject" in said[1]
 
 
+@pytest.mark.slow
 def test_without_time_to_try_again_the_error_is_that_of_the_registry(
     spark: SparkSession, registry: Registry, writer: Writer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

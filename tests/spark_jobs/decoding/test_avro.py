@@ -152,7 +152,7 @@ def test_what_holds_nothing_but_null_has_no_column():
     assert decode(Avro(schema), [encoded(schema, {"f0": None, "f1": 7, "f2": {}, "f3": None})]) == ([{"f1": 7}], [None])
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_schema_and_its_values(data):
     schema = data.draw(schemas(), label="schema")
@@ -163,7 +163,7 @@ def test_any_schema_and_its_values(data):
     assert found == [dict.fromkeys(names) if row is None else column(schema, row) for row in rows]
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_damaged_bytes_never_hurt_their_neighbours(data):
     schema = data.draw(schemas(), label="schema")

@@ -59,7 +59,7 @@ class Both:
         return left
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_what_a_block_takes_is_what_its_payloads_are(data):
     writer = data.draw(schemas(), label="writer")
@@ -74,7 +74,7 @@ def test_what_a_block_takes_is_what_its_payloads_are(data):
     both.compared(data.draw(st.lists(st.binary(max_size=30), max_size=4)))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_two_schemas(data):
     writer, reader = (data.draw(schemas(), label=label) for label in ("writer", "reader"))
@@ -86,7 +86,7 @@ def test_any_two_schemas(data):
     both.compared([payload])
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_the_whole_decoding_puts_each_row_in_its_place(data):
     writer = data.draw(schemas(), label="schema")

@@ -79,7 +79,7 @@ def flattened(kind, value):
     return {k: flattened(kind["values"], v) for k, v in value} if kind_of(kind) == "map" else value
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_a_later_schema_reads_what_fastavro_reads_with_it(data):
     writer = data.draw(schemas(logical=False), label="writer")
@@ -93,7 +93,7 @@ def test_a_later_schema_reads_what_fastavro_reads_with_it(data):
     assert [flattened(reader, row) for row in found] == expected
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_two_schemas_give_rows_or_reasons(data):
     """Nothing raises, and what both can read is the same."""

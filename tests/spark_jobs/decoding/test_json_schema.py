@@ -125,6 +125,26 @@ def test_payloads_are_read_as_json():
     assert [error is None for error in errors] == [True, False, True, False, True]
 
 
+def test_what_has_no_type_of_its_own_is_text_as_it_is_written():
+    properties = {
+        "any": {"anyOf": [{"type": "integer"}, {"type": "object"}]},
+        "free": {"type": "object"},
+        "numbers": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "bytes": {"type": "string", "contentEncoding": "base64"},
+    }
+    decoder = JsonSchema({"type": "object", "properties": properties})
+    payloads = [
+        b'{"any":{"a": 1.10},"free":{"b":[]},"numbers":{"x":1,"y":2},"bytes":"AP8="}',
+        b'{"any":7,"numbers":{}}',
+        b'{"numbers":{"x":"y"}}',
+    ]
+    rows, errors = decode(decoder, payloads)
+    assert errors[:2] == [None, None]
+    assert errors[2] is not None
+    assert rows[0] == {"any": '{"a": 1.10}', "free": '{"b":[]}', "numbers": [("x", 1), ("y", 2)], "bytes": b"\0\xff"}
+    assert rows[1] == {"any": "7", "free": None, "numbers": [], "bytes": None}
+
+
 def test_the_file_of_a_schema(tmp_path):
     path = tmp_path / "order.json"
     path.write_text(json.dumps(of({"type": "string", "format": "date"})))

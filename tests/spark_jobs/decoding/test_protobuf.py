@@ -222,7 +222,7 @@ def test_proto2_tells_what_was_written():
     assert rows[2] == {"a": None, "b": 7, "c": None}
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data())
 def test_any_values_and_any_damage(types, data):
     message = types.schema.message_class()

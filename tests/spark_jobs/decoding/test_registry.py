@@ -247,7 +247,7 @@ def test_the_key_may_have_a_schema_too(registry):
 def test_what_the_serializer_of_the_registry_has_written(registry):
     numbers = itertools.count()
 
-    @settings(max_examples=examples(50), deadline=None)
+    @settings(max_examples=examples(25), deadline=None)
     @given(st.data())
     def check(data):
         schema = data.draw(schemas(), label="schema")

@@ -26,7 +26,7 @@ def part_of(number):
     return part
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(payloads, st.integers(0, 3))
 def test_each_payload_reaches_its_schema(drawn, skipped):
     made = [p if p is None or isinstance(p, bytes) else b"\0" + p[0].to_bytes(4, "big") + p[1] for p in drawn]
