@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,8 @@ _NUMBERS = (
 )
 _DENIED = (401, 403)
 _PASSING = (408, 425, 429)
-_MISSING = 404
+# Subject, version and schema; a plain 404 is that of a server that is no registry.
+_MISSING = (40401, 40402, 40403)
 _SERVER_ERRORS = 500
 _ASK_AGAIN = "Check that it runs, and the address; nothing was lost, run again."
 _LET_IN = "Check basic.auth.user.info, or what else the registry takes, in the options, and the rights of the user."
@@ -94,6 +95,10 @@ class SchemaRegistry:
     def __post_init__(self) -> None:
         if not isinstance(self.url, Deferred):
             _check_url(self.url)
+        if not isinstance(self.options, Mapping):
+            raise InvalidOptionError(
+                f"options is a {type(self.options).__name__}", remedy="Give {'basic.auth.user.info': …}, and the like."
+            )
         _client_module()
 
     @property
@@ -239,14 +244,17 @@ class Lookups:
                 found = self._ask(what, partial(_version, place))
                 self._known[place] = self._stored(found.schema, form, (*above, place))
             references.append((str(reference.name), self._known[place]))
-        return StoredSchema(schema.schema_type or "AVRO", schema.schema_str or "", tuple(references))
+        return StoredSchema(schema.schema_type or "AVRO", schema.schema_str, tuple(references))
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
         module = _client_module()
         where = f"the schema registry {self._url}"
         try:
             with self.session() as client:
-                return ask(client)
+                found = ask(client)
+            if not getattr(found, "schema", found).schema_str:
+                raise ValueError("an answer without a schema")
+            return found
         except StreamAssetsError:
             raise
         except module.error.SchemaRegistryError as error:
@@ -272,7 +280,7 @@ def _version(place: tuple[str, int, str | None], client: Any) -> Any:
 
 def _explained(error: Any, *, what: str, where: str) -> StreamAssetsError:
     status, said = error.http_status_code, error.error_message
-    if status == _MISSING:
+    if error.error_code in _MISSING:
         return SchemaNotFoundError(f"{where} has no {what}", remedy="Check the name, or the producer.")
     if status in _DENIED:
         return AccessDeniedError(f"{where} does not let us read {what}: {said}", remedy=_LET_IN, status=status)

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import joined, reason
+from spark_jobs.decoding.rows import joined
 from spark_jobs.decoding.schema_registry import SchemaRegistry
-from stream_consumers.errors import AccessDeniedError, StreamAssetsError, Transient
+from stream_consumers.errors import SchemaMismatchError, SchemaNotFoundError
 
 HEADER_BYTES = 5
 MAGIC = 0
@@ -32,12 +32,12 @@ def decode_frames(
     Args:
         payloads: binary; null is a tombstone.
         schema: the columns.
-        part_of: for the id of a schema, what decodes the payloads that are behind it. What it raises makes dead letters
-            of all messages with this id.
+        part_of: for the id of a schema, what decodes the payloads that are behind it. If there is no such schema, or it
+            cannot be read, all messages with this id are dead letters.
         registry: that it asks.
 
     Raises:
-        SchemaRegistryError, AccessDeniedError: a schema cannot be looked up now, whichever it is.
+        StreamAssetsError: it cannot be told whether there is such a schema.
     """
     numbers, is_framed = _numbers(payloads)
     places = [np.flatnonzero(~is_framed)]
@@ -99,12 +99,9 @@ def _part(framed: Column, schema: pa.Schema, number: int, part_of: Callable[[int
     """The columns, and the errors, of payloads with one id."""
     try:
         columns, errors = part_of(number)(_behind_headers(framed))
-    except StreamAssetsError as error:
-        if isinstance(error, (Transient, AccessDeniedError)):
-            raise
-        said = error.what if not error.facts else reason(error)
+    except (SchemaNotFoundError, SchemaMismatchError) as error:
         columns = [pa.nulls(len(framed), field.type) for field in schema]
-        errors = pa.array([said] * len(framed), pa.string())
+        errors = pa.array([error.what] * len(framed), pa.string())
     return [*columns, errors]
 
 

@@ -196,6 +196,7 @@ def test_a_subject_that_has_no_columns(registry, arguments, error, why):
         ("http://localhost:1", {"ssl.ca.location": "/no/such/file"}, "refuses its options: .*No such file"),
         ("http://localhost:1", {"timeuot": 3}, "refuses its options: Unrecognized properties: timeuot"),
         ("http://localhost:1", {"timeout": "soon"}, "refuses its options: could not convert"),
+        ("http://localhost:1", [], "options is a list"),
     ],
 )
 def test_a_registry_that_cannot_be_one(url, options, why):
@@ -211,6 +212,15 @@ def test_a_server_that_is_no_registry(registry):
     registry.answer = lambda *request: (422, {"error_code": 42202, "message": "The specified version is not valid"})
     with pytest.raises(InvalidOptionError, match="refuses subject 'orders-value': The specified version is not valid"):
         stored(registry).resolved()
+
+
+def test_a_server_that_is_no_registry_makes_no_dead_letters(registry):
+    (payload,) = written(registry, FIRST, {"id": 1})
+    decoder = stored(registry).resolved()
+    for answer in ((404, {"message": "Not Found"}), (200, {"hello": "world"}), (200, "<html>maintenance</html>")):
+        registry.answer = lambda *request, answer=answer: answer
+        with pytest.raises((InvalidOptionError, SchemaRegistryError), match=r"refuses schema id 1|that is no schema"):
+            decode(decoder, [payload])
 
 
 def test_schemas_that_refer_to_others(registry):

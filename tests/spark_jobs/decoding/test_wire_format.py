@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.wire_format import decode_frames
-from stream_consumers.errors import AccessDeniedError, SchemaNotFoundError, SchemaRegistryError
+from stream_consumers.errors import (
+    AccessDeniedError,
+    InvalidOptionError,
+    MissingDependencyError,
+    SchemaNotFoundError,
+    SchemaRegistryError,
+)
 from tests.support.profiles import examples
 
 SCHEMA = pa.schema([("number", pa.int64()), ("text", pa.binary())])
@@ -46,7 +52,7 @@ def test_each_payload_reaches_its_schema(drawn, skipped):
             assert row == (*payload, "it begins with x" if payload[1].startswith(b"x") else None)
 
 
-@pytest.mark.parametrize("kind", [SchemaRegistryError, AccessDeniedError])
+@pytest.mark.parametrize("kind", [SchemaRegistryError, AccessDeniedError, InvalidOptionError, MissingDependencyError])
 def test_what_may_be_gone_soon_is_no_dead_letter(kind):
     def refuse(number):
         raise kind("nobody answers", remedy="Ask again.")
