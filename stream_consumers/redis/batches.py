@@ -245,7 +245,7 @@ class RedisBatchSource(BatchSource):
 
     def extents(self, *, resume: Resume | None = None, budget_seconds: float | None = None) -> Mapping[Shard, Extent]:
         """See :meth:`stream_consumers.batches.BatchSource.extents`."""
-        found = {shard: self.server.facts(shard) for shard in self.server.shards()}
+        found = self.server.facts_of(self.server.shards())
         self._facts = {shard: facts for shard, facts in found.items() if facts is not None}
         self._extents = {
             shard: Extent(facts.end if facts.first is None else facts.first, facts.end)
@@ -378,7 +378,9 @@ class RedisBatchSource(BatchSource):
                 counted[shard] = 0
                 continue
             before = self._added_before.get(shard, {}).get(gap.start)
-            if gap.end >= facts.end and facts.added is not None and before is not None:
+            if gap.end >= facts.end and facts.first is not None and facts.first >= gap.start:
+                counted[shard] = facts.length
+            elif gap.end >= facts.end and facts.added is not None and before is not None:
                 counted[shard] = max(0, min(facts.length, facts.added - before))
             else:
                 counted[shard] = self.server.count(shard, gap.start, gap.end, length=facts.length)
@@ -388,7 +390,7 @@ class RedisBatchSource(BatchSource):
         """The sequence behind the group's last-delivered-id, per shard."""
         if self._mode is ConsumerMode.REAL_TIME:
             return None
-        found = {shard: RedisGroup(self.server, group).facts(shard) for shard in self._extents or self.extents()}
+        found = RedisGroup(self.server, group).facts_of(self._extents or self.extents())
         return {shard: facts.position for shard, facts in found.items() if facts is not None}
 
     def commit(self, group: str, positions: Mapping[Shard, int], *, metadata: str = "") -> None:

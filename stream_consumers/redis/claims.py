@@ -98,7 +98,7 @@ class RedisClaims(ClosesOnExit):
         return self.server.identities()
 
     def _facts(self) -> Mapping[Shard, StreamFacts]:
-        found = {shard: self.server.facts(shard) for shard in self.shards}
+        found = self.server.facts_of(self.shards)
         return {shard: facts for shard, facts in found.items() if facts is not None}
 
     def check(self, known: Mapping[Shard, int | None]) -> None:
@@ -110,10 +110,11 @@ class RedisClaims(ClosesOnExit):
         Raises:
             SourceRecreatedError: the group or the stream of a known shard is gone, or the stream was recreated.
         """
-        for shard, written in sorted(known.items()):
-            if shard.stream not in self.identities():
-                continue
-            facts, group, name = self.server.facts(shard), self.group.facts(shard), self.group.name
+        own = {shard: written for shard, written in sorted(known.items()) if shard.stream in self.identities()}
+        # In this order: what another member is given in between must not lie behind the end.
+        groups, streams, name = self.group.facts_of(own), self.server.facts_of(own), self.group.name
+        for shard, written in own.items():
+            facts, group = streams[shard], groups[shard]
             if facts is not None and group is None and _is_accepted(shard, written):
                 continue
             if facts is None or group is None:
@@ -183,8 +184,10 @@ class RedisClaims(ClosesOnExit):
     def backlog(self) -> Mapping[Shard, Backlog]:
         """How many entries of each shard the group has not finished; all of them where there is no group yet."""
         found = {}
-        for shard, facts in self._facts().items():
-            group = self.group.facts(shard)
+        streams = self._facts()
+        groups = self.group.facts_of(streams)
+        for shard, facts in streams.items():
+            group = groups[shard]
             if group is None:
                 found[shard] = Backlog(facts.length, 0)
             else:

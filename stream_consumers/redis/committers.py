@@ -56,7 +56,7 @@ class RedisCommitter:
 
     def committed(self) -> Positions:
         """See :meth:`stream_consumers.committer.PositionCommitter.committed`."""
-        facts = {shard: self._group.facts(shard) for shard in self._group.server.shards()}
+        facts = self._group.facts_of(self._group.server.shards())
         return {shard: found.position for shard, found in facts.items() if found is not None}
 
 

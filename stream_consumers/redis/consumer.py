@@ -186,8 +186,7 @@ class RedisConsumer(PollingConsumer):
         return self._assignment.of(self._known)
 
     def _ends(self, shards: frozenset[Shard]) -> dict[Shard, int]:
-        facts = {shard: self._server.facts(shard) for shard in shards}
-        return {shard: found.end if found else 0 for shard, found in facts.items()}
+        return {shard: found.end if found else 0 for shard, found in self._server.facts_of(shards).items()}
 
     def _move(self, sequence: int, place: str) -> None:
         sequence = max(0, sequence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,14 +152,24 @@ class RedisGroup:
 
     def facts(self, shard: Shard) -> GroupFacts | None:
         """What the server knows of the group; ``None`` if the stream, or its group, does not exist."""
-        with self.server.explained(f"asking for the groups of {shard}"):
-            try:
-                groups = self.server.connection.xinfo_groups(self.key(shard))
-            except redis.ResponseError as error:
-                if "no such key" in str(error):
-                    return None
-                raise
-        for found in groups:
+        return self.facts_of([shard])[shard]
+
+    def facts_of(self, shards: Iterable[Shard]) -> Mapping[Shard, GroupFacts | None]:
+        """The same of many shards, in few round trips."""
+        asked = list(shards)
+        words = [("XINFO GROUPS", self.key(shard)) for shard in asked]
+        return {
+            shard: self._facts(shard, answer)
+            for shard, answer in zip(asked, self.server.answers(words, "asking for the groups"))
+        }
+
+    def _facts(self, shard: Shard, answer: Any) -> GroupFacts | None:
+        if isinstance(answer, redis.RedisError):
+            if "no such key" in str(answer):
+                return None
+            with self.server.explained(f"asking for the groups of {shard}"):
+                raise answer
+        for found in answer:
             if found["name"] == self.name.encode():
                 read = found.get("entries-read")
                 counted = None if read is None else int(read)

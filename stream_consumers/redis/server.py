@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,8 @@ from stream_consumers.urls import StreamUrl
 REPLY_SECONDS = 15.0
 MESSAGE_FIELD = "msg"
 PAGE = 1000
+# XINFO STREAM tells the first and the last entry with their payloads, so that it is asked of so many keys at once.
+FACTS_PAGE = 100
 COUNT_PAGE = 5000
 COUNT_PAGES = 400
 CLUSTER_WAIT_SECONDS = 0.01
@@ -170,50 +172,57 @@ class RedisServer:
 
     def facts(self, shard: Shard) -> StreamFacts | None:
         """What the stream of a shard holds; ``None`` if there is no such key."""
-        info = self._stream_info(self.key(shard))
-        if info is None:
-            return None
-        first, last = info.get("first-entry"), info.get("last-entry")
-        return StreamFacts(
-            first=to_sequence(first[0]) if first else None,
-            last=to_sequence(last[0]) if last else None,
-            end=behind(info["last-generated-id"]),
-            length=int(info["length"]),
-            added=int(info["entries-added"]) if "entries-added" in info else None,
-        )
+        return self.facts_of([shard])[shard]
+
+    def facts_of(self, shards: Iterable[Shard]) -> Mapping[Shard, StreamFacts | None]:
+        """The same of many, in few round trips."""
+        keys = {shard: self.key(shard) for shard in shards}
+        infos = self._stream_infos(list(keys.values()))
+        return {shard: None if info is None else _facts(info) for shard, info in zip(keys, infos)}
 
     def last_id(self, key: bytes) -> str:
         """The last id that a stream has made; ``0-0`` if there is no such key."""
-        info = self._stream_info(key)
+        (info,) = self._stream_infos([key])
         return "0-0" if info is None else _text(info["last-generated-id"])
 
     def growth(self, keys: Sequence[bytes]) -> list[Growth | None]:
-        """What these streams have come to, in one round trip; ``None`` for a key that is not there."""
-        with self.explained("looking at the streams"):
-            pipeline = self.connection.pipeline(transaction=False)
-            for key in keys:
-                pipeline.execute_command("XINFO STREAM", key)
-            answers = pipeline.execute(raise_on_error=False)
-        return [self._grown(key, answer) for key, answer in zip(keys, answers)]
+        """What these streams have come to, in few round trips; ``None`` for a key that is not there."""
+        return [
+            None if info is None else Growth(_text(info["last-generated-id"]), _added(info))
+            for info in self._stream_infos(keys)
+        ]
 
-    def _grown(self, key: bytes, answer: Any) -> Growth | None:
+    def _stream_infos(self, keys: Sequence[bytes]) -> list[dict[str, Any] | None]:
+        words = [("XINFO STREAM", key) for key in keys]
+        return [
+            self._stream_info(key, answer)
+            for key, answer in zip(keys, self.answers(words, "looking at the streams", page=FACTS_PAGE))
+        ]
+
+    def _stream_info(self, key: bytes, answer: Any) -> dict[str, Any] | None:
         try:
             with self.explained(f"asking for {readable(key)}"):
                 if isinstance(answer, redis.RedisError):
                     raise answer
         except StreamNotFoundError:
             return None
-        info = _named(answer)
-        added = int(info["entries-added"]) if "entries-added" in info else None
-        return Growth(_text(info["last-generated-id"]), added)
+        return _named(answer)
 
-    def _stream_info(self, key: bytes) -> dict[str, Any] | None:
-        try:
-            with self.explained(f"asking for {readable(key)}"):
-                raw = self.connection.execute_command("XINFO STREAM", key)
-        except StreamNotFoundError:
-            return None
-        return _named(raw)
+    def answers(self, commands: Sequence[tuple[object, ...]], what: str, *, page: int = PAGE) -> Iterator[Any]:
+        """What the server answers to commands that it is sent without waiting; errors are among the answers.
+
+        Args:
+            commands: each with its words; the second is a key.
+            what: is done, for the message.
+            page: how many to send at once.
+        """
+        for begin in range(0, len(commands), page):
+            with self.explained(what):
+                pipeline = self.connection.pipeline(transaction=False)
+                for words in commands[begin : begin + page]:
+                    pipeline.execute_command(*words)
+                found = pipeline.execute(raise_on_error=False)
+            yield from found
 
     def count(self, shard: Shard, start: int, end: int, *, length: int) -> int:
         """How many entries there are from ``start`` up to ``end``: counted by the server, page by page.
@@ -279,6 +288,21 @@ class RedisServer:
         """Close the connection."""
         if "connection" in self.__dict__:
             self.connection.close()
+
+
+def _facts(info: Mapping[str, Any]) -> StreamFacts:
+    first, last = info.get("first-entry"), info.get("last-entry")
+    return StreamFacts(
+        first=to_sequence(first[0]) if first else None,
+        last=to_sequence(last[0]) if last else None,
+        end=behind(info["last-generated-id"]),
+        length=int(info["length"]),
+        added=_added(info),
+    )
+
+
+def _added(info: Mapping[str, Any]) -> int | None:
+    return int(info["entries-added"]) if "entries-added" in info else None
 
 
 def _text(value: bytes | str) -> str:
