@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +41,9 @@ class SmallBatch:
 
     def frame(self, spark: SparkSession, decoder: Decoder) -> DataFrame:
         """The rows for Spark, in one partition: many small files would make the table slow to read."""
-        rows = spark.createDataFrame(self.rows, read_schema(decoder)).coalesce(1)
+        # Of all that is lost there are no rows, and Spark makes nothing of an Arrow table without chunks.
+        found: Any = self.rows if self.rows.num_rows else []
+        rows = spark.createDataFrame(found, read_schema(decoder)).coalesce(1)
         return with_variants(rows, source_schema(decoder))
 
 
