@@ -168,7 +168,7 @@ def decode_documents(
             objects.append({} if document is None else _read(document, root, _scan if is_lenient else _scan_strictly))
         except _FAILED as error:
             objects.append({})
-            fail(row, _why(error))
+            fail(row, why(error))
     columns = root.columns(objects, range(len(objects)), "", fail)
     good = [row for row, error in enumerate(errors) if error is None]
     if len(good) < len(errors):
@@ -190,17 +190,17 @@ def decode_values(documents: list[bytes | None], schema: pa.Schema) -> tuple[lis
                 text = document.strip().decode()
                 problem = variant_problem(text)
             except UnicodeDecodeError as error:
-                problem = _why(error)
+                problem = why(error)
         texts.append(None if problem else text)
         errors.append(problem)
     return [pa.array(texts, pa.string())], errors
 
 
-def _read(document: bytes, root: _Struct, scan: Scan) -> Mapping[str, Any]:
-    """An object whose values are as written where that is wanted.
+def read_object(document: bytes, scan: Scan = _scan) -> dict[str, Any]:
+    """An object as it is parsed, with numbers as they are written.
 
     Raises:
-        ValueError, StopIteration, RecursionError: it is none, or cannot be read.
+        ValueError, StopIteration, RecursionError: it is none, or cannot be read; see :func:`why`.
     """
     line = document.strip()
     if line[:1] != b"{" or line[-1:] != b"}":
@@ -209,12 +209,23 @@ def _read(document: bytes, root: _Struct, scan: Scan) -> Mapping[str, Any]:
     found, end = scan(text, 0)
     if end != len(text):
         raise ValueError("more than one JSON object")
-    if root.wants_text(found):
-        found, _ = root.exact(text, 0)
     return found  # type: ignore[no-any-return]
 
 
-def _why(error: Exception) -> str:
+def _read(document: bytes, root: _Struct, scan: Scan) -> Mapping[str, Any]:
+    """An object whose values are as written where that is wanted.
+
+    Raises:
+        ValueError, StopIteration, RecursionError: it is none, or cannot be read.
+    """
+    found = read_object(document, scan)
+    if root.wants_text(found):
+        found, _ = root.exact(document.strip().decode(), 0)
+    return found
+
+
+def why(error: Exception) -> str:
+    """What is wrong with a document, of what :func:`read_object` raises."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, UnicodeDecodeError):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_, or_
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,18 @@ def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:
         return [column.name for column in table.schema().fields]
 
 
+def schema_of(log: DeltaLog) -> Mapping[str, Any]:
+    """The columns of the newest version of a table, as Delta writes them in JSON.
+
+    Raises:
+        TableUnreadableError: delta-rs cannot read the table.
+    """
+    with _readable(log):
+        table = DeltaTable(log.path, storage_options=log.storage_options)
+        schema: Mapping[str, Any] = json.loads(table.schema().to_json())
+        return schema
+
+
 def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
     """What columns are called in the data files: column mapping gives them other names.
 
@@ -86,8 +99,7 @@ def names_in_files(log: DeltaLog, columns: Sequence[str] = PLACE) -> list[str]:
         TableUnreadableError: the table lacks one of them.
     """
     with _readable(log):
-        schema = json.loads(DeltaTable(log.path, storage_options=log.storage_options).schema().to_json())
-        fields = {column["name"]: column.get("metadata", {}) for column in schema["fields"]}
+        fields = {column["name"]: column.get("metadata", {}) for column in schema_of(log)["fields"]}
         return [str(fields[name].get("delta.columnMapping.physicalName", name)) for name in columns]
 
 

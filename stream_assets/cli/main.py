@@ -7,6 +7,7 @@ import sys
 import click
 
 from stream_assets.cli.dead_letters import dead_letters
+from stream_assets.cli.infer import infer
 from stream_assets.cli.ingest_commands import accept, ingest, lag, switch, verify
 from stream_assets.cli.options import ReportingGroup, SparkChoice, spark_options, storage_option
 from stream_assets.cli.output import print_rows
@@ -66,6 +67,7 @@ def doctor(table: str | None, storage: dict[str, str], spark: SparkChoice) -> No
 COMMANDS = (
     produce,
     peek,
+    infer,
     relay,
     ingest,
     lag,

@@ -139,14 +139,19 @@ def peek(
         on_dead_letter=print_letter,
     )
     with opened as consumer:
-        _go_to(consumer, start)
+        go_to(consumer, start)
         for index, message in enumerate(consumer, 1):
             _print_message(message, as_json=as_json)
             if index == limit:
                 break
 
 
-def _go_to(consumer: Consumer, start: str) -> None:
+def go_to(consumer: Consumer, start: str) -> None:
+    """Move a consumer to where ``--start`` says.
+
+    Raises:
+        InvalidOptionError: that is no place.
+    """
     if start in ("earliest", "latest"):
         return
     if start.isdecimal():

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from sensors.lag import measure
+from spark_jobs.reading.source import STREAM_DDL
 from stream_assets import RedriveConfig, StreamAsset, StreamConfig
 from stream_assets.cli.main import main
 from stream_consumers import StreamUrl, create_producer
@@ -45,6 +46,7 @@ PAGES = [
 LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
 PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 README, TESTING = ROOT / "README.md", ROOT / "docs" / "testing-your-assets.md"
+PAYLOADS = ROOT / "docs" / "payloads.md"
 LETTERS = ROOT / "docs" / "dead-letters.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
@@ -150,6 +152,26 @@ def test_the_readme_from_the_first_message_to_the_verdict(
         ["stream-assets", "lag"],
         ["stream-assets", "verify"],
     ]
+
+
+@pytest.mark.spark
+def test_csv_and_xml_are_read_as_the_page_about_payloads_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run(PAYLOADS, {})
+    at = "2024-02-29T12:00:00Z"
+    for name, good, broken in (
+        ("csv_readings", f"cellar,7.5,{at}", "cellar,cold,"),
+        ("xml_readings", f"<r><sensor>cellar</sensor><celsius>7.5</celsius><at>{at}</at></r>", "<r><celsius>cold"),
+    ):
+        columns = f"payload STRING, {STREAM_DDL}"
+        batch = spark.createDataFrame([(good, "r", 0, 0, None), (broken, "r", 0, 1, None)], columns)
+        rows = made[name](batch).orderBy("_sequence")
+        found = [tuple(row) for row in rows.selectExpr("sensor", "celsius", "unix_seconds(at)", "broken").collect()]
+        assert found[0] == ("cellar", 7.5, 1709208000, None)
+        assert found[1][3] == broken
+        assert {"_stream", "_shard", "_sequence", "_timestamp"} <= {*rows.columns}
 
 
 @pytest.mark.slow

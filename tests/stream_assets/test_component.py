@@ -226,6 +226,26 @@ def test_decoders_whose_schema_is_elsewhere(
     assert set(lineage) == known | ours | {*key_columns(decoder), *header_columns(decoder)}
 
 
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        ({"type": "json", "schema": "id INT"}, Json("id INT")),
+        ({"type": "json", "schema": "id INT", "mode": "strict"}, Json("id INT", mode="strict")),
+        ({"type": "variant", "column": "event"}, Json(column="event")),
+    ],
+)
+def test_json_is_decoded_as_the_attributes_say(decode: dict[str, str], expected: Json) -> None:
+    component = StreamIngestionComponent.from_attributes_dict(
+        attributes={
+            "connection": "kafka://kafka:9092",
+            "lake": "/lake",
+            "streams": [{"stream": "orders", "group": "g", "decode": decode}],
+        }
+    )
+    assets = component.build_defs(dg.ComponentTree.for_test().load_context).assets or ()
+    assert [one.ingestion.decoder for one in assets if isinstance(one, StreamAsset)] == [expected]
+
+
 def test_lists_patterns_defaults_and_names(project: DgProject) -> None:
     for stream in ("orders-eu", "orders-us", "orders-test", "clicks", "other"):
         with create_producer(f"memory://patterns/{stream}") as producer:

@@ -1,0 +1,288 @@
+"""A schema for JSON payloads, made of a sample of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.json_documents import read_object, why
+from spark_jobs.decoding.json_values import Constant, Float, Integer
+from spark_jobs.decoding.times import read_day, read_moment
+
+MOST_LEVELS = 32
+"""What is in more objects and arrays than these is a VARIANT."""
+MOST_NAMES = 200
+"""An object with more different names is a MAP: names like these are ids, and not columns."""
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
+_NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
+_NUMBERS, _TIMES, _PARTS = {"whole number", "number"}, {"date", "time"}, {"object", "array"}
+
+
+@dataclass(frozen=True, slots=True)
+class InferredField:
+    """A column.
+
+    Args:
+        name: of the field.
+        ddl: its type.
+        messages: how many messages have it, with a value other than null.
+        remarks: what does not agree about it.
+    """
+
+    name: str
+    ddl: str
+    messages: int
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InferredSchema:
+    """What a sample of payloads tells.
+
+    Args:
+        messages: how many payloads there were, without tombstones.
+        fields: the columns, in the order in which they came up.
+        refused: why payloads are no objects, and how many of them.
+        remarks: what is no column, and why.
+    """
+
+    messages: int
+    fields: Sequence[InferredField]
+    refused: Mapping[str, int] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+
+    def ddl(self) -> str:
+        """The schema for ``Json``."""
+        return ", ".join(f"{name_ddl(field.name)} {field.ddl}" for field in self.fields)
+
+
+def infer(payloads: Iterable[bytes | None], *, taken: Collection[str] = ()) -> InferredSchema:
+    """Find the columns of payloads that are JSON objects.
+
+    Whole numbers are BIGINT, other ones DOUBLE; ISO 8601 is TIMESTAMP and DATE. What is not of one type is STRING, or
+    VARIANT if objects or arrays are among it.
+
+    Args:
+        payloads: ``None`` is a tombstone, and tells nothing.
+        taken: names that no column may have.
+
+    Example:
+        >>> found = infer([b'{"id": 1, "at": "2024-02-29T12:00:00Z"}', b'{"id": 2.5, "tags": ["a"]}'])
+        >>> found.ddl()
+        'id DOUBLE, at TIMESTAMP, tags ARRAY<STRING>'
+        >>> [column.messages for column in found.fields]
+        [2, 1, 1]
+    """
+    seen, refused, messages = _Seen(), Counter[str](), 0
+    for payload in payloads:
+        if payload is None:
+            continue
+        messages += 1
+        try:
+            seen.add(read_object(payload))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it is told
+            refused[why(error)] += 1
+    remarks: list[str] = []
+    known = _distinct(seen.fields, "", remarks)
+    fields = []
+    for name, inner in known.items():
+        if name.lower() in {one.lower() for one in taken}:
+            remarks.append(f"{name!r} is a name of stream-assets")
+            continue
+        own: list[str] = []
+        kind = _type_of(inner, name, 1, own)
+        fields.append(InferredField(name, kind, inner.count, tuple(own)))
+    return InferredSchema(messages, fields, refused, remarks)
+
+
+def fitted(
+    found: InferredSchema, payloads: Sequence[bytes | None], known: Mapping[str, tuple[pa.Field[Any], str]]
+) -> InferredSchema:
+    """The schema with the types of a table, where the payloads fit them.
+
+    Args:
+        found: what :func:`infer` made of the payloads.
+        payloads: the same.
+        known: by its name in lower case, each column of the table, and its type as DDL.
+    """
+    fields = []
+    for one in found.fields:
+        column, kind = known.get(one.name.lower(), (None, ""))
+        if column is None:
+            fields.append(replace(one, remarks=(*one.remarks, "not in the table")))
+            continue
+        decoder, schema = (
+            Json(f"{name_ddl(one.name)} {kind}"),
+            pa.schema([column.with_name(one.name).with_nullable(True)]),
+        )
+        errors = decoder.decode(pa.array(payloads, pa.binary()), schema).errors
+        misfits = len(errors) - errors.null_count - sum(found.refused.values())
+        if misfits:
+            told = f"{kind} in the table, which {misfits} of the messages do not fit"
+            fields.append(replace(one, remarks=(*one.remarks, told)))
+        else:
+            fields.append(replace(one, ddl=kind, remarks=()))
+    there = {one.name.lower() for one in found.fields}
+    missing = [
+        f"{column.name!r} of the table is in no message" for name, (column, _) in known.items() if name not in there
+    ]
+    return replace(found, fields=fields, remarks=[*found.remarks, *missing])
+
+
+def name_ddl(name: str) -> str:
+    """A name in DDL, in back quotes only if it needs them: a shell takes those for something else.
+
+    Example:
+        >>> name_ddl("user_id"), name_ddl("user-id")
+        ('user_id', '`user-id`')
+    """
+    return name if _PLAIN_NAME.fullmatch(name) else quoted(name)
+
+
+class _Seen:
+    """The values that a field had."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.fields: dict[str, _Seen] = {}
+        self.items: _Seen | None = None
+        self.digits = 0
+        self.is_wide = False
+        self.text = ""
+
+    @property
+    def count(self) -> int:
+        return self.kinds.total() - self.kinds["null"]
+
+    def add(self, value: Any) -> None:
+        left: list[tuple[_Seen, Any]] = [(self, value)]
+        while left:
+            seen, one = left.pop()
+            left.extend(seen._note(one))
+
+    def _note(self, value: Any) -> list[tuple[_Seen, Any]]:
+        """Count a value, and say what is in it."""
+        kind = _kind_of(value)
+        self.kinds[kind] += 1
+        if kind == "whole number":
+            self.digits = max(self.digits, len(value.lstrip("-")))
+            self.is_wide = self.is_wide or len(value) > 20 or not -(2**63) <= int(value) < 2**63
+        elif kind == "text":
+            self.text = self.text or value
+        elif kind == "object":
+            return [(self.fields.setdefault(name, _Seen()), inner) for name, inner in value.items()][::-1]
+        elif kind == "array":
+            self.items = self.items or _Seen()
+            return [(self.items, inner) for inner in value]
+        return []
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {type(None): "null", bool: "true or false", Integer: "whole number", Float: "number", Constant: "number"}
+    kinds |= {dict: "object", list: "array"}
+    if (kind := kinds.get(type(value))) is not None:
+        return kind
+    for pattern, read, name in ((_DAY, read_day, "date"), (_TIME, read_moment, "time")):
+        if pattern.fullmatch(value):
+            try:
+                read(value)
+            except (ValueError, OverflowError):
+                return "text"
+            return name
+    return "text"
+
+
+def _type_of(seen: _Seen, path: str, level: int, remarks: list[str]) -> str:
+    kinds = set(seen.kinds) - {"null"}
+    if level > MOST_LEVELS:
+        remarks.append(f"{path} is deeper than {MOST_LEVELS} levels")
+        return "VARIANT"
+    if not kinds:
+        remarks.append(f"{path} is always null")
+        return "STRING"
+    if len(kinds) == 1 and kinds <= _PARTS:
+        return _type_of_parts(seen, path, level, remarks)
+    if kinds == {"whole number"} and seen.is_wide:
+        remarks.append(f"{path} has numbers of {seen.digits} digits")
+        return "DECIMAL(38,0)" if seen.digits <= 38 else "DOUBLE"
+    found = next((kind for kind, among in _SCALARS if kinds <= among), None)
+    if found is None:
+        found = "VARIANT" if kinds & _PARTS else "STRING"
+        remarks.append(f"{path} is {_told(seen)}")
+    elif found == "STRING" and kinds & _TIMES:
+        remarks.append(f"{path} is {_told(seen)}, like {seen.text[:40]!r}")
+    return found
+
+
+_SCALARS = (
+    ("BIGINT", {"whole number"}),
+    ("DOUBLE", _NUMBERS),
+    ("BOOLEAN", {"true or false"}),
+    ("DATE", {"date"}),
+    ("TIMESTAMP", _TIMES),
+    ("STRING", {"text", *_TIMES}),
+)
+
+
+def _type_of_parts(seen: _Seen, path: str, level: int, remarks: list[str]) -> str:
+    if seen.items is not None:
+        if not seen.items.kinds:
+            remarks.append(f"{path} is always empty")
+            return "ARRAY<STRING>"
+        return f"ARRAY<{_type_of(seen.items, f'{path}[]', level + 1, remarks)}>"
+    if not seen.fields:
+        remarks.append(f"{path} is always empty")
+        return "VARIANT"
+    if len(seen.fields) > MOST_NAMES:
+        remarks.append(f"{path} has {len(seen.fields)} different names, which look like ids")
+        return f"MAP<STRING, {_type_of(_together(seen.fields.values()), f'{path}{{}}', level + 1, remarks)}>"
+    known = _distinct(seen.fields, f"{path}.", remarks)
+    inner = [f"{name_ddl(n)}: {_type_of(one, f'{path}.{n}', level + 1, remarks)}" for n, one in known.items()]
+    return f"STRUCT<{', '.join(inner)}>"
+
+
+def _told(seen: _Seen) -> str:
+    return " and ".join(f"{kind} {count} times" for kind, count in seen.kinds.most_common() if kind != "null")
+
+
+def _together(parts: Iterable[_Seen]) -> _Seen:
+    """All of these values as those of one field."""
+    whole = _Seen()
+    for part in parts:
+        whole.kinds += part.kinds
+        whole.digits, whole.text = max(whole.digits, part.digits), whole.text or part.text
+        whole.is_wide = whole.is_wide or part.is_wide
+        for name, inner in part.fields.items():
+            whole.fields[name] = _together([whole.fields[name], inner]) if name in whole.fields else inner
+        if part.items is not None:
+            whole.items = _together([whole.items, part.items]) if whole.items is not None else part.items
+    return whole
+
+
+def _distinct(fields: Mapping[str, _Seen], prefix: str, remarks: list[str]) -> dict[str, _Seen]:
+    """The fields that can be columns: Spark does not tell names apart by upper and lower case."""
+    best: dict[str, str] = {}
+    for name in fields:
+        other = best.setdefault(name.lower(), name)
+        if other != name:
+            less = min((other, name), key=lambda one: fields[one].count)
+            best[name.lower()] = name if less == other else other
+            remarks.append(f"{prefix}{less!r} differs from {best[name.lower()]!r} only in upper and lower case")
+    kept = {name: fields[name] for name in fields if best[name.lower()] == name and name}
+    if "" in fields:
+        remarks.append(f"{prefix}'' is no name of a column")
+    remarks.extend(
+        f"{prefix}{name!r}: Delta takes this name with delta.columnMapping.mode=name only"
+        for name in kept
+        if _NO_DELTA_NAME.search(name)
+    )
+    return kept
