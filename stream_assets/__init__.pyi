@@ -9,6 +9,7 @@ from spark_jobs.decoding.json_decoder import Json as Json, JsonMode as JsonMode
 from spark_jobs.decoding.json_schema import JsonSchema as JsonSchema
 from spark_jobs.decoding.protobuf import Protobuf as Protobuf
 from spark_jobs.decoding.schema_registry import SchemaRegistry as SchemaRegistry
+from spark_jobs.reading.rejection import reject as reject
 from spark_jobs.session import delta_spark_config as delta_spark_config
 from stream_assets.asset import StreamAsset as StreamAsset, stream_asset as stream_asset
 from stream_assets.catalogs import HiveMetastore as HiveMetastore, UnityCatalog as UnityCatalog

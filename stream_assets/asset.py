@@ -34,6 +34,7 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
+    OnBadRows,
     SchemaChanges,
     check_count,
     check_range,
@@ -287,6 +288,7 @@ def stream_asset(
     start: str | None = None,
     client: ClientConfig | None = None,
     on_data_loss: str = "error",
+    on_bad_rows: str = "fail",
     members: int = 2,
     max_records: int | None = None,
     max_bytes: int | None = None,
@@ -362,6 +364,9 @@ def stream_asset(
             dg.EnvVar("KAFKA_PASSWORD")}``; it is shown nowhere.
         on_data_loss: what to do about messages that the stream dropped before they were read: ``error``, or
             ``record`` the exact range and go on.
+        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for:
+            ``fail`` the run, or make a ``dead_letter`` of their message and go on. Those that the transform rejects,
+            with :func:`stream_assets.reject`, become dead letters either way.
         members: in mode ``load_balanced``, how many runs the sensor has at the same time.
         max_records: the most messages in one micro-batch.
         max_bytes: the most payload bytes in one micro-batch.
@@ -471,6 +476,7 @@ def stream_asset(
     first = AutoStreamReset.LATEST if chosen_mode is ConsumerMode.REAL_TIME else AutoStreamReset.EARLIEST
     chosen_start = first if start is None else choice(AutoStreamReset, start, option="start")
     chosen_loss = choice(DataLoss, on_data_loss, option="on_data_loss")
+    chosen_bad_rows = choice(OnBadRows, on_bad_rows, option="on_bad_rows")
     limits = Limits().override(max_records, max_bytes)
 
     # A policy that says nothing of members and of runs that stay has them as the other options say.
@@ -519,6 +525,7 @@ def stream_asset(
                 sharing=chosen_mode,
                 start=chosen_start,
                 on_data_loss=chosen_loss,
+                on_bad_rows=chosen_bad_rows,
                 limits=limits,
                 retry_seconds=retry_seconds,
                 schema_changes=choice(SchemaChanges, schema_changes, option="schema_changes"),

@@ -98,6 +98,12 @@ class StreamOptions(dg.Resolvable):
     mode: Annotated[str | None, _about("resumable, load_balanced or real_time.")] = None
     start: Annotated[str | None, _about("Where a group without a position starts: earliest or latest.")] = None
     on_data_loss: Annotated[str | None, _about("error, or record: write down what is gone, and go on.")] = None
+    on_bad_rows: Annotated[
+        str | None,
+        _about(
+            "Rows that break a constraint, or that the transform fails for: fail, or dead_letter for their messages."
+        ),
+    ] = None
     members: Annotated[int | None, _about("In mode load_balanced, how many runs there are at the same time.")] = None
     max_records: Annotated[int | None, _about("The most messages in one micro-batch.")] = None
     max_bytes: Annotated[int | None, _about("The most payload bytes in one micro-batch.")] = None

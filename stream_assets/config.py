@@ -13,6 +13,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import OnReplay, Replay
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import OnBadRows
 
 
 class ReplayMode(enum.Enum):
@@ -20,6 +21,16 @@ class ReplayMode(enum.Enum):
 
     replace = "replace"
     append = "append"
+
+
+class BadRows(enum.Enum):
+    """What becomes of rows that break a constraint of the table, or that the transform fails for.
+
+    Dagster shows the names.
+    """
+
+    fail = "fail"
+    dead_letter = "dead_letter"
 
 
 class PlaceConfig(dg.Config):
@@ -88,7 +99,13 @@ class LimitsConfig(dg.Config):
 
 
 class WriterConfig(LimitsConfig):
-    """How much one run does, how long it tries, and whether it writes alone."""
+    """How much one run does, how long it tries, what becomes of bad rows, and whether it writes alone."""
+
+    on_bad_rows: BadRows | None = Field(
+        default=None,
+        description="What becomes of rows that break a constraint of the table, or that the transform fails for: fail "
+        "the run, or make dead letters of their messages. By default as the asset says.",
+    )
 
     single_writer: bool = Field(
         default=False,
@@ -97,7 +114,11 @@ class WriterConfig(LimitsConfig):
 
     def configured(self, default: Ingestion) -> Ingestion:
         """The ingestion with what is set here."""
-        return replace(super().configured(default), single_writer=default.single_writer or self.single_writer)
+        return replace(
+            super().configured(default),
+            single_writer=default.single_writer or self.single_writer,
+            on_bad_rows=default.on_bad_rows if self.on_bad_rows is None else OnBadRows(self.on_bad_rows.value),
+        )
 
     def check(self) -> None:
         """Refuse what is no place, and what does not go together.

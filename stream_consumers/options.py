@@ -79,6 +79,21 @@ class SchemaChanges(str, enum.Enum):
     RESCUE = "rescue"
 
 
+class OnBadRows(str, enum.Enum):
+    """What becomes of rows that the table does not take, or that the transform fails for.
+
+    ``fail``: the run fails, and says what to do. ``dead_letter``: their messages become dead letters, and the others
+    are written. Rows that the transform rejects become dead letters either way.
+
+    Example:
+        >>> OnBadRows("dead_letter") is OnBadRows.DEAD_LETTER
+        True
+    """
+
+    FAIL = "fail"
+    DEAD_LETTER = "dead_letter"
+
+
 def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") -> Choice:
     """The member of ``kind`` that this is, or that has this text as its value.
 

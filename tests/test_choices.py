@@ -87,7 +87,7 @@ def test_text_becomes_the_member(parameter: Parameter, monkeypatch: pytest.Monke
     assert settled == [member]
 
 
-@pytest.mark.parametrize("option", ["mode", "start", "on_data_loss", "sensor_status"])
+@pytest.mark.parametrize("option", ["mode", "start", "on_data_loss", "on_bad_rows", "sensor_status"])
 def test_an_asset_refuses_it_where_it_is_declared(option: str) -> None:
     words: dict[str, Any] = {option: "nonsense"}
     with pytest.raises(InvalidOptionError, match=f"{option}='nonsense' is unknown"):

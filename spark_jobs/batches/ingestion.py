@@ -33,6 +33,7 @@ from stream_consumers.options import (
     ConsumerMode,
     DataLoss,
     Limits,
+    OnBadRows,
     SchemaChanges,
     check_name,
     check_range,
@@ -148,6 +149,7 @@ class Ingestion:
         sharing: how the group shares its shards.
         claims: whether members share by claiming entries one by one (Redis, load_balanced), not whole shards.
         on_data_loss: what to do about messages that are gone before they were read.
+        on_bad_rows: what becomes of rows that break a constraint of the table, or that the transform fails for.
         start: where a group without a position starts.
         limits: the most that one batch holds; those of a job get smaller while they take longer than a minute.
         retry_seconds: how long a run tries again, with growing pauses, what failed for a reason that may be gone soon,
@@ -169,6 +171,7 @@ class Ingestion:
     sharing: ConsumerMode = ConsumerMode.RESUMABLE
     claims: bool = False
     on_data_loss: DataLoss = DataLoss.ERROR
+    on_bad_rows: OnBadRows = OnBadRows.FAIL
     start: AutoStreamReset = AutoStreamReset.EARLIEST
     limits: Limits = field(default_factory=Limits)
     retry_seconds: float = RETRY_SECONDS
@@ -180,7 +183,12 @@ class Ingestion:
 
     def __post_init__(self) -> None:
         choose_fields(
-            self, sharing=ConsumerMode, on_data_loss=DataLoss, start=AutoStreamReset, schema_changes=SchemaChanges
+            self,
+            sharing=ConsumerMode,
+            on_data_loss=DataLoss,
+            on_bad_rows=OnBadRows,
+            start=AutoStreamReset,
+            schema_changes=SchemaChanges,
         )
         check_range("retry_seconds", self.retry_seconds)
         check_name("group", self.group, without="/")

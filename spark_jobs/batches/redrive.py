@@ -3,7 +3,7 @@
 It follows the commit order of :mod:`spark_jobs.batches`, like a replay, with these differences:
 
  1. It reads the dead-letter table, so that it does not matter whether the stream still holds the messages.
- 2. A batch replaces exactly the places of those that decode now. That is what makes them count no longer as dead
+ 2. A batch replaces exactly the places of those that become rows now. That is what makes them count no longer as dead
     letters, in the commit of their rows; the others are left as they are, each once.
  3. There is nothing to remember: what is left to do is what still counts as a dead letter. One that was killed is done
     again, and finds what it has not written.
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ from spark_jobs.reading.source import decode_batch, decoded_schema, read_schema
 from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
-from stream_consumers.batches import BatchPlan
+from stream_consumers.batches import BatchPlan, Split
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, check_count
@@ -136,7 +137,7 @@ class Outcome:
     """What became of the dead letters that were tried.
 
     Args:
-        decoded: those that today's decoder can read.
+        decoded: those that become rows: today's decoder can read them, and today's transform rejects none of them.
         refused: the others, by the kind of the reason of today.
     """
 
@@ -211,6 +212,7 @@ class LetterDecoder:
         wanted: which of them.
         url: the stream that they are of.
         decoder: that of the rows, asked for when it is needed.
+        refused: tells which of some decoded messages would be dead letters again, and why.
 
     Raises:
         InvalidOptionError: no dead letter can be meant.
@@ -224,9 +226,11 @@ class LetterDecoder:
         *,
         url: StreamUrl,
         decoder: Callable[[], Decoder],
+        refused: Callable[[Sequence[Split]], Mapping[tuple[Shard, int], str]],
     ) -> None:
         self._spark = spark
         self._decoder = decoder
+        self._refused = refused
         self._ingestion = ingestion
         self._limit = wanted.limit
         self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
@@ -272,18 +276,31 @@ class LetterDecoder:
         good: list[pa.RecordBatch] = []
         for batch in messages.to_batches():
             errors = decode_batch(batch, decoder, wanted, schema).column("_error")
-            good.append(batch.filter(errors.is_null()))
-            bad = batch.filter(errors.is_valid())
-            places = zip(*(bad.column(name).to_pylist() for name in _PLACE), strict=True)
-            for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
-                outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
+            good.append(_kept(batch, errors, outcome))
         read = pa.Table.from_batches(good, messages.schema)
+        refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}
+        if refused:
+            reasons = [refused.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
+            (joined,) = read.combine_chunks().to_batches()
+            read = pa.Table.from_batches([_kept(joined, pa.array(reasons, pa.string()), outcome)])
         outcome.decoded = read.num_rows
         found = {
             shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
             for shard, own in by_shard(read.select(_PLACE).to_pandas(), *_PLACE)
         }
         return _Try(count, read, found, outcome)
+
+
+def _kept(messages: pa.RecordBatch, errors: pa.Array[Any], outcome: Outcome) -> pa.RecordBatch:
+    """Those without an error; of the others the outcome knows why they stay dead letters."""
+    places = _places(messages.filter(errors.is_valid()))
+    for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
+        outcome.refuse(str(reason), first=f"{Shard(stream, number)}={sequence}")
+    return messages.filter(errors.is_null())
+
+
+def _places(messages: pa.RecordBatch | pa.Table) -> Iterator[tuple[str, int, int]]:
+    return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
 
 
 class RedriveJob(BatchJob):
@@ -314,7 +331,9 @@ class RedriveJob(BatchJob):
     ) -> None:
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
-        self._letters = LetterDecoder(spark, own, wanted, url=url, decoder=lambda: self._writer.decoder)
+        self._letters = LetterDecoder(
+            spark, own, wanted, url=url, decoder=lambda: self._writer.decoder, refused=self._writer.refused
+        )
         self._open: _Try | None = None
 
     @property

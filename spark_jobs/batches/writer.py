@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
-from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.caution import Caution
 from spark_jobs.batches.ingestion import (
@@ -24,24 +23,32 @@ from spark_jobs.batches.ingestion import (
     check_other_group,
     without_positions,
 )
+from spark_jobs.batches.sieve import Sieve, Sifted, caching
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import in_places, in_ranges
+from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
+from spark_jobs.reading.rejection import fail_write
 from spark_jobs.reading.small import read_small
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
 from spark_jobs.reading.whole import reads_everything
-from spark_jobs.session import check_session, first_line
+from spark_jobs.session import check_session
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
-from spark_jobs.writing.failures import UnfinishedReadError, explain_read, last_line
+from spark_jobs.writing.failures import explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
 from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, lets_widen
-from spark_jobs.writing.sink import DeltaSink, only_within, plain_strings, write_verified
+from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
-from stream_consumers.batches import Range
-from stream_consumers.errors import DataLossError, InvalidOptionError, StreamAssetsError, TransformError, WriteError
+from stream_consumers.batches import Range, Split
+from stream_consumers.errors import (
+    ConstraintViolatedError,
+    DataLossError,
+    InvalidOptionError,
+    StreamAssetsError,
+    WriteError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss, SchemaChanges
 from stream_consumers.urls import StreamUrl
@@ -56,14 +63,6 @@ class OutdatedError(Exception):
     def __init__(self, reason: DataLossError) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-_CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
-# PySpark decides so when the decorator runs.
-_MADE_EARLY = (
-    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
-    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +123,7 @@ class BatchWriter:
         self._unwritten: frozenset[str] = frozenset()
         self._races = 0
         self._caution = Caution()
+        self._sieve = Sieve(spark, ingestion, self.ledger, finish=self._rescued)
         self._decoder: Decoder | None = None
         # Whose columns are known to fit those of the table.
         self._fitting: Decoder | None = None
@@ -163,7 +163,7 @@ class BatchWriter:
         self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
         self.check_columns(state)
-        empty = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder)))
+        empty = self._sieve.transformed(self._nothing())
         if state.version < 0:
             check_unseen(self._spark, self.ledger.log)
             if not self._ingestion.layout.is_plain:
@@ -253,7 +253,9 @@ class BatchWriter:
         if counts is not None and rows is not None:
             try:
                 return self._write_in_one_pass(rows, batch, counts)
-            except UnfinishedReadError as error:
+            except StreamAssetsError as error:
+                if not self._sieve.is_for_care(error):
+                    raise
                 # What is wrong, if the messages can be read, shows once more.
                 _log.info("batch %d of %s is read and counted first: %s", batch.number, self.ledger.app, error)
                 self._caution.failed()
@@ -268,7 +270,7 @@ class BatchWriter:
             return None
         decoder = self.decoder
         try:
-            small = read_small(batch.plan.splits, decoder)
+            small = read_small(batch.plan.splits, decoder, keeps_payloads=self._sieve.needs_payloads)
         except DataLossError as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:
@@ -282,10 +284,10 @@ class BatchWriter:
         read = read_splits(self._spark, batch.plan.splits, self.decoder, identities=batch.identities)
         frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
-            return self._transform(frame)
+            return self._sieve.transform(frame)
         with suppress(StreamAssetsError):
             # It may look at the rows, which are not known to be clean.
-            rows = self._transform(frame)
+            rows = self._sieve.transform(frame, fail_write)
             if reads_everything(rows):
                 return rows
         self._caution.failed()
@@ -307,34 +309,40 @@ class BatchWriter:
         self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
     ) -> Written | None:
         """Read and count the batch, then write its dead letters and its rows."""
-        read = read_splits(self._spark, batch.plan.splits, self.decoder)
-        frame = self._without_written(read, batch.doubtful).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        read = read_splits(self._spark, batch.plan.splits, self.decoder, keeps_payloads=self._sieve.needs_payloads)
+        with caching() as cached:
+            frame = cached.keep(self._without_written(read, batch.doubtful))
             return self._write_read(self._read(frame), batch, check, renew)
-        finally:
-            frame.unpersist()
 
     def _write_read(
         self, read: _Read, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
     ) -> Written | None:
-        """Write what was read and counted: the dead letters, then the rows."""
+        """Write what was read and counted: the dead letters, among them what is bad, then the other rows."""
         check()
         self._observer(Step.READ, batch)
-        attempt: Batch | None = batch
-        while attempt is not None:
-            entry = replace(attempt.entry, rows=sum(read.messages.values()), dead=read.dead)
-            commit = self._write_once(read.frame, entry, attempt)
-            if commit is not None:
-                self._races = 0
-                self._observer(Step.VERIFIED, attempt)
-                return Written(entry, commit, read.messages)
-            self._raced()
-            attempt = renew(attempt)
+        has_payloads = self._sieve.needs_payloads
+        with caching() as cached:
+            sifted = self._sieve.sift(read.frame, cached)
+            if self._sieve.needs_payloads and not has_payloads:
+                # The transform was not seen before to reject rows, and now it does.
+                return self.write(batch, check=check, renew=renew)
+            if sifted.frame is not read.frame:
+                read = self._read(sifted.frame)
+            attempt: Batch | None = batch
+            while attempt is not None:
+                entry = replace(attempt.entry, rows=sum(read.messages.values()), dead=read.dead)
+                commit = self._write_once(sifted, entry, attempt)
+                if commit is not None:
+                    self._races = 0
+                    self._observer(Step.VERIFIED, attempt)
+                    return Written(entry, commit, read.messages)
+                self._raced()
+                attempt = renew(attempt)
         return None
 
-    def _write_once(self, frame: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
+    def _write_once(self, sifted: Sifted, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
-        rows = self._transformed(frame)
+        frame, rows = sifted.frame, sifted.rows
         if entry.mode == "replace":
             rows = self._with_last_copies(rows, frame, entry)
         if entry.dead or entry.lost:
@@ -350,9 +358,12 @@ class BatchWriter:
         self._observer(Step.WRITING, batch)
         if self._ingestion.transform is not None:
             rows = only_within(rows, entry.extents)
-        commit = self._sink.commit(
-            rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
-        )
+        try:
+            commit = self._sink.commit(
+                rows, entry, ledger=self.ledger, on_return=lambda: self._observer(Step.ROWS_WRITTEN, batch)
+            )
+        except ConstraintViolatedError as error:
+            raise self._sieve.located(error, rows) from error
         if commit is None:
             _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return commit
@@ -409,31 +420,28 @@ class BatchWriter:
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
         return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
-    def _transformed(self, frame: DataFrame) -> DataFrame:
-        return self._transform(frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS))
+    def refused(self, splits: Sequence[Split]) -> Mapping[tuple[Shard, int], str]:
+        """The messages that would become dead letters although they can be decoded, and why; nothing is written.
 
-    def _transform(self, rows: DataFrame) -> DataFrame:
-        made = self._made(rows)
-        return rescue(made, self._columns) if self._ingestion.schema_changes is SchemaChanges.RESCUE else made
+        Args:
+            splits: to be read; each message can be decoded.
 
-    def _made(self, rows: DataFrame) -> DataFrame:
-        """What the transform makes of the rows."""
-        transform = self._ingestion.transform
-        if transform is None:
-            return rows
-        name = getattr(transform, "__name__", "transform")
-        try:
-            result = transform(rows)
-            fields = result.schema.fields
-        except StreamAssetsError:
-            raise
-        except Exception as error:  # the user's code may raise anything
-            of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
-            raise TransformError(
-                f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
-                remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
-            ) from error
-        return plain_strings(result, fields)
+        Raises:
+            TransformError: the transform raised, or fails for some of them.
+        """
+        with caching() as cached:
+            frame = cached.keep(read_splits(self._spark, splits, self.decoder))
+            sifted = self._sieve.sift(frame, cached).frame
+            if sifted is frame:
+                return {}
+            bad = sifted.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
+            return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}
+
+    def _rescued(self, rows: DataFrame) -> DataFrame:
+        return rescue(rows, self._columns) if self._ingestion.schema_changes is SchemaChanges.RESCUE else rows
+
+    def _nothing(self) -> DataFrame:
+        return self._spark.createDataFrame([], source_schema(self.decoder))
 
     def check_columns(self, state: LedgerState) -> None:
         """Before the first batch, and when the schema of the payloads is another one: do the rows fit the table?
@@ -444,7 +452,7 @@ class BatchWriter:
         if self._fitting is not None and self._fitting == self.decoder:
             return
         self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
-        rows = self._transformed(self._spark.createDataFrame([], source_schema(self.decoder))).schema
+        rows = self._sieve.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self.ledger.log)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -142,6 +142,12 @@ class TableSnapshot:
     def configuration(self) -> Mapping[str, str]:
         """The table properties."""
         return self._table.metadata().configuration
+
+    @property
+    def columns(self) -> Sequence[Mapping[str, Any]]:
+        """The columns as the log has them, with what Delta keeps about each in ``metadata``."""
+        fields: Sequence[Mapping[str, Any]] = json.loads(self._table.schema().to_json())["fields"]
+        return fields
 
 
 class DeltaLog:

@@ -47,12 +47,13 @@ class SmallBatch:
         return with_variants(rows, source_schema(decoder))
 
 
-def read_small(splits: Sequence[Split], decoder: Decoder) -> SmallBatch | None:
+def read_small(splits: Sequence[Split], decoder: Decoder, *, keeps_payloads: bool = False) -> SmallBatch | None:
     """Read splits and decode their messages, in this process; ``None`` if they hold more than :data:`MOST_BYTES`.
 
     Args:
         splits: what to read.
         decoder: of the payloads.
+        keeps_payloads: as in :func:`spark_jobs.reading.source.read_splits`.
 
     Raises:
         StreamAssetsError: a split cannot be read.
@@ -63,7 +64,7 @@ def read_small(splits: Sequence[Split], decoder: Decoder) -> SmallBatch | None:
     size = 0
     for split in splits:
         for block in split.read():
-            found.append(decode_batch(block, decoder, wanted, schema))
+            found.append(decode_batch(block, decoder, wanted, schema, keeps_payloads=keeps_payloads))
             size += found[-1].nbytes
             if size > MOST_BYTES:
                 return None

@@ -40,11 +40,16 @@ _registering = threading.Lock()
 
 
 def read_splits(
-    spark: SparkSession, splits: Sequence[Split], decoder: Decoder, *, identities: Mapping[str, str] | None = None
+    spark: SparkSession,
+    splits: Sequence[Split],
+    decoder: Decoder,
+    *,
+    identities: Mapping[str, str] | None = None,
+    keeps_payloads: bool = False,
 ) -> DataFrame:
     """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
 
-    Rows with ``_error`` are dead letters; only they carry ``_payload``.
+    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``.
 
     Args:
         spark: reads them.
@@ -52,6 +57,7 @@ def read_splits(
         decoder: of the payloads, with nothing left to look up.
         identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
             :class:`spark_jobs.reading.clean.CleanRead`.
+        keeps_payloads: every row carries what its dead letter would need.
     """
     if not splits:
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
@@ -60,7 +66,9 @@ def read_splits(
         spark.dataSource.register(SplitDataSource)
     columns = decoded_schema(decoder)
     driver = socket.gethostname()
-    partitions = [SplitPartition(split, decoder, columns, driver, _clean(split, identities)) for split in splits]
+    partitions = [
+        SplitPartition(split, decoder, columns, driver, _clean(split, identities), keeps_payloads) for split in splits
+    ]
     plan = base64.b64encode(pickle.dumps(partitions)).decode()
     rows = spark.read.format(FORMAT).schema(read_schema(decoder)).option(PLAN_OPTION, plan).load()
     return with_variants(rows, source_schema(decoder))
@@ -122,6 +130,7 @@ class SplitPartition(InputPartition):
         columns: the decoder's, with their NOT NULL.
         driver: the machine that planned it.
         clean: what it must give; ``None`` if dead letters and holes are fine.
+        keeps_payloads: every row carries what its dead letter would need.
     """
 
     split: Split
@@ -129,6 +138,7 @@ class SplitPartition(InputPartition):
     columns: StructType
     driver: str
     clean: CleanRead | None = None
+    keeps_payloads: bool = False
 
 
 class SplitDataSource(DataSource):
@@ -173,14 +183,19 @@ class SplitReader(DataSourceReader):
         schema = arrow_schema(self._schema)
         wanted = arrow_schema(partition.columns)
         messages = partition.split.read()
-        rows = (decode_batch(block, partition.decoder, wanted, schema) for block in messages)
+        rows = (
+            decode_batch(block, partition.decoder, wanted, schema, keeps_payloads=partition.keeps_payloads)
+            for block in messages
+        )
         if partition.clean is None:
             return rows
         assert isinstance(partition.split, CountedSplit)
         return partition.clean.checked(rows, partition.split)
 
 
-def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema) -> pa.RecordBatch:
+def decode_batch(
+    messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema, *, keeps_payloads: bool = False
+) -> pa.RecordBatch:
     """Decode a record batch of messages into the rows of :func:`read_splits`.
 
     Args:
@@ -188,6 +203,7 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
         decoder: for the payloads.
         wanted: the decoder's columns.
         schema: all columns of the result.
+        keeps_payloads: as in :func:`read_splits`.
     """
     timestamps, unreadable = _checked_timestamps(messages)
     payloads = messages.column("payload")
@@ -206,11 +222,13 @@ def decode_batch(messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, 
     columns += kept_columns
     errors = pc.coalesce(errors, wrong)
     kept = [messages.column("key"), payloads, messages.column("headers"), pc.is_null(unreadable)]
-    if errors.null_count == len(errors):
-        kept = [pa.nulls(len(messages), column.type) for column in kept]
-    else:
-        failed = pc.is_valid(errors)
+    failed = pc.is_valid(errors)
+    is_clean = errors.null_count == len(errors)
+    if not is_clean:
         columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
+    if is_clean and not keeps_payloads:
+        kept = [pa.nulls(len(messages), column.type) for column in kept]
+    elif not keeps_payloads:
         kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
     *kept, is_message = kept
     arrays = [

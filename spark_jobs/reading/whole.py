@@ -10,6 +10,7 @@ import re
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from spark_jobs.reading.rejection import REJECTED
 from spark_jobs.reading.source import FORMAT
 
 # One row after the other, each of them, and from one child. Whatever is not named here may do something else.
@@ -19,7 +20,8 @@ _BRANCHES = re.compile(r"^[\s:+\-]*")
 _SECTIONS = ("Parsed Logical Plan", "Analyzed Logical Plan", "Optimized Logical Plan", "Physical Plan")
 # A condition on the time may come out otherwise when the plan is made once more, for the write.
 _TIME = re.compile(r"now|today|tomorrow|yesterday|curdate|current_|localtime|more fields", re.IGNORECASE)
-_DROPS_ROWS = re.compile(r"\b(Filter|Generate)\b")
+# The condition under which a row is rejected drops none: it fails the read, or lets the row pass.
+_DROPS_ROWS = re.compile(rf"\b(?:Filter|Generate)\b(?!.*{re.escape(REJECTED)})")
 
 
 def reads_everything(rows: DataFrame) -> bool:

@@ -14,6 +14,7 @@ from pyspark.errors import (
     PythonException,
 )
 
+from spark_jobs.reading.rejection import REJECTED
 from stream_consumers import errors
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -39,11 +40,21 @@ _NO_METASTORE = re.compile(
     r"|(TTransport|java\.net\.\w+)Exception"
 )
 _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
+# The state that Spark gives to what is wrong with a value; and to what raise_error() says.
+_OF_A_VALUE = re.compile(r"SQLSTATE: (22\w{3}|P0001)\b")
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
 class UnfinishedReadError(WriteError):
     """What was to be written could not be read while it was, or not as it was planned."""
+
+
+class RejectedRowError(WriteError):
+    """A row that was to be written while it was read is rejected by the transform."""
+
+
+class FailedRowError(TransformError):
+    """A function or an expression of the transform failed, perhaps for one row only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,13 @@ class _Kind:
 
 
 _CONSTRAINT = _Kind(
-    re.compile(r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN)\w*\]"),
+    re.compile(
+        r"\[DELTA_(VIOLATE_CONSTRAINT|NOT_NULL_CONSTRAINT|MISSING_NOT_NULL|NOT_NULL_COLUMN|EXCEED_CHAR_VARCHAR_LIMIT)\w*\]"
+    ),
     ConstraintViolatedError,
     "a row breaks a constraint of the table {table}",
-    "Let the transform drop or correct such rows, or change the constraint with ALTER TABLE; the batch is read again "
-    "at the next run.",
+    "Let the transform correct or reject() such rows; or let on_bad_rows='dead_letter' make dead letters of their "
+    "messages; or change the constraint with ALTER TABLE. The batch is read again at the next run.",
 )
 _SCHEMA = _Kind(
     re.compile(r"\[DELTA_(METADATA_MISMATCH|\w*SCHEMA\w*|FAILED_TO_MERGE\w*|\w*DATA_?TYPES?\w*)\]"),
@@ -110,6 +123,10 @@ _OTHER = _Kind(
     "Spark could not write to {table}",
     "Nothing of the batch was written; it is read again at the next run.",
 )
+_ONE_ROW = (
+    "If it is because of some rows only, reject() them, or let on_bad_rows='dead_letter' find them; their messages "
+    "become dead letters. The batch is read again at the next run."
+)
 _KINDS = (_FOREIGN_PLACE, _CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _APPEND_ONLY)
 
 
@@ -123,6 +140,8 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     if told := error if isinstance(error, StreamAssetsError) else catalog_away(error):
         return told
     text, said = text_of(error), cause_of(error)
+    if REJECTED in text:
+        return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
     raised = last_line(error) if is_python else ""
     kind = raised_on_executor(raised)
@@ -134,16 +153,9 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
             f"the messages for {table} could not be read as planned: {raised.partition(': ')[2]}",
             remedy="Nothing of the batch was written; it is read again at the next run.",
         )
-    if is_python:
-        return TransformError(
-            f"a function of the transform raised while writing {table}: {raised}",
-            remedy="Correct it, or let it return null; the batch is read again at the next run.",
-        )
-    if isinstance(error, _EXPRESSION_ERRORS):
-        return TransformError(
-            f"an expression of the transform failed while writing {table}: {said}",
-            remedy="Correct it (try_cast and try_divide give null); the batch is read again at the next run.",
-        )
+    failed = _failed_row(error, text, raised, table=table)
+    if failed is not None:
+        return failed
     is_schema = isinstance(error, AnalysisException) and "schema" in text.lower()
     known = next((kind for kind in _KINDS if kind.pattern.search(text)), _SCHEMA if is_schema else _OTHER)
     return known.error(f"{known.what.format(table=table)}: {said}", remedy=known.remedy)
@@ -171,6 +183,22 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
         f"the Hive metastore of this Spark does not answer: {reasons[-1].strip()}",
         remedy="Check hive.metastore.uris, and that it runs; one in a Derby database is for one Spark at a time.",
     )
+
+
+def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> FailedRowError | None:
+    """What failed in the transform; ``None`` if nothing did."""
+    if raised:
+        return FailedRowError(
+            f"a function of the transform raised while writing {table}: {raised}",
+            remedy=f"Correct it, or let it return null. {_ONE_ROW}",
+        )
+    if (isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text)) and FOREIGN_PLACE not in text:
+        return FailedRowError(
+            f"an expression of the transform failed while writing {table}: {cause_of(error)}",
+            remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
+            f"spark.sql.ansi.enabled=false. {_ONE_ROW}",
+        )
+    return None
 
 
 def explain_read(raised: str, *, what: str) -> StreamAssetsError:

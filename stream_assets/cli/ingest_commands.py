@@ -113,9 +113,7 @@ def ingest(
     first = "latest" if stream.mode is ConsumerMode.REAL_TIME else "earliest"
     ingestion = place.ingestion(
         group=place.group if stream.mode is not ConsumerMode.REAL_TIME else stream.group(None),
-        decoder=maker.decoder,
-        transform=maker.transform,
-        schema_changes=maker.schema_changes,
+        **maker.options,
         member=member,
         sharing=stream.mode,
         claims=stream.is_claimed,

@@ -55,9 +55,7 @@ def redrive(
     from spark_jobs.batches.redrive import Redrive, RedriveJob
 
     ingestion = place.ingestion(
-        decoder=maker.decoder,
-        transform=maker.transform,
-        schema_changes=maker.schema_changes,
+        **maker.options,
         limits=limits,
         retry_seconds=retry_seconds,
         single_writer=spark.single_writer,

@@ -74,9 +74,7 @@ def replay(
 
     ingestion = replace(
         _ingestion(place, spark),
-        decoder=maker.decoder,
-        transform=maker.transform,
-        schema_changes=maker.schema_changes,
+        **maker.options,
         on_data_loss=choice(DataLoss, on_data_loss, option="--on-data-loss"),
         limits=limits,
         retry_seconds=retry_seconds,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stream_assets.cli.options import gathered
 from stream_assets.cli.schema_options import FORMATS, SchemaPlace, schema_options
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.options import Limits, SchemaChanges, choose_fields
+from stream_consumers.options import Limits, OnBadRows, SchemaChanges, choice, choose_fields
 
 if TYPE_CHECKING:
     from spark_jobs.batches.ingestion import Transform
@@ -29,14 +29,21 @@ class RowMaker:
         decoder: payloads to columns.
         transform: those to the rows of the table; ``None`` for all of them as they are.
         schema_changes: what becomes of columns that the table does not have.
+        on_bad_rows: what becomes of rows that the table does not take, or that the transform fails for.
     """
 
     decoder: Decoder
     transform: Transform | None
-    schema_changes: SchemaChanges
+    schema_changes: SchemaChanges = SchemaChanges.FAIL
+    on_bad_rows: OnBadRows = OnBadRows.FAIL
 
     def __post_init__(self) -> None:
-        choose_fields(self, schema_changes=SchemaChanges)
+        choose_fields(self, schema_changes=SchemaChanges, on_bad_rows=OnBadRows)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :class:`spark_jobs.batches.ingestion.Ingestion` takes."""
+        return {field.name: getattr(self, field.name) for field in fields(RowMaker)}
 
     def check(self, state: LedgerState) -> None:
         """Refuse rows of no transform next to, or in the place of, rows of one.
@@ -59,8 +66,9 @@ def make_rows(
     schema_changes: str | None,
     place_of_schema: SchemaPlace | None = None,
     json_mode: str | None = None,
+    on_bad_rows: str | None = None,
 ) -> RowMaker:
-    """The decoder and the transform that the options name.
+    """The decoder and the transform that the options name; what they leave open is as an asset says.
 
     Raises:
         InvalidOptionError: options that do not go together, a name that cannot be imported, or an asset whose function
@@ -81,14 +89,15 @@ def make_rows(
     if schema is not None:
         decoder = Json(schema, mode=json_mode or JsonMode.LENIENT)
     chosen = SchemaChanges(schema_changes or SchemaChanges.FAIL)
+    of_bad_rows = choice(OnBadRows, on_bad_rows or "fail", option="--on-bad-rows")
     if transform is None:
-        return RowMaker(decoder, None, chosen)
+        return RowMaker(decoder, None, chosen, of_bad_rows)
     named = _imported(transform)
     declared = getattr(named, "ingestion", None)
     if declared is None:
         if not callable(named):
             raise InvalidOptionError(f"{transform} is no function", remedy="Name a function, or a stream asset.")
-        return RowMaker(decoder, named, chosen)
+        return RowMaker(decoder, named, chosen, of_bad_rows)
     if decode is not None:
         raise InvalidOptionError(
             f"{transform} is a stream asset with a decoder of its own", remedy="Leave --decode and --schema out."
@@ -99,7 +108,12 @@ def make_rows(
             f"{transform} needs a run of Dagster: its function takes a context, resources or a StreamRun",
             remedy="Run it there, in its job or its replay job; or name a function that takes only the rows.",
         )
-    return RowMaker(declared.decoder, declared.transform, chosen if schema_changes else declared.schema_changes)
+    return RowMaker(
+        declared.decoder,
+        declared.transform,
+        chosen if schema_changes else declared.schema_changes,
+        of_bad_rows if on_bad_rows else declared.on_bad_rows,
+    )
 
 
 def _imported(path: str) -> object:
@@ -142,6 +156,12 @@ row_options = gathered(
         "--schema-changes",
         type=click.Choice(["fail", "add_columns", "rescue"]),
         help="What becomes of columns that the table does not have: fail by default.",
+    ),
+    click.option(
+        "--on-bad-rows",
+        type=click.Choice(["fail", "dead_letter"]),
+        help="Rows that break a constraint of the table, or that the transform fails for: stop, or make dead letters "
+        "of their messages. By default as the stream asset says, or fail.",
     ),
 )
 limit_options = gathered(

@@ -45,7 +45,9 @@ PAGES = [
 ]
 LANGUAGES = {"python", "sh", "yaml", "toml", "text"}
 PROGRAMS = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
-README, TESTING = ROOT / "README.md", ROOT / "docs" / "testing-your-assets.md"
+README = ROOT / "README.md"
+# Their programs write tables.
+WITH_SPARK = [ROOT / "docs" / name for name in ("testing-your-assets.md", "bad-rows.md")]
 PAYLOADS = ROOT / "docs" / "payloads.md"
 LETTERS = ROOT / "docs" / "dead-letters.md"
 BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
@@ -115,7 +117,7 @@ def forget_keys(server: str) -> None:
         client.flushdb()
 
 
-@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TESTING], ids=in_project)
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page not in WITH_SPARK], ids=in_project)
 def test_the_python_of_a_page_runs(
     page: Path, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,9 +178,12 @@ def test_csv_and_xml_are_read_as_the_page_about_payloads_says(
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_page_about_tests_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", WITH_SPARK, ids=in_project)
+def test_a_page_that_writes_tables_runs(
+    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    run(TESTING, {})
+    run(page, {})
 
 
 @pytest.mark.slow

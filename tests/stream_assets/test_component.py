@@ -138,7 +138,13 @@ def test_a_catalog_names_the_tables_of_entries_that_have_one(
 
 
 def test_the_asset_is_what_python_makes_of_the_same(folder: Path) -> None:
-    settings: dict[str, Any] = {"max_records": 7, "min_lag": 3, "mode": "load_balanced", "members": 3}
+    settings: dict[str, Any] = {
+        "max_records": 7,
+        "min_lag": 3,
+        "on_bad_rows": "dead_letter",
+        "mode": "load_balanced",
+        "members": 3,
+    }
     component = StreamIngestionComponent.from_attributes_dict(
         attributes={
             "connection": {"type": "kafka", "bootstrap_servers": "kafka:9092"},

@@ -8,8 +8,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from stream_assets import StreamRun, stream_asset, stream_definitions
+from spark_jobs.batches.ingestion import Ingestion
+from stream_assets import RedriveConfig, ReplayConfig, StreamConfig, StreamRun, stream_asset, stream_definitions
+from stream_assets.config import BadRows, WriterConfig
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import OnBadRows
 
 
 @stream_asset(source="memory://launchpad/orders", group="g", table="lake/orders", checks=())
@@ -112,6 +115,19 @@ def test_what_makes_sense_arrives(instance: dg.DagsterInstance) -> None:
     result = JOB.execute_in_process(instance=instance, run_config=run_config({"start": {"rewind": {"orders/0": 7}}}))
     (made,) = result.get_asset_materialization_events()
     assert made.materialization.metadata["start"].value == "orders/0=7"
+
+
+@pytest.mark.parametrize("kind", [StreamConfig, ReplayConfig, RedriveConfig])
+def test_what_becomes_of_bad_rows_is_what_the_run_says_or_what_the_asset_says(kind: type[WriterConfig]) -> None:
+    lenient = Ingestion("lakehouse", "lake/orders", on_bad_rows=OnBadRows.DEAD_LETTER)
+    assert kind().configured(lenient).on_bad_rows is OnBadRows.DEAD_LETTER
+    assert kind(on_bad_rows=BadRows.fail).configured(lenient).on_bad_rows is OnBadRows.FAIL
+    assert (
+        dg.validate_run_config(JOB, run_config({"on_bad_rows": "dead_letter"}))["ops"]["orders"]["config"][
+            "on_bad_rows"
+        ]
+        == "dead_letter"
+    )
 
 
 def test_the_launchpad_shows_start_and_stop_and_freezes_no_settings_of_resources() -> None:

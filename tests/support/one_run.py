@@ -19,8 +19,9 @@ from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
-from stream_consumers.options import ConsumerMode, Limits
+from stream_consumers.options import ConsumerMode, Limits, OnBadRows
 from stream_consumers.urls import StreamUrl
+from tests.support.bad_rows import bad_rows
 from tests.support.old_and_new import old
 from tests.support.settings import SMALL
 
@@ -66,7 +67,7 @@ def slow(rows: DataFrame, *, seconds: float = 0.01) -> DataFrame:
     return rows.withColumn("id", f.udf(late, "bigint")("id"))
 
 
-TRANSFORMS = {"poison": poisonous, "old": old, "slow": slow}
+TRANSFORMS = {"poison": poisonous, "old": old, "slow": slow, "bad rows": bad_rows}
 # The master of the run, if it is not local, with more settings of Spark as JSON.
 MASTER_VARIABLE = "MASTER_OF_THE_RUN"
 CONFIG_VARIABLE = "SPARK_OF_THE_RUN"
@@ -128,6 +129,7 @@ def main(
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
         driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
+        on_bad_rows=OnBadRows.DEAD_LETTER if transform == "bad rows" else OnBadRows.FAIL,
     )
     spark = _session(remote, where)
     for report in drain(spark, source, ingestion, observer=watch):

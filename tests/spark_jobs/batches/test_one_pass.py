@@ -19,29 +19,11 @@ from tests.support.ingesting import drain, entries, ingestion
 from tests.support.kafka_topics import MALFORMED, Broker, Once, orders, pipeline, shard
 from tests.support.kafka_topics import assert_each_once as assert_these_once
 from tests.support.killed_runs import kill_in_turn
+from tests.support.steps import Steps
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
 pytestmark = pytest.mark.spark
-CAREFUL = (Step.READ, Step.DEAD_LETTERS_WRITTEN)
 Transform = Callable[[DataFrame], DataFrame]
-
-
-class Steps:
-    """Remembers which way each batch went."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, list[Step]] = {}
-
-    def __call__(self, step: Step, batch: Batch | None) -> None:
-        if batch is not None:
-            self.of.setdefault(batch.number, []).append(step)
-
-    def ways(self) -> list[str]:
-        """Per batch: ``one``, ``careful``, or ``both``."""
-        return [
-            "both" if Step.UNCLEAN in steps else "careful" if set(CAREFUL) <= set(steps) else "one"
-            for steps in self.of.values()
-        ]
 
 
 def test_each_batch_goes_the_way_that_the_one_before_it_suggests(spark: SparkSession, folder: Path) -> None:

@@ -122,6 +122,19 @@ def test_key_and_headers_are_columns_where_they_are_asked_for():
     assert (dead["_payload"], dead["_key"], dead["_headers"]) == (b"y", b"key", HEADERS)
 
 
+def test_payloads_are_kept_where_any_row_may_become_a_dead_letter():
+    wanted = pa.schema([("v", pa.binary())])
+    schema = pa.schema([*wanted, *STREAM])
+    for rows in ([(0, b"x", None), (1, b"y", "torn")], [(0, b"x", None)]):
+        decoder = Raw("v", key=None, headers=None)
+        good, *dead = decode_batch(messages(rows), decoder, wanted, schema, keeps_payloads=True).to_pylist()
+        assert (good["v"], good["_payload"], good["_key"], good["_headers"]) == (b"x", b"x", b"key", HEADERS)
+        assert (good["_error"], good["_is_message"]) == (None, True)
+        assert [(row["v"], row["_payload"], row["_error"], row["_is_message"]) for row in dead] == [
+            (None, b"y", "torn", False)
+        ][: len(dead)]
+
+
 def test_stream_columns():
     (row,) = decode([(5, b'{"id":5}', None)])
     assert (row["_stream"], row["_shard"], row["_sequence"], row["_offset"]) == ("s", 0, 5, 7)

@@ -13,12 +13,17 @@ from stream_assets.cli.transform_options import make_rows
 from stream_consumers.errors import InvalidOptionError
 
 
-def declared(name: str) -> Any:
-    return stream_asset(source="memory://transforms/orders", group="g", table=f"lake/{name}", name=name)
+def declared(name: str, **more: Any) -> Any:
+    return stream_asset(source="memory://transforms/orders", group="g", table=f"lake/{name}", name=name, **more)
 
 
 @declared("plain")
 def plain(batch: Any) -> Any:
+    return batch
+
+
+@declared("lenient", on_bad_rows="dead_letter")
+def lenient(batch: Any) -> Any:
     return batch
 
 
@@ -48,6 +53,12 @@ def test_json_is_decoded_as_the_options_say() -> None:
 
 def test_the_transform_of_an_asset_is_its_function() -> None:
     assert make_rows(None, None, f"{__name__}:plain", None).transform is plain.ingestion.transform is not None
+
+
+def test_what_becomes_of_bad_rows_is_what_is_said_or_what_the_asset_says() -> None:
+    of_asset = (None, None, f"{__name__}:lenient", None)
+    found = [make_rows(None, None, None, None), make_rows(*of_asset), make_rows(*of_asset, on_bad_rows="fail")]
+    assert [maker.options["on_bad_rows"].value for maker in found] == ["fail", "dead_letter", "fail"]
 
 
 @pytest.mark.parametrize("name", ["with_context", "with_resource", "body"])

@@ -1,0 +1,317 @@
+"""What becomes of decoded messages: the rows of the transform, and the bad ones, whose messages become dead letters.
+
+Rows are bad that the transform rejects; and with ``on_bad_rows='dead_letter'`` also those that break a constraint of
+the table, and those that the transform fails for. All of that is known, and counted, before the batch writes anything.
+What is written then are the rows of the other messages. So the order of a batch stays what it is: dead letters, then
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+from pyspark.storagelevel import StorageLevel
+
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
+from spark_jobs.reading.rejection import REASON, Rejections, Treatment, let_pass, treating
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
+from spark_jobs.session import first_line
+from spark_jobs.writing.constraints import Constraints
+from spark_jobs.writing.failures import FailedRowError, RejectedRowError, UnfinishedReadError, explain
+from spark_jobs.writing.letters import Places, first_places, without_first
+from spark_jobs.writing.sink import plain_strings
+from stream_consumers.batches import Range
+from stream_consumers.errors import ConstraintViolatedError, StreamAssetsError, TransformError
+from stream_consumers.messages import Shard
+from stream_consumers.options import OnBadRows
+
+MOST_FAILING = 20
+"""Of so many messages of a batch the transform may fail: a broken one fails for all of them."""
+T = TypeVar("T")
+_PLACES = f"_stream STRING, _shard BIGINT, _sequence BIGINT, {REASON} STRING"
+_CORRECT_IT = "Correct it; nothing was written, and the next run reads the same messages."
+# PySpark decides so when the decorator runs.
+_MADE_EARLY = (
+    "A UDF that is made while its module is imported works only with a Spark in the process of the run. Make it inside "
+    "the transform; or have such a Spark: SparkSessionResource(in_process=True), --in-process."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A batch of which it is known what is bad.
+
+    Args:
+        frame: what was read; those that are bad have an ``_error``.
+        rows: to be written.
+    """
+
+    frame: DataFrame
+    rows: DataFrame
+
+
+@dataclass(slots=True)
+class Cached:
+    """What Spark keeps while a batch is written."""
+
+    frames: list[DataFrame] = field(default_factory=list)
+
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """The same rows, computed once."""
+        self.frames.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self.frames[-1]
+
+
+@contextmanager
+def caching() -> Iterator[Cached]:
+    """Nothing is kept behind it."""
+    cached = Cached()
+    try:
+        yield cached
+    finally:
+        for frame in cached.frames:
+            frame.unpersist()
+
+
+class Sieve:
+    """Calls the transform, and finds bad rows.
+
+    Args:
+        spark: a session.
+        ingestion: the table, the transform, and what becomes of bad rows.
+        ledger: of the table.
+        finish: what is done with the rows of the transform.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        ingestion: Ingestion,
+        ledger: Ledger,
+        *,
+        finish: Callable[[DataFrame], DataFrame],
+    ) -> None:
+        self._spark = spark
+        self._finish = finish
+        self._ingestion = ingestion
+        self._ledger = ledger
+        self._makes_dead_letters = ingestion.on_bad_rows is OnBadRows.DEAD_LETTER
+        self._constraints = Constraints({}, ())
+        self.needs_payloads = self._makes_dead_letters
+        """Whether rows may become dead letters: the transform was seen to reject some, or it is asked for."""
+
+    def transform(self, rows: DataFrame, treatment: Treatment = let_pass) -> DataFrame:
+        """The rows to write of decoded ones.
+
+        Args:
+            rows: with the columns of the decoder and those of the stream.
+            treatment: of what the transform rejects.
+
+        Raises:
+            TransformError: it raised.
+        """
+        return self._finish(self._made(rows, treatment))
+
+    def _made(self, rows: DataFrame, treatment: Treatment) -> DataFrame:
+        transform = self._ingestion.transform
+        if transform is None:
+            return rows
+        name = getattr(transform, "__name__", "transform")
+        try:
+            with treating(treatment):
+                result = transform(rows)
+            fields = result.schema.fields
+        except StreamAssetsError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
+            raise TransformError(
+                f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
+                remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
+            ) from error
+        return plain_strings(result, fields)
+
+    def transformed(self, frame: DataFrame) -> DataFrame:
+        """The rows to write of what was read; none of it is bad, or it is known already."""
+        return self.transform(_good(frame))
+
+    def rejections(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """The rows that the transform does not reject, and the places of the messages that it does."""
+        rejections = Rejections()
+        rows = self.transform(_good(frame), rejections)
+        places = rejections.places
+        self.needs_payloads |= places is not None
+        return rows, places
+
+    def sift(self, frame: DataFrame, cached: Cached) -> Sifted:
+        """Find what is bad.
+
+        Args:
+            frame: what was read, in Spark's cache.
+            cached: what is computed on the way is kept there.
+
+        Raises:
+            TransformError: it fails for more than :data:`MOST_FAILING` messages, or not because of single messages; or
+                for one, if that is to fail the run.
+        """
+        rows, rejected = self.rejections(frame)
+        if rejected is not None:
+            frame = self._tried(frame, cached, self._rejected, self._without_rejected)
+            rows = self.transformed(frame)
+        if not self._makes_dead_letters:
+            return Sifted(frame, rows)
+        self._constraints = Constraints.of(self._spark, self._ledger.log)
+        return self._tried(frame, cached, self._judged, self._without_broken)
+
+    def _tried(
+        self,
+        frame: DataFrame,
+        cached: Cached,
+        make: Callable[[DataFrame], DataFrame],
+        step: Callable[[DataFrame, Cached], T],
+    ) -> T:
+        """A step, which fails for no message but those that are found to be bad meanwhile."""
+        while True:
+            try:
+                return step(frame, cached)
+            except FailedRowError as error:
+                if not self._makes_dead_letters:
+                    raise
+                frame = self._marked(frame, self._failing(frame, make, error), cached)
+
+    def _rejected(self, frame: DataFrame) -> DataFrame:
+        """The places that are rejected."""
+        return self.rejections(frame)[1] or self._spark.createDataFrame([], _PLACES)
+
+    def _without_rejected(self, frame: DataFrame, cached: Cached) -> DataFrame:
+        return self._marked(frame, self._rejected(frame), cached)
+
+    def _judged(self, frame: DataFrame) -> DataFrame:
+        """The rows to write, with what they break."""
+        rows = self.transformed(frame)
+        return self._constraints.judged(rows) or rows
+
+    def _without_broken(self, frame: DataFrame, cached: Cached) -> Sifted:
+        rows = self.transformed(frame)
+        if self._ingestion.transform is not None:
+            # Once: what is looked at is what is written. All columns of all rows are made, and what fails does so now.
+            rows = cached.keep(rows)
+            self._run(rows.count)
+        judged = self._constraints.judged(rows)
+        if judged is None:
+            return Sifted(frame, rows)
+        broken = judged.where(f.col(REASON).isNotNull()).groupBy(*PLACE).agg(f.min(REASON).alias(REASON))
+        marked = self._marked(frame, broken, cached)
+        return Sifted(marked, rows if marked is frame else _without_bad(rows, marked))
+
+    def _marked(self, frame: DataFrame, places: DataFrame, cached: Cached) -> DataFrame:
+        """The frame in which the messages at these places have an error; the same one if there are none.
+
+        Raises:
+            TransformError: one of them is not the place of a message of the batch.
+        """
+        # Once, or a message could be bad for one of two that ask, and not for the other.
+        places = cached.keep(places)
+        count = self._run(places.count)
+        if not count:
+            return frame
+        known = self._run(_good(frame).join(places, [*PLACE], "left_semi").count)
+        if known != count:
+            raise TransformError(
+                f"the transform rejects {count - known} rows of no message of this batch",
+                remedy="Keep _stream, _shard and _sequence of each row as they are; nothing was written.",
+            )
+        reason = f.coalesce("_error", REASON).alias("_error")
+        columns = [reason if name == "_error" else name for name in frame.columns]
+        return cached.keep(frame.join(places, [*PLACE], "left").select(*columns))
+
+    def _run(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except Exception as error:  # Spark raises what comes
+            raise explain(error, table=self._ingestion.table) from error
+
+    def _failing(self, frame: DataFrame, make: Callable[[DataFrame], DataFrame], error: FailedRowError) -> DataFrame:
+        """The places of the messages for which ``make`` fails: halves of the batch are tried, and halves of those.
+
+        Raises:
+            TransformError: there are too many, or none fails alone.
+        """
+        found: list[tuple[str, int, int, str]] = []
+        read = self._run(_good(frame).select(*PLACE).toPandas)
+        places = {shard: np.sort(sequences) for shard, sequences in by_shard(read, *PLACE)}
+        self._search(frame, make, places, error, found)
+        if not found:
+            # Together they fail, each of them alone does not.
+            raise error
+        return self._spark.createDataFrame(found, _PLACES)
+
+    def _search(
+        self,
+        frame: DataFrame,
+        make: Callable[[DataFrame], DataFrame],
+        places: Places,
+        error: FailedRowError,
+        found: list[tuple[str, int, int, str]],
+    ) -> None:
+        """Find those that fail among some that do, with this error."""
+        count = sum(map(len, places.values()))
+        if count == 1:
+            ((shard, own),) = places.items()
+            said = error.what.replace(f" while writing {self._ingestion.table}", "")
+            found.append((shard.stream, shard.id, int(own[0]), said))
+            if len(found) > MOST_FAILING:
+                raise TransformError(
+                    f"{error.what}; so it does for more than {MOST_FAILING} messages of a batch",
+                    remedy="Correct the transform, or let it reject() such rows; or take fewer messages a batch "
+                    "(max_records). Nothing was written.",
+                )
+            return
+        for half in (first_places(places, count // 2), without_first(places, count // 2)):
+            ranges = {shard: Range(int(own[0]), int(own[-1]) + 1) for shard, own in half.items()}
+            try:
+                self._run(make(frame.where(in_ranges(ranges))).write.format("noop").mode("overwrite").save)
+            except FailedRowError as failed:
+                self._search(frame, make, half, failed, found)
+
+    def is_for_care(self, error: StreamAssetsError) -> bool:
+        """Whether a batch that failed while it was read and written is read and counted first."""
+        of_rows = (FailedRowError, ConstraintViolatedError) if self._makes_dead_letters else ()
+        return isinstance(error, (UnfinishedReadError, RejectedRowError, *of_rows))
+
+    def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
+        """The same error, with the place of a row that breaks a constraint, if one is found."""
+        if self._makes_dead_letters:
+            # Those that were found are not written; this is one that is not known here.
+            return error
+        example: Row | None = None
+        # What is wrong is known; this only says where.
+        with suppress(Exception):
+            judged = Constraints.of(self._spark, self._ledger.log).judged(rows)
+            if judged is not None:
+                example = judged.where(f.col(REASON).isNotNull()).select(*PLACE, REASON).first()
+        if example is None:
+            return error
+        where = f"{Shard(example['_stream'], example['_shard'])}={example['_sequence']}"
+        return ConstraintViolatedError(
+            f"{error.what}; at {where}, for one, {example[REASON]}", remedy=error.remedy, **error.facts
+        )
+
+
+def _good(frame: DataFrame) -> DataFrame:
+    """What was decoded and is not known to be bad, as the transform gets it."""
+    return frame.where(f.col("_error").isNull()).drop(*DEAD_LETTER_COLUMNS)
+
+
+def _without_bad(rows: DataFrame, frame: DataFrame) -> DataFrame:
+    """The rows of messages without an error."""
+    bad = frame.where(f.col("_error").isNotNull()).select(*PLACE)
+    return rows.join(bad, [*PLACE], "left_anti").select(*rows.columns)
