@@ -7,7 +7,7 @@ from decimal import Decimal
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.avro_resolution import AvroReader
@@ -57,6 +57,27 @@ def decimal(precision, scale, kind="bytes"):
     return logical(kind, "decimal", precision=precision, scale=scale)
 
 
+NARROWER = {
+    "bytes": {"string"},
+    "string": {"bytes"},
+    "long": {"int"},
+    "float": {"int", "long"},
+    "double": {"int", "long", "float"},
+}
+
+
+def is_promoted_in_a_union(kind):
+    """Whether fastavro takes another branch than that of a value's own type, since it comes first."""
+    if isinstance(kind, list):
+        kinds = [kind_of(part) for part in kind]
+        behind = [NARROWER.get(one, set()) & set(kinds[place:]) for place, one in enumerate(kinds)]
+        return any(behind) or any(map(is_promoted_in_a_union, kind))
+    if kind_of(kind) == "record":
+        return any(is_promoted_in_a_union(own["type"]) for own in kind["fields"])
+    inner = {"array": "items", "map": "values"}.get(kind_of(kind))
+    return is_promoted_in_a_union(kind[inner]) if inner else False
+
+
 def _tag(part):
     return part["name"] if kind_of(part) in ("record", "enum", "fixed") else kind_of(part)
 
@@ -84,6 +105,7 @@ def flattened(kind, value):
 def test_a_later_schema_reads_what_fastavro_reads_with_it(data):
     writer = data.draw(schemas(logical=False), label="writer")
     reader = data.draw(evolved(writer), label="reader")
+    assume(not is_promoted_in_a_union(reader))
     rows = data.draw(st.lists(values(writer), min_size=1, max_size=3), label="values")
     payloads = [encoded(writer, row) for row in rows]
     found, errors = read(writer, reader, *payloads)

@@ -149,6 +149,7 @@ def test_secrets_are_looked_up_when_a_run_begins_and_shown_nowhere(registry, mon
         monkeypatch.delenv("REGISTRY_USER")
         monkeypatch.delenv("REGISTRY")
         # An executor has another environment.
+        assert known.registry.options == {"basic.auth.user.info": "me:s3cret"}
         assert decode(pickle.loads(pickle.dumps(known)), [payload]) == ([{"id": 1}], [None])
         assert "s3cret" not in repr(known)
         assert "me:" not in repr(known)
