@@ -18,9 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from spark_jobs.decoding.json_decode import (
-    CHUNK_ROWS,
     FAILURES,
-    FEW,
     decode_carefully,
     joined,
     may_hold_constants,
@@ -47,11 +45,15 @@ from spark_jobs.decoding.json_values import (
 
 Fail: TypeAlias = Callable[[int, str], None]
 """Told of a row, and why it cannot be decoded."""
+# So many documents are parsed by Arrow again without one that it does not parse, and so often.
+_FEW_ROWS = 256
+_TRIES = 5
+_MANY_ROWS = 2048
 # With fewer brackets Python reads any document, wherever it is called; Arrow reads deeper.
 _SURELY_FLAT = 400
 _TOMBSTONE = b"{}"
-_SPACE = re.compile(r"[ \t\n\r]*")
-_FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
+_SPACES = " \t\n\r"
+_SPACE = re.compile(f"[{_SPACES}]*")
 _LIST: Any = pa.ListArray
 _MAP: Any = pa.MapArray
 _scan = scanner(parse_constant=Constant)
@@ -67,13 +69,13 @@ def decode_leniently(documents: list[bytes | None], schema: pa.Schema) -> tuple[
         return decode_documents(documents, schema, is_lenient=True)
     parts: list[list[Column]] = []
     errors: list[str | None] = []
-    tries = FEW
-    for start in range(0, len(documents), CHUNK_ROWS):
-        columns, found, is_few = _decode_chunk(documents[start : start + CHUNK_ROWS], schema, tries)
+    rows = _FEW_ROWS
+    while len(errors) < len(documents):
+        columns, found, is_mostly_parsed = _decode_chunk(documents[len(errors) : len(errors) + rows], schema)
         parts.append(columns)
         errors.extend(found)
         # Where Arrow failed at many, it will fail at many of the next ones, too.
-        tries = FEW if is_few else 1
+        rows = _FEW_ROWS if is_mostly_parsed else _MANY_ROWS
     return joined(parts), errors
 
 
@@ -85,18 +87,17 @@ def decode_strictly(documents: list[bytes | None], schema: pa.Schema) -> tuple[l
     return decode_documents(documents, schema, is_lenient=False)
 
 
-def _decode_chunk(
-    documents: list[bytes | None], schema: pa.Schema, tries: int
-) -> tuple[list[Column], list[str | None], bool]:
-    """Arrow parses the documents as long as it fails at few of them; the others are left to Python.
+def _decode_chunk(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None], bool]:
+    """Arrow parses the documents without those at which it fails, if these are few; the others are left to Python.
 
     Returns:
-        The columns, per row why it could not be decoded, and whether Arrow failed at few.
+        The columns, per row why it could not be decoded, and whether Arrow parsed most of them.
     """
     lines = [_TOMBSTONE if document is None else document.strip() for document in documents]
     sound = _sound(lines)
-    parts, is_few = _parse_most(lines, sound, schema, tries)
-    left = set(range(len(lines))).difference(*(rows for rows, _ in parts))
+    parsed, columns = _parse_most(lines, sound, schema)
+    parts = [(parsed, columns)] if parsed else []
+    left = set(range(len(lines))).difference(parsed)
     for row in left.intersection(sound):
         if lines[row].count(b"[") + lines[row].count(b"{") > _SURELY_FLAT:
             with suppress(*FAILURES):
@@ -109,7 +110,7 @@ def _decode_chunk(
         errors[row] = error
     parts.append((others, columns))
     rows = [row for own, _ in parts for row in own]
-    return placed(joined([columns for _, columns in parts]), rows, len(lines)), errors, is_few
+    return placed(joined([columns for _, columns in parts]), rows, len(lines)), errors, bool(parsed)
 
 
 def _sound(lines: list[bytes]) -> list[int]:
@@ -122,25 +123,18 @@ def _sound(lines: list[bytes]) -> list[int]:
     return [row for row, line in enumerate(lines) if not may_hold_constants(line) and refusal(line) is None]
 
 
-def _parse_most(
-    lines: list[bytes], rows: list[int], schema: pa.Schema, tries: int
-) -> tuple[list[tuple[list[int], list[Column]]], bool]:
-    """Rows of these that Arrow parses with their columns, some at a time; and whether that are nearly all."""
-    parts: list[tuple[list[int], list[Column]]] = []
-    for _ in range(tries):
+def _parse_most(lines: list[bytes], rows: list[int], schema: pa.Schema) -> tuple[list[int], list[Column]]:
+    """Those of these rows that Arrow parses, and their columns; none if it fails at many."""
+    left = list(rows)
+    for _ in range(_TRIES):
         try:
-            if rows:
-                parts.append((rows, parse_lines([lines[row] for row in rows], schema)))
-            return parts, True
+            return left, parse_lines([lines[row] for row in left], schema) if left else []
         except FAILURES as error:
             named = named_row(error)
-            if named is None or named >= len(rows):
+            if named is None or named >= len(left):
                 break
-            before, rows = rows[:named], rows[named + 1 :]
-            if before:
-                with suppress(*FAILURES):
-                    parts.append((before, parse_lines([lines[row] for row in before], schema)))
-    return parts, False
+            del left[named]
+    return [], []
 
 
 def decode_documents(
@@ -163,12 +157,24 @@ def decode_documents(
     def fail(row: int, reason: str) -> None:
         errors[row] = errors[row] or reason
 
+    scan = _scan if is_lenient else _scan_strictly
+    is_wanted = False
     for row, document in enumerate(documents):
+        found: Mapping[str, Any] = {}
         try:
-            objects.append({} if document is None else _read(document, root, _scan if is_lenient else _scan_strictly))
-        except _FAILED as error:
-            objects.append({})
+            if document is not None:
+                text = object_text(document)
+                # Where the last one was wanted as it is written, so is this one, most probably.
+                written = _exact(root, text) if is_wanted and is_lenient else None
+                if written is None:
+                    found = read_object(text, scan)
+                    is_wanted = root.wants_text(found)
+                    written = root.exact(text, 0)[0] if is_wanted else found
+                found = written
+        except (ValueError, RecursionError, StopIteration) as error:
+            found = {}
             fail(row, why(error))
+        objects.append(found)
     columns = root.columns(objects, range(len(objects)), "", fail)
     good = [row for row, error in enumerate(errors) if error is None]
     if len(good) < len(errors):
@@ -196,32 +202,41 @@ def decode_values(documents: list[bytes | None], schema: pa.Schema) -> tuple[lis
     return [pa.array(texts, pa.string())], errors
 
 
-def read_object(document: bytes, scan: Scan = _scan) -> dict[str, Any]:
-    """An object as it is parsed, with numbers as they are written.
+def object_text(document: bytes) -> str:
+    """A document that looks like an object, as text without white space around it.
 
     Raises:
-        ValueError, StopIteration, RecursionError: it is none, or cannot be read; see :func:`why`.
+        ValueError: it does not, or is not UTF-8.
     """
     line = document.strip()
     if line[:1] != b"{" or line[-1:] != b"}":
         raise ValueError("not a JSON object")
-    text = line.decode()
+    return line.decode()
+
+
+def read_object(text: str, scan: Scan = _scan) -> dict[str, Any]:
+    """An object as it is parsed, with numbers as they are written.
+
+    Args:
+        text: of :func:`object_text`.
+        scan: parses.
+
+    Raises:
+        ValueError, StopIteration, RecursionError: it is none, or cannot be read; see :func:`why`.
+    """
     found, end = scan(text, 0)
     if end != len(text):
         raise ValueError("more than one JSON object")
     return found  # type: ignore[no-any-return]
 
 
-def _read(document: bytes, root: _Struct, scan: Scan) -> Mapping[str, Any]:
-    """An object whose values are as written where that is wanted.
-
-    Raises:
-        ValueError, StopIteration, RecursionError: it is none, or cannot be read.
-    """
-    found = read_object(document, scan)
-    if root.wants_text(found):
-        found, _ = root.exact(document.strip().decode(), 0)
-    return found
+def _exact(root: _Struct, text: str) -> Mapping[str, Any] | None:
+    """An object whose values are as they are written where that is wanted; ``None`` if it cannot be read so."""
+    try:
+        found, end = root.exact(text, 0)
+    except (IndexError, ValueError, RecursionError, StopIteration):
+        return None
+    return found if end == len(text) else None
 
 
 def why(error: Exception) -> str:
@@ -350,12 +365,14 @@ class _Struct:
         self._decoded = [field.with_type(decoded_type(field.type)) for field in kind]
         self._shapes = [_shape(field.type, is_lenient) for field in kind]
         self._by_name = dict(zip(kind.names, self._shapes))
-        self._with_text = {name: shape for name, shape in self._by_name.items() if not _never_wants_text(shape)}
+        self._with_text = [pair for pair in self._by_name.items() if type(pair[1]) not in (_Leaf, _Strict)]
 
     def wants_text(self, value: Any) -> bool:
-        return isinstance(value, dict) and any(
-            name in value and shape.wants_text(value[name]) for name, shape in self._with_text.items()
-        )
+        if isinstance(value, dict):
+            for name, shape in self._with_text:
+                if name in value and shape.wants_text(value[name]):
+                    return True
+        return False
 
     def exact(self, text: str, at: int) -> tuple[Any, int]:
         return _exact_object(text, at, self._by_name.get)
@@ -395,12 +412,16 @@ class _List:
             return _scan(text, at)
         found: list[Any] = []
         at = _behind_space(text, at + 1)
-        while text[at] != "]":
+        if text[at] == "]":
+            return found, at + 1
+        while True:
             value, at = self._shape.exact(text, at)
             found.append(value)
             at = _behind_space(text, at)
-            at = _behind_space(text, at + 1) if text[at] == "," else at
-        return found, at + 1
+            if text[at] == "]":
+                return found, at + 1
+            _expect(text, at, ",")
+            at = _behind_space(text, at + 1)
 
     def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
         arrays = _all_are(list, values, rows, name, fail)
@@ -431,10 +452,6 @@ class _Map:
         names = pa.array(map(encodable, keys), pa.string())
         made: Column = _MAP.from_arrays(_offsets(objects), names, items, type=self._kind)
         return made
-
-
-def _never_wants_text(shape: _Shape) -> bool:
-    return type(shape) in (_Leaf, _Strict)
 
 
 def _all_are(kind: type, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> list[Any]:
@@ -470,18 +487,34 @@ def _exact_object(text: str, at: int, shape_of: Callable[[str], _Shape | None]) 
         return _scan(text, at)
     found: dict[str, Any] = {}
     at = _behind_space(text, at + 1)
-    while text[at] != "}":
+    if text[at] == "}":
+        return found, at + 1
+    while True:
+        _expect(text, at, '"')
         name, at = scanstring(text, at + 1, True)
-        at = _behind_space(text, _behind_space(text, at) + 1)
+        if text[at] != ":":
+            at = _behind_space(text, at)
+            _expect(text, at, ":")
+        at += 1
+        if text[at] in _SPACES:
+            at = _behind_space(text, at)
         shape = shape_of(name)
         found[name], at = _scan(text, at) if shape is None else shape.exact(text, at)
-        at = _behind_space(text, at)
-        at = _behind_space(text, at + 1) if text[at] == "," else at
-    return found, at + 1
+        if text[at] in _SPACES:
+            at = _behind_space(text, at)
+        if text[at] == "}":
+            return found, at + 1
+        _expect(text, at, ",")
+        at = _behind_space(text, at + 1)
+
+
+def _expect(text: str, at: int, what: str) -> None:
+    if text[at] != what:
+        raise ValueError(f"no {what}")
 
 
 def _behind_space(text: str, at: int) -> int:
-    if text[at] not in " \t\n\r":
+    if text[at] not in _SPACES:
         return at
     match = _SPACE.match(text, at)
     assert match

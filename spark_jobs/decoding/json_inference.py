@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_documents import read_object, why
+from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import Constant, Float, Integer
 from spark_jobs.decoding.times import read_day, read_moment
 
@@ -88,7 +88,7 @@ def infer(payloads: Iterable[bytes | None], *, taken: Collection[str] = ()) -> I
             continue
         messages += 1
         try:
-            seen.add(read_object(payload))
+            seen.add(read_object(object_text(payload)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it is told
             refused[why(error)] += 1
     remarks: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo
 
@@ -20,6 +21,8 @@ _MOMENT = re.compile(
     r"(?:\.([0-9]*))?([^0-9].*)?)?)?)?)?)?",
     re.DOTALL,
 )
+# As most are written; for these there is a faster way.
+_USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.([0-9]*))?([^0-9].*)?", re.DOTALL)
 _DAY = re.compile(r"([+-]?[0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.DOTALL)
 _OFFSET = re.compile(r"([+-])(?:([0-9]{1,2})(?::([0-9]{1,2})|:([0-9]{2}):([0-9]{2}))?|([0-9]{2})([0-9]{2})([0-9]{2})?)")
 _PREFIXED = re.compile(r"(?:UTC|GMT|UT)(?=[+-]|\Z)")
@@ -55,9 +58,9 @@ def read_moment(text: str) -> datetime:
         2024-02-29 11:00:00.123456+00:00
     """
     found, zone = _moment(text)
-    if zone is None or zone is timezone.utc:
-        return found.replace(tzinfo=timezone.utc)
-    return found.replace(tzinfo=zone).astimezone(timezone.utc)
+    # As Java has it: what is there twice in autumn is the first, what spring leaves out is an hour later.
+    offset = zone.utcoffset(found) if zone is not None and zone is not timezone.utc else None
+    return (found - offset if offset else found).replace(tzinfo=timezone.utc)
 
 
 def read_local_moment(text: str) -> datetime:
@@ -78,7 +81,16 @@ def read_local_moment(text: str) -> datetime:
 
 
 def _moment(text: str) -> tuple[datetime, tzinfo | None]:
-    match = _MOMENT.fullmatch(text.strip(_TRIMMED))
+    text = text.strip(_TRIMMED)
+    if usual := _USUAL.fullmatch(text):
+        # The year 0 is for below.
+        with suppress(ValueError):
+            found = datetime.fromisoformat(text[:19])
+            fraction, zone = usual.groups()
+            if fraction:
+                found = found.replace(microsecond=int(fraction[:6].ljust(6, "0")))
+            return found, None if zone is None else _zone(zone.strip(_TRIMMED))
+    match = _MOMENT.fullmatch(text)
     if match is None:
         raise ValueError("no time")
     year, month, day, hour, minute, second, fraction, zone = match.groups()

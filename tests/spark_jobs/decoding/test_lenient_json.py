@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding import json_documents
-from spark_jobs.decoding.json_decode import CHUNK_ROWS, decode_carefully
+from spark_jobs.decoding.json_decode import decode_carefully
 from spark_jobs.decoding.json_decoder import Json, JsonMode
 from spark_jobs.decoding.json_documents import decode_documents
 from spark_jobs.decoding.json_types import VARIANT
@@ -194,7 +194,7 @@ def test_every_mixture_of_good_odd_and_bad_gives_each_its_own():
         (b"%d", None),
     ]
     for share in (1, 3, 50, 700):
-        chosen = [kinds[(number // 5) % 6 if number % share == 0 else 0] for number in range(3 * CHUNK_ROWS)]
+        chosen = [kinds[(number // 5) % 6 if number % share == 0 else 0] for number in range(2500)]
         rows, errors = decode([text % number for number, (text, _) in enumerate(chosen)], schema)
         for number, (_, text) in enumerate(chosen):
             assert (errors[number] is None) == (text is not None), number
