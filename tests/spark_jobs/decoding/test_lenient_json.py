@@ -17,7 +17,7 @@ from spark_jobs.decoding.json_documents import decode_documents
 from spark_jobs.decoding.json_types import VARIANT
 from spark_jobs.decoding.json_values import MOST_NESTED, MOST_VARIANT_BYTES, UnfitError, conversion, scanner
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
-from tests.support.payloads import NUMBERS, STRINGS
+from tests.support.payloads import BAD, NUMBERS, STRINGS
 from tests.support.profiles import examples
 
 TIME = pa.timestamp("us", "UTC")
@@ -240,6 +240,31 @@ def test_text_and_variants_are_as_they_are_written(values):
     rows, errors = decode([document.encode()], pa.schema([("v", inner)]))
     assert errors == [None]
     assert rows[0]["v"] == {"l": expected, "m": [(f"k{i}", text) for i, text in enumerate(texts)]}
+
+
+WRONG = (
+    *("[1 2]", "[1,]", "[,1]", "[1,,2]", "[1", "[1}", '{"a" 1}', '{"a":}', '{"a":1 "b":2}', '{"a":1,}', "{,}", "{a:1}"),
+    *('{"a":1', '{"a":1]', '{"a":1}}', '{"a"', '{"', "{1:1}", '"x', "01", "tru", "", "[1]]", "[1];"),
+)
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, *BAD], ids=repr)
+def test_beside_text_that_is_wanted_as_it_is_written_all_else_is_as_before(wrong):
+    """Where one document was read in the slower way, the next ones are at once."""
+    kind = pa.struct([("a", pa.string()), ("l", pa.list_(pa.string()))])
+    schema = pa.schema([("v", pa.list_(pa.string())), ("w", kind), ("x", pa.string())])
+    wanted = b'{"v":[[1]]}'
+    documents = (
+        [wrong]
+        if isinstance(wrong, bytes)
+        else [b'{"%s":%s}' % (name, wrong.encode()) for name in (b"v", b"w", b"x", b"y")]
+    )
+    for document in documents:
+        alone = decode([document], schema)
+        rows, errors = decode([wanted, document, wanted, document], schema)
+        assert errors == [None, *alone[1], None, *alone[1]]
+        assert rows[1] == rows[3] == alone[0][0]
+        assert rows[0] == rows[2] == {"v": ["[1]"], "w": None, "x": None}
 
 
 # -- MAP and VARIANT --------------------------------------------------------------------------------------------------
