@@ -189,7 +189,8 @@ class Sieve:
 
     def _rejected(self, frame: DataFrame) -> DataFrame:
         """The places that are rejected."""
-        return self.rejections(frame)[1] or self._spark.createDataFrame([], _PLACES)
+        _, places = self.rejections(frame)
+        return self._spark.createDataFrame([], _PLACES) if places is None else places
 
     def _without_rejected(self, frame: DataFrame, cached: Cached) -> DataFrame:
         return self._marked(frame, self._rejected(frame), cached)
@@ -197,7 +198,8 @@ class Sieve:
     def _judged(self, frame: DataFrame) -> DataFrame:
         """The rows to write, with what they break."""
         rows = self.transformed(frame)
-        return self._constraints.judged(rows) or rows
+        judged = self._constraints.judged(rows)
+        return rows if judged is None else judged
 
     def _without_broken(self, frame: DataFrame, cached: Cached) -> Sifted:
         rows = self.transformed(frame)

@@ -30,13 +30,14 @@ from stream_consumers.errors import (
     TransformError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, OnBadRows
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RELEASED_MS, ClaimedEntries, Heartbeat, RedisClaims
 from stream_consumers.redis.group import CLAIM_MODE_SENTINEL
 from stream_consumers.redis.ids import to_sequence
 from stream_consumers.redis.scripts import CLAIM_NEW
 from stream_consumers.urls import StreamUrl
+from tests.support.bad_rows import bad_rows, is_bad
 from tests.support.lossy_proxy import LossyProxy
 from tests.support.polling import until
 from tests.support.redis_tables import Stream
@@ -465,6 +466,18 @@ def test_a_transform_that_fails_releases_its_entries_and_counts_no_delivery(
     stream.drain(spark)
     assert time.monotonic() - begin < 15, "nobody waits for entries that were released"
     stream.assert_each_once()
+
+
+@pytest.mark.slow
+def test_entries_whose_rows_are_bad_become_dead_letters_and_are_acknowledged(
+    spark: SparkSession, stream: Stream
+) -> None:
+    stream.add(130)
+    wanted = stream.ingestion(transform=bad_rows, on_bad_rows=OnBadRows.DEAD_LETTER)
+    assert sum(report.dead for report in stream.drain(spark, wanted)) == len([*filter(is_bad, range(130))])
+    stream.assert_each_once()
+    assert sum(stream.held().values()) == 0
+    assert all(verdict.is_right for verdict in verdicts(stream))
 
 
 @pytest.mark.slow
