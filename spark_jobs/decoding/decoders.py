@@ -66,7 +66,7 @@ Headers: TypeAlias = "str | Mapping[str, str] | None"
 
 @runtime_checkable
 class StoredDecoder(Decoder, Protocol):
-    """A decoder whose schema is somewhere else, as in a schema registry, and is looked up when a run begins."""
+    """A decoder whose schema is somewhere else, as in a schema registry, and is looked up before a batch is read."""
 
     @property
     def is_resolved(self) -> bool:
@@ -104,7 +104,7 @@ def is_resolved(decoder: Decoder) -> bool:
 
 
 def resolved(decoder: Decoder) -> Decoder:
-    """The decoder for a run: all of its batches, and all executors, have the same columns.
+    """The decoder for a batch: all executors have the same columns.
 
     Raises:
         StreamAssetsError: see :meth:`StoredDecoder.resolved`.

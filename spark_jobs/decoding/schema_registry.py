@@ -78,7 +78,7 @@ class SchemaRegistry:
         url: of the registry, without a password; several, separated by commas, are tried in turn. An ``EnvVar`` is
             looked up when it is used.
         options: of the client, like ``basic.auth.user.info``, ``ssl.ca.location``, ``bearer.auth.token`` or
-            ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up when a run begins. They are shown nowhere.
+            ``timeout`` (seconds, 10 by default). An ``EnvVar`` is looked up on the driver. They are shown nowhere.
 
     Raises:
         InvalidOptionError: no URL, or one with a password in it.
