@@ -44,7 +44,9 @@ def rows_of(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
     return [row.asDict() for row in frame.selectExpr(*columns, "to_json(parts.v) AS v").collect()]
 
 
-@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+@pytest.mark.parametrize(
+    "driver_records", [pytest.param(0, marks=pytest.mark.slow, id="executors"), pytest.param(1000, id="driver")]
+)
 def test_values_without_a_schema_are_in_the_table(spark: SparkSession, folder: Path, driver_records: int) -> None:
     url = f"file://{folder}/orders.ss/orders"
     what = replace(ingestion(folder / "t", decoder=Json(SCHEMA)), driver_records=driver_records)
