@@ -80,6 +80,11 @@ class StreamRun:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
         with failures():
+            if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
+                raise InvalidOptionError(
+                    f"run({context!r}) has no context of an asset",
+                    remedy="Give the body a parameter context, and hand it on: yield from stream.run(context).",
+                )
             declared = self.declared.with_transform(transform).located(
                 context.instance,
                 retry_seconds=self.config.configured(self.declared.template).retry_seconds,
@@ -93,11 +98,7 @@ class StreamRun:
                 checked = StreamCheckContext(declared.key, declared, context.instance)
                 yield from (check.evaluation(checked) for check in declared.checks)
                 return
-            if not isinstance(context, dg.AssetExecutionContext):
-                raise InvalidOptionError(
-                    f"run({context!r}) has no context of an asset",
-                    remedy="Give the body a parameter context, and hand it on: yield from stream.run(context).",
-                )
+            assert isinstance(context, dg.AssetExecutionContext)
             assert isinstance(self.config, StreamConfig)
             asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
             for key in context.selected_asset_keys:

@@ -355,7 +355,7 @@ def test_a_row_with_the_place_of_another_message_leaves_the_batch(
         (ingestion(Path("t"), decoder=Json("_shard BIGINT")), "uses names of stream-assets: _shard"),
         (ingestion(Path("t"), decoder=Json("_Shard BIGINT")), "uses names of stream-assets: _Shard"),
         (ingestion(Path("t"), decoder=Json("id BIGINT, Id INT")), "the column 'Id' is there twice"),
-        (ingestion(Path("t"), decoder=Json("id MAP<INT, INT>")), "id is map"),
+        (ingestion(Path("t"), decoder=Json("id MAP<INT, INT>")), "id is a MAP with keys that are int32"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_before_anything_is_read(

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
-from spark_jobs.decoding.decoders import Json
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger

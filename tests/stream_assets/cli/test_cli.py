@@ -21,6 +21,7 @@ COMMANDS = [
     "produce",
     "peek",
     "relay",
+    "infer",
     "ingest",
     "lag",
     "verify",
