@@ -176,6 +176,7 @@ def test_what_is_dropped_later_does_not_take_a_rejection_back(lake: Lake) -> Non
     lake.assert_right(what)
 
 
+@pytest.mark.slow
 def test_a_message_of_several_rows_is_rejected_as_a_whole_and_redriven_as_a_whole(lake: Lake) -> None:
     def items(rows: DataFrame) -> DataFrame:
         return rows.withColumn("item", f.explode(f.array("id", f.col("id") + 1, f.col("id") + 2)))

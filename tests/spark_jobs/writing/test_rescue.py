@@ -49,7 +49,7 @@ def rows(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+@pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), 1000], ids=["executors", "driver"])
 def test_nothing_is_lost_and_a_replay_brings_it_back(
     spark: SparkSession, folder: Path, url: StreamUrl, driver_records: int
 ) -> None:
