@@ -225,6 +225,7 @@ def test_a_replay_rejects_what_was_written_and_writes_what_was_rejected(lake: La
     lake.assert_right(what)
 
 
+@pytest.mark.slow
 def test_each_message_is_there_once_whatever_a_condition_says_the_next_time(lake: Lake) -> None:
     lake.send(200)
     what = lake.what(lambda rows: reject(reject(rows, f.rand() < 0.3, "one"), f.rand() < 0.3, "two"))
@@ -300,6 +301,7 @@ def constrained(lake: Lake) -> Lake:
     return lake
 
 
+@pytest.mark.slow
 def test_messages_that_break_a_constraint_become_dead_letters_and_the_others_rows(constrained: Lake) -> None:
     lake = constrained
     lake.send_payloads(*GOOD, *BROKEN)
