@@ -28,7 +28,7 @@ from spark_jobs.decoding.avro_resolution import (
 )
 from spark_jobs.decoding.avro_types import AvroType, parse_avro
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import decode_rows
+from spark_jobs.decoding.rows import columns_of, decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import SchemaMismatchError
 
@@ -166,10 +166,7 @@ class AvroDecoding:
         if len(present) < FEWEST_ROWS:
             return self._carefully(payloads)
         column, left = self._block.read(payloads if len(present) == len(payloads) else _taken(payloads, present))
-        columns = [column]
-        if not self._is_one:
-            assert isinstance(column, pa.StructArray)
-            columns = [column.field(place) for place in range(column.type.num_fields)]
+        columns = columns_of(column, is_one=self._is_one)
         errors: Column = pa.nulls(len(column), pa.string())
         if len(present) == len(payloads) and not left.any():
             return columns, errors

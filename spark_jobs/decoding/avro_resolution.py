@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import list_offsets
+from spark_jobs.decoding.rows import columns_of, list_offsets
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -88,12 +88,7 @@ class AvroReader:
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
         """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
-        built = self._build(values)
-        if self._is_one:
-            return [built]
-        assert isinstance(built, pa.StructArray)
-        # The rows without a value are null in each field, too.
-        return [built.field(place) for place in range(built.type.num_fields)]
+        return columns_of(self._build(values), is_one=self._is_one)
 
 
 class _Emitted:

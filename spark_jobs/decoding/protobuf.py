@@ -24,7 +24,7 @@ from spark_jobs.decoding.protobuf_files import (
     schema_of_text,
 )
 from spark_jobs.decoding.protobuf_types import build_message, columns_ddl, is_one_value
-from spark_jobs.decoding.rows import RowReader, decode_rows
+from spark_jobs.decoding.rows import RowReader, columns_of, decode_rows
 from spark_jobs.decoding.schema_registry import SchemaRegistry, check_subject
 from spark_jobs.decoding.schema_source import check_sources, read_file, read_text
 from spark_jobs.decoding.wire_format import Part, decode_frames, message_place
@@ -192,11 +192,7 @@ class MessageReader:
 
     def columns(self, values: Sequence[Any]) -> list[Column]:
         """See :meth:`spark_jobs.decoding.rows.RowReader.columns`."""
-        built = self._build(values)
-        if self._is_one:
-            return [built]
-        assert isinstance(built, pa.StructArray)
-        return [built.field(place) for place in range(built.type.num_fields)]
+        return columns_of(self._build(values), is_one=self._is_one)
 
 
 class Unframed:

@@ -69,6 +69,17 @@ def _built(
     return joined(parts)
 
 
+def columns_of(built: Column, *, is_one: bool) -> list[Column]:
+    """What was built of values: one column as it is, or those of its fields.
+
+    Rows without a value are null in each field, too.
+    """
+    if is_one:
+        return [built]
+    assert isinstance(built, pa.StructArray)
+    return [built.field(place) for place in range(built.type.num_fields)]
+
+
 def joined(parts: Sequence[Sequence[Column]]) -> list[Column]:
     """The columns of several blocks, one behind the other."""
     return list(parts[0]) if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]

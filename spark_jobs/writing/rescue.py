@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
@@ -22,40 +24,33 @@ def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
         rows: to be written.
         table: the columns of the table; ``None`` if it is made of these rows.
     """
-    known = {field.name.lower(): field for field in (table.fields if table is not None else rows.schema.fields)}
-    kept: list[Column] = []
-    rest: list[Column] = []
-    for field in rows.schema.fields:
-        if field.name == RESCUED:
-            continue
-        column = f.col(quoted(field.name))
-        own = known.get(field.name.lower())
-        if own is None:
-            rest.append(column.alias(field.name))
-            continue
-        inside, outside = _divided(column, field, own)
-        kept.append(inside.alias(field.name, metadata=field.metadata))
-        rest += [outside.alias(field.name)] if outside is not None else []
+    columns = [(f.col(quoted(field.name)), field) for field in rows.schema.fields if field.name != RESCUED]
+    kept, rest = _parts(columns, table if table is not None else rows.schema)
     before = f.col(RESCUED) if RESCUED in rows.columns else f.lit(None).cast(StringType())
     return rows.select(*kept, _united(before, _object(rest)).alias(RESCUED))
+
+
+def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
+    """What there is a place for, and what there is none for, each by its name."""
+    known = {field.name.lower(): field for field in own.fields}
+    kept: list[Column] = []
+    rest: list[Column] = []
+    for column, field in fields:
+        place = known.get(field.name.lower())
+        if place is None:
+            rest.append(column.alias(field.name))
+            continue
+        inside, outside = _divided(column, field, place)
+        kept.append(inside.alias(field.name, metadata=field.metadata))
+        rest += [outside.alias(field.name)] if outside is not None else []
+    return kept, rest
 
 
 def _divided(column: Column, field: StructField, own: StructField) -> tuple[Column, Column | None]:
     """The part of a column that the table has a place for, and the other one, if there may be any."""
     if not isinstance(field.dataType, StructType) or not isinstance(own.dataType, StructType):
         return column, None
-    known = {one.name.lower(): one for one in own.dataType.fields}
-    kept: list[Column] = []
-    rest: list[Column] = []
-    for one in field.dataType.fields:
-        part = column.getField(one.name)
-        place = known.get(one.name.lower())
-        if place is None:
-            rest.append(part.alias(one.name))
-            continue
-        inside, outside = _divided(part, one, place)
-        kept.append(inside.alias(one.name))
-        rest += [outside.alias(one.name)] if outside is not None else []
+    kept, rest = _parts([(column.getField(one.name), one) for one in field.dataType.fields], own.dataType)
     if not rest:
         return column, None
     # An object in which nothing is left is none.
