@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
-from spark_jobs.decoding.schema_source import check_sources, read_text
+from spark_jobs.decoding.schema_source import check_sources, given_schema
 from spark_jobs.decoding.wire_format import Part, decode_frames
 from stream_consumers.options import check_name, check_switch
 
@@ -77,12 +76,8 @@ class Avro:
             check_switch("framed", self.framed)
         if self.column is not None:
             check_name("column", self.column)
-        if self.schema_file is not None:
-            object.__setattr__(self, "schema", read_text(self.schema_file))
-            object.__setattr__(self, "schema_file", None)
-        if self.schema is not None and not isinstance(self.schema, StoredSchema):
-            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema)
-            object.__setattr__(self, "schema", StoredSchema("AVRO", text))
+        object.__setattr__(self, "schema", given_schema("AVRO", self.schema, self.schema_file))
+        object.__setattr__(self, "schema_file", None)
         if self.schema is not None:
             self.ddl()
 

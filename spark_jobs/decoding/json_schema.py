@@ -19,7 +19,7 @@ from spark_jobs.decoding.json_schema_types import json_documents, json_schema_dd
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import reason
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
-from spark_jobs.decoding.schema_source import check_sources, read_text
+from spark_jobs.decoding.schema_source import check_sources, given_schema
 from spark_jobs.decoding.wire_format import Part, decode_frames
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import check_switch
@@ -76,12 +76,8 @@ class JsonSchema:
             check_switch("framed", self.framed)
         if check_switch("validate", self.validate):
             imported("jsonschema", extra="json-schema")
-        if self.schema_file is not None:
-            object.__setattr__(self, "schema", read_text(self.schema_file))
-            object.__setattr__(self, "schema_file", None)
-        if self.schema is not None and not isinstance(self.schema, StoredSchema):
-            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema)
-            object.__setattr__(self, "schema", StoredSchema("JSON", text))
+        object.__setattr__(self, "schema", given_schema("JSON", self.schema, self.schema_file))
+        object.__setattr__(self, "schema_file", None)
         if self.schema is not None:
             self.ddl()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from spark_jobs.decoding.schema_registry import StoredSchema
 from stream_consumers.errors import InvalidOptionError
 
 
@@ -52,3 +54,20 @@ def read_text(path: str | Path) -> str:
         return read_file(path).decode()
     except UnicodeDecodeError as error:
         raise InvalidOptionError(f"the schema file {path} is no text", remedy="Give one in UTF-8.") from error
+
+
+def given_schema(form: str, schema: object, file: str | Path | None) -> StoredSchema | None:
+    """A schema that is JSON, as text or as what that is in Python, or in a file; ``None`` if neither is given.
+
+    Args:
+        form: what kind of schema it is, as registries call it.
+        schema: the schema; one that is stored already stays what it is.
+        file: the path of a file with it, instead.
+
+    Raises:
+        InvalidOptionError: the file cannot be read.
+    """
+    given = schema if file is None else read_text(file)
+    if given is None or isinstance(given, StoredSchema):
+        return given
+    return StoredSchema(form, given if isinstance(given, str) else json.dumps(given))
