@@ -27,12 +27,10 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, ignore_step
 from spark_jobs.batches.job import BatchJob
 from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.writer import Written
-from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import by_shard, within
-from spark_jobs.reading.source import decode_batch, decoded_schema, read_schema
-from spark_jobs.reading.spark_types import arrow_schema
+from spark_jobs.reading.source import SourceColumns
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
 from stream_consumers.batches import BatchPlan, Split
@@ -211,7 +209,7 @@ class LetterDecoder:
         ingestion: the group, the table, and the most to hold.
         wanted: which of them.
         url: the stream that they are of.
-        decoder: that of the rows, asked for when it is needed.
+        source: the decoder of the rows, and its columns, asked for when it is needed.
         refused: tells which of some decoded messages would be dead letters again, and why.
 
     Raises:
@@ -225,11 +223,11 @@ class LetterDecoder:
         wanted: Redrive,
         *,
         url: StreamUrl,
-        decoder: Callable[[], Decoder],
+        source: Callable[[], SourceColumns],
         refused: Callable[[Sequence[Split]], Mapping[tuple[Shard, int], str]],
     ) -> None:
         self._spark = spark
-        self._decoder = decoder
+        self._source = source
         self._refused = refused
         self._ingestion = ingestion
         self._limit = wanted.limit
@@ -270,12 +268,11 @@ class LetterDecoder:
         return counts == {shard: parts.size for shard, parts in places.items()}
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
-        decoder = self._decoder()
-        wanted, schema = arrow_schema(decoded_schema(decoder)), arrow_schema(read_schema(decoder))
+        source = self._source()
         outcome = Outcome()
         good: list[pa.RecordBatch] = []
         for batch in messages.to_batches():
-            errors = decode_batch(batch, decoder, wanted, schema).column("_error")
+            errors = source.decode(batch).column("_error")
             good.append(_kept(batch, errors, outcome))
         read = pa.Table.from_batches(good, messages.schema)
         refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}
@@ -332,7 +329,7 @@ class RedriveJob(BatchJob):
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, own, url=url, observer=observer, on_wait=on_wait)
         self._letters = LetterDecoder(
-            spark, own, wanted, url=url, decoder=lambda: self._writer.decoder, refused=self._writer.refused
+            spark, own, wanted, url=url, source=lambda: self._writer.source, refused=self._writer.refused
         )
         self._open: _Try | None = None
 

@@ -25,18 +25,20 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.sieve import Sieve, Sifted, caching
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_write
 from spark_jobs.reading.small import read_small
-from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, read_splits, source_schema
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, SourceColumns, read_splits
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session
 from spark_jobs.writing.dead_letters import Settlement, lost_ranges
 from spark_jobs.writing.failures import explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
+from spark_jobs.writing.new_fields import new_columns, takes_any_name, with_columns_of, with_new_fields
 from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
@@ -125,16 +127,35 @@ class BatchWriter:
         self._caution = Caution()
         self._sieve = Sieve(spark, ingestion, self.ledger, finish=self._rescued)
         self._decoder: Decoder | None = None
+        self._source: SourceColumns | None = None
+        # Finds fields of JSON that nobody has declared, and knows those that can be no columns.
+        self._watching: Watching | None = None
         # Whose columns are known to fit those of the table.
         self._fitting: Decoder | None = None
         self._columns: StructType | None = None
 
     @property
     def decoder(self) -> Decoder:
-        """With the schema that a registry has for it, as of the newest batch."""
+        """With the schema that a registry has for it, as of the newest batch, and with columns for new fields."""
+        if self._watching is not None:
+            return self._watching.decoder
         if self._decoder is None:
             self._decoder = resolved(self._ingestion.decoder)
+            if self._ingestion.schema_changes is SchemaChanges.ADD_COLUMNS:
+                self._watching = watching(self._decoder)
         return self._decoder
+
+    @property
+    def source(self) -> SourceColumns:
+        """The decoder, and its columns."""
+        decoder = self.decoder
+        if self._source is None or self._source.decoder != decoder:
+            self._source = SourceColumns.of(decoder)
+        return self._source
+
+    def _source_of_batch(self) -> SourceColumns:
+        """The same with a decoder that finds the fields that nobody has declared, where columns are made of them."""
+        return self.source if self._watching is None else replace(self.source, decoder=self._watching)
 
     def _look_up(self) -> None:
         """Ask the registry again, behind the plan: who has written its messages has registered their schemas before.
@@ -268,20 +289,20 @@ class BatchWriter:
         """The messages of a small batch; ``None`` if executors are to read it."""
         if batch.plan.records > self._ingestion.driver_records or batch.doubtful:
             return None
-        decoder = self.decoder
+        source = self._source_of_batch()
         try:
-            small = read_small(batch.plan.splits, decoder, keeps_payloads=self._sieve.needs_payloads)
+            small = read_small(batch.plan.splits, source, keeps_payloads=self._sieve.needs_payloads)
         except DataLossError as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:
             raise
         except Exception as error:  # a decoder of the user's may raise anything
             raise explain_read(f"{type(error).__name__}: {error}", what=str(self._url)) from error
-        return None if small is None else _Read(small.frame(self._spark, decoder), small.messages, small.dead)
+        return None if small is None else _Read(small.frame(self._spark, source), small.messages, small.dead)
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
-        read = read_splits(self._spark, batch.plan.splits, self.decoder, identities=batch.identities)
+        read = read_splits(self._spark, batch.plan.splits, self._source_of_batch(), identities=batch.identities)
         frame = read.drop(*DEAD_LETTER_COLUMNS)
         if self._ingestion.transform is None:
             return self._sieve.transform(frame)
@@ -309,7 +330,9 @@ class BatchWriter:
         self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
     ) -> Written | None:
         """Read and count the batch, then write its dead letters and its rows."""
-        read = read_splits(self._spark, batch.plan.splits, self.decoder, keeps_payloads=self._sieve.needs_payloads)
+        read = read_splits(
+            self._spark, batch.plan.splits, self._source_of_batch(), keeps_payloads=self._sieve.needs_payloads
+        )
         with caching() as cached:
             frame = cached.keep(self._without_written(read, batch.doubtful))
             return self._write_read(self._read(frame), batch, check, renew)
@@ -320,6 +343,8 @@ class BatchWriter:
         """Write what was read and counted: the dead letters, among them what is bad, then the other rows."""
         check()
         self._observer(Step.READ, batch)
+        if read.dead and self._finds_new_fields(read.frame):
+            return self.write(batch, check=check, renew=renew)
         has_payloads = self._sieve.needs_payloads
         with caching() as cached:
             sifted = self._sieve.sift(read.frame, cached)
@@ -339,6 +364,32 @@ class BatchWriter:
                 self._raced()
                 attempt = renew(attempt)
         return None
+
+    def _finds_new_fields(self, frame: DataFrame) -> bool:
+        """Whether messages have fields that nobody has declared; from then on the decoder has columns for them."""
+        before = self._watching
+        if before is None:
+            return False
+        errors = frame.where(f.col("_error").startswith(UNDECLARED)).select("_error")
+        seen = seen_in(row["_error"] for row in errors.toLocalIterator())
+        if not seen.fields:
+            return False
+        snapshot = self.ledger.log.snapshot()
+        self._watching = with_new_fields(
+            before,
+            seen,
+            self._columns,
+            own=self._decoder or before.decoder,
+            computed=snapshot.computed_columns if snapshot else frozenset(),
+            any_name=snapshot is not None and takes_any_name(snapshot.configuration),
+        )
+        self.check_columns(self.ledger.read())
+        if added := new_columns(before, self._watching):
+            _log.info("%s has fields that were not declared, which become columns: %s", self._url, ", ".join(added))
+        if refused := self._watching.known - before.known:
+            told = ", ".join(sorted(repr(".".join(path)) for path in refused))
+            _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, told)
+        return True
 
     def _write_once(self, sifted: Sifted, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
@@ -430,7 +481,7 @@ class BatchWriter:
             TransformError: the transform raised, or fails for some of them.
         """
         with caching() as cached:
-            frame = cached.keep(read_splits(self._spark, splits, self.decoder))
+            frame = cached.keep(read_splits(self._spark, splits, self.source))
             sifted = self._sieve.sift(frame, cached).frame
             if sifted is frame:
                 return {}
@@ -441,7 +492,7 @@ class BatchWriter:
         return rescue(rows, self._columns) if self._ingestion.schema_changes is SchemaChanges.RESCUE else rows
 
     def _nothing(self) -> DataFrame:
-        return self._spark.createDataFrame([], source_schema(self.decoder))
+        return self._spark.createDataFrame([], self.source.columns)
 
     def check_columns(self, state: LedgerState) -> None:
         """Before the first batch, and when the schema of the payloads is another one: do the rows fit the table?
@@ -452,7 +503,13 @@ class BatchWriter:
         if self._fitting is not None and self._fitting == self.decoder:
             return
         self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
+        snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
         rows = self._sieve.rejections(self._nothing())[0].schema
+        if self._watching is not None and self._columns is not None and snapshot is not None:
+            self._watching = with_columns_of(
+                self._watching, self._columns, made=rows, computed=snapshot.computed_columns
+            )
+            rows = self._sieve.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self.ledger.log)
@@ -460,7 +517,6 @@ class BatchWriter:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
-        snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
         check_columns(
             rows,
             self._columns,

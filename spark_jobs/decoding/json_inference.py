@@ -20,10 +20,11 @@ MOST_LEVELS = 32
 """What is in more objects and arrays than these is a VARIANT."""
 MOST_NAMES = 200
 """An object with more different names is a MAP: names like these are ids, and not columns."""
+NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
+"""What a name has in it that Delta takes with ``delta.columnMapping.mode=name`` only."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
-_NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
 _NUMBERS, _TIMES, _PARTS = {"whole number", "number"}, {"date", "time"}, {"object", "array"}
 
 
@@ -82,7 +83,7 @@ def infer(payloads: Iterable[bytes | None], *, taken: Collection[str] = ()) -> I
         >>> [column.messages for column in found.fields]
         [2, 1, 1]
     """
-    seen, refused, messages = _Seen(), Counter[str](), 0
+    seen, refused, messages = Seen(), Counter[str](), 0
     for payload in payloads:
         if payload is None:
             continue
@@ -148,28 +149,49 @@ def name_ddl(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else quoted(name)
 
 
-class _Seen:
-    """The values that a field had."""
+class Seen:
+    """The values that a field had, and those in them.
+
+    Attributes:
+        kinds: how often it had a value of each kind.
+        fields: of its objects.
+        items: of its arrays.
+        digits: of its longest whole number.
+        is_wide: whether a whole number is beyond 64 bits.
+        text: the first one that is no time.
+    """
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.fields: dict[str, _Seen] = {}
-        self.items: _Seen | None = None
+        self.fields: dict[str, Seen] = {}
+        self.items: Seen | None = None
         self.digits = 0
         self.is_wide = False
         self.text = ""
 
     @property
     def count(self) -> int:
+        """How many of them are not null."""
         return self.kinds.total() - self.kinds["null"]
 
+    def has_content(self) -> bool:
+        """Whether there was anything but null, and empty objects and arrays."""
+        left = [self]
+        while left:
+            seen = left.pop()
+            if set(seen.kinds) - {"null", *_PARTS}:
+                return True
+            left += [*seen.fields.values(), *([seen.items] if seen.items is not None else [])]
+        return False
+
     def add(self, value: Any) -> None:
-        left: list[tuple[_Seen, Any]] = [(self, value)]
+        """Look at a value as :func:`spark_jobs.decoding.json_documents.read_object` reads it."""
+        left: list[tuple[Seen, Any]] = [(self, value)]
         while left:
             seen, one = left.pop()
             left.extend(seen._note(one))
 
-    def _note(self, value: Any) -> list[tuple[_Seen, Any]]:
+    def _note(self, value: Any) -> list[tuple[Seen, Any]]:
         """Count a value, and say what is in it."""
         kind = _kind_of(value)
         self.kinds[kind] += 1
@@ -179,9 +201,9 @@ class _Seen:
         elif kind == "text":
             self.text = self.text or value
         elif kind == "object":
-            return [(self.fields.setdefault(name, _Seen()), inner) for name, inner in value.items()][::-1]
+            return [(self.fields.setdefault(name, Seen()), inner) for name, inner in value.items()][::-1]
         elif kind == "array":
-            self.items = self.items or _Seen()
+            self.items = self.items or Seen()
             return [(self.items, inner) for inner in value]
         return []
 
@@ -201,7 +223,7 @@ def _kind_of(value: Any) -> str:
     return "text"
 
 
-def _type_of(seen: _Seen, path: str, level: int, remarks: list[str]) -> str:
+def _type_of(seen: Seen, path: str, level: int, remarks: list[str]) -> str:
     kinds = set(seen.kinds) - {"null"}
     if level > MOST_LEVELS:
         remarks.append(f"{path} is deeper than {MOST_LEVELS} levels")
@@ -233,7 +255,7 @@ _SCALARS = (
 )
 
 
-def _type_of_parts(seen: _Seen, path: str, level: int, remarks: list[str]) -> str:
+def _type_of_parts(seen: Seen, path: str, level: int, remarks: list[str]) -> str:
     if seen.items is not None:
         if not seen.items.kinds:
             remarks.append(f"{path} is always empty")
@@ -244,31 +266,31 @@ def _type_of_parts(seen: _Seen, path: str, level: int, remarks: list[str]) -> st
         return "VARIANT"
     if len(seen.fields) > MOST_NAMES:
         remarks.append(f"{path} has {len(seen.fields)} different names, which look like ids")
-        return f"MAP<STRING, {_type_of(_together(seen.fields.values()), f'{path}{{}}', level + 1, remarks)}>"
+        return f"MAP<STRING, {_type_of(together(seen.fields.values()), f'{path}{{}}', level + 1, remarks)}>"
     known = _distinct(seen.fields, f"{path}.", remarks)
     inner = [f"{name_ddl(n)}: {_type_of(one, f'{path}.{n}', level + 1, remarks)}" for n, one in known.items()]
     return f"STRUCT<{', '.join(inner)}>"
 
 
-def _told(seen: _Seen) -> str:
+def _told(seen: Seen) -> str:
     return " and ".join(f"{kind} {count} times" for kind, count in seen.kinds.most_common() if kind != "null")
 
 
-def _together(parts: Iterable[_Seen]) -> _Seen:
-    """All of these values as those of one field."""
-    whole = _Seen()
+def together(parts: Iterable[Seen]) -> Seen:
+    """All of these values as those of one field; the parts are used up."""
+    whole = Seen()
     for part in parts:
         whole.kinds += part.kinds
         whole.digits, whole.text = max(whole.digits, part.digits), whole.text or part.text
         whole.is_wide = whole.is_wide or part.is_wide
         for name, inner in part.fields.items():
-            whole.fields[name] = _together([whole.fields[name], inner]) if name in whole.fields else inner
+            whole.fields[name] = together([whole.fields[name], inner]) if name in whole.fields else inner
         if part.items is not None:
-            whole.items = _together([whole.items, part.items]) if whole.items is not None else part.items
+            whole.items = together([whole.items, part.items]) if whole.items is not None else part.items
     return whole
 
 
-def _distinct(fields: Mapping[str, _Seen], prefix: str, remarks: list[str]) -> dict[str, _Seen]:
+def _distinct(fields: Mapping[str, Seen], prefix: str, remarks: list[str]) -> dict[str, Seen]:
     """The fields that can be columns: Spark does not tell names apart by upper and lower case."""
     best: dict[str, str] = {}
     for name in fields:
@@ -283,6 +305,6 @@ def _distinct(fields: Mapping[str, _Seen], prefix: str, remarks: list[str]) -> d
     remarks.extend(
         f"{prefix}{name!r}: Delta takes this name with delta.columnMapping.mode=name only"
         for name in kept
-        if _NO_DELTA_NAME.search(name)
+        if NO_DELTA_NAME.search(name)
     )
     return kept

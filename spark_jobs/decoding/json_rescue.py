@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.json as pj
 
 from spark_jobs.decoding.json_decode import BLOCK_ROWS, FAILURES, bounded, document_lines, parsed_schema
-from spark_jobs.decoding.json_types import Column, has_own_way
+from spark_jobs.decoding.json_types import Column, has_own_way, is_variant
 from spark_jobs.decoding.json_values import Constant, Number, scanner
 
+Path: TypeAlias = "tuple[str, ...]"
+"""The names of a field and of all around it."""
+IN_ARRAY, IN_MAP = "[]", "{}"
+"""In a path, an item of an array, and a value of a map."""
 _scan = scanner(parse_constant=Constant)
 _FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
 
 
-def rescued(payloads: Column, schema: pa.Schema) -> Column:
+def rescued(payloads: Column, schema: pa.Schema, wanted: Callable[[Path, Any], bool] | None = None) -> Column:
     """For each document an object of its fields that the schema does not name; null if there are none.
 
     Fields of objects within objects, arrays and maps are found, too, and stand at the same place. Numbers stay as they
@@ -26,6 +30,7 @@ def rescued(payloads: Column, schema: pa.Schema) -> Column:
     Args:
         payloads: the documents; a tombstone has no fields.
         schema: the columns that were declared.
+        wanted: whether to take such a field, by its path and its value; all of them by default.
 
     Example:
         >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
@@ -42,7 +47,9 @@ def rescued(payloads: Column, schema: pa.Schema) -> Column:
             if is_told and _has_only(block, schema):
                 found.append(pa.nulls(len(block), pa.string()))
             else:
-                found.append(pa.array([_rescued(document, kind) for document in block.to_pylist()], pa.string()))
+                found.append(
+                    pa.array([_rescued(document, kind, wanted) for document in block.to_pylist()], pa.string())
+                )
     return pa.concat_arrays(found)
 
 
@@ -61,30 +68,36 @@ def _has_only(block: Column, schema: pa.Schema) -> bool:
     return True
 
 
-def _rescued(document: bytes | None, kind: pa.DataType) -> str | None:
+def _rescued(document: bytes | None, kind: pa.DataType, wanted: Callable[[Path, Any], bool] | None) -> str | None:
     if document is None:
         return None
     try:
         value, _ = _scan(document.decode().strip(), 0)
-        left = _left(value, kind) if isinstance(value, dict) else None
+        left = _left(value, kind, (), wanted) if isinstance(value, dict) else None
         return None if left is None else _written(left)
     except _FAILED:
         # Why it is none is for the decoder to say.
         return None
 
 
-def _left(value: Any, kind: pa.DataType) -> Any:
+def _left(value: Any, kind: pa.DataType, path: Path, wanted: Callable[[Path, Any], bool] | None) -> Any:
     """What of a value has no place in a type; ``None`` if all of it has one."""
+    found: dict[str, Any] = {}
+    if is_variant(kind):
+        return None
     if isinstance(value, dict) and isinstance(kind, pa.StructType):
         known = {field.name: field.type for field in kind}
-        found = {name: _left(one, known[name]) if name in known else one for name, one in value.items()}
+        for name, one in value.items():
+            inner = (*path, name)
+            if name in known:
+                found[name] = _left(one, known[name], inner, wanted)
+            elif wanted is None or wanted(inner, one):
+                found[name] = one
     elif isinstance(value, dict) and isinstance(kind, pa.MapType):
-        found = {name: _left(one, kind.item_type) for name, one in value.items()}
+        found = {name: _left(one, kind.item_type, (*path, IN_MAP), wanted) for name, one in value.items()}
     elif isinstance(value, list) and isinstance(kind, pa.ListType):
-        parts = [_left(one, kind.value_type) for one in value]
+        parts = [_left(one, kind.value_type, (*path, IN_ARRAY), wanted) for one in value]
         return parts if any(part is not None for part in parts) else None
-    else:
-        return None
     return {name: one for name, one in found.items() if one is not None} or None
 
 

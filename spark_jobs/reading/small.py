@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import count_by_shard
-from spark_jobs.reading.source import decode_batch, decoded_schema, read_schema, source_schema
+from spark_jobs.reading.source import SourceColumns, decode_batch
 from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.reading.variants import with_variants
 from stream_consumers.batches import Split
@@ -30,7 +29,7 @@ class SmallBatch:
     """The messages of some splits.
 
     Args:
-        rows: with the columns of :func:`spark_jobs.reading.source.read_schema`.
+        rows: as they were read.
         messages: how many could be decoded, per shard.
         dead: how many dead letters there are.
     """
@@ -39,32 +38,32 @@ class SmallBatch:
     messages: Mapping[Shard, int]
     dead: int
 
-    def frame(self, spark: SparkSession, decoder: Decoder) -> DataFrame:
+    def frame(self, spark: SparkSession, source: SourceColumns) -> DataFrame:
         """The rows for Spark, in one partition: many small files would make the table slow to read."""
         # Of all that is lost there are no rows, and Spark makes nothing of an Arrow table without chunks.
         found: Any = self.rows if self.rows.num_rows else []
-        rows = spark.createDataFrame(found, read_schema(decoder)).coalesce(1)
-        return with_variants(rows, source_schema(decoder))
+        rows = spark.createDataFrame(found, source.as_read).coalesce(1)
+        return with_variants(rows, source.columns)
 
 
-def read_small(splits: Sequence[Split], decoder: Decoder, *, keeps_payloads: bool = False) -> SmallBatch | None:
+def read_small(splits: Sequence[Split], source: SourceColumns, *, keeps_payloads: bool = False) -> SmallBatch | None:
     """Read splits and decode their messages, in this process; ``None`` if they hold more than :data:`MOST_BYTES`.
 
     Args:
         splits: what to read.
-        decoder: of the payloads.
+        source: the decoder of the payloads, and its columns.
         keeps_payloads: as in :func:`spark_jobs.reading.source.read_splits`.
 
     Raises:
         StreamAssetsError: a split cannot be read.
         Exception: whatever a decoder of the user's raises.
     """
-    schema, wanted = arrow_schema(read_schema(decoder)), arrow_schema(decoded_schema(decoder))
+    schema, wanted = arrow_schema(source.as_read), arrow_schema(source.decoded)
     found: list[pa.RecordBatch] = []
     size = 0
     for split in splits:
         for block in split.read():
-            found.append(decode_batch(block, decoder, wanted, schema, keeps_payloads=keeps_payloads))
+            found.append(decode_batch(block, source.decoder, wanted, schema, keeps_payloads=keeps_payloads))
             size += found[-1].nbytes
             if size > MOST_BYTES:
                 return None

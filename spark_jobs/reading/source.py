@@ -39,58 +39,43 @@ PLAN_OPTION = "secret_plan"
 _registering = threading.Lock()
 
 
-def read_splits(
-    spark: SparkSession,
-    splits: Sequence[Split],
-    decoder: Decoder,
-    *,
-    identities: Mapping[str, str] | None = None,
-    keeps_payloads: bool = False,
-) -> DataFrame:
-    """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
-
-    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``.
+@dataclass(frozen=True, slots=True)
+class SourceColumns:
+    """A decoder, and the columns of what is read with it: made once, since the session parses them.
 
     Args:
-        spark: reads them.
-        splits: what to read.
         decoder: of the payloads, with nothing left to look up.
-        identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
-            :class:`spark_jobs.reading.clean.CleanRead`.
-        keeps_payloads: every row carries what its dead letter would need.
+        decoded: its own columns, with their NOT NULL.
+        columns: all those of :func:`read_splits`.
+        as_read: the same as they are read: of a VARIANT its JSON text.
     """
-    if not splits:
-        # Everything planned is gone from the stream; Spark would ask for a partition all the same.
-        return spark.createDataFrame([], source_schema(decoder))
-    with _registering:
-        spark.dataSource.register(SplitDataSource)
-    columns = decoded_schema(decoder)
-    driver = socket.gethostname()
-    partitions = [
-        SplitPartition(split, decoder, columns, driver, _clean(split, identities), keeps_payloads) for split in splits
-    ]
-    plan = base64.b64encode(pickle.dumps(partitions)).decode()
-    rows = spark.read.format(FORMAT).schema(read_schema(decoder)).option(PLAN_OPTION, plan).load()
-    return with_variants(rows, source_schema(decoder))
+
+    decoder: Decoder
+    decoded: StructType
+    columns: StructType
+    as_read: StructType
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> SourceColumns:
+        """The columns of a decoder.
+
+        Raises:
+            SchemaMismatchError: the DDL does not parse, or uses a name of ours.
+        """
+        decoded, kept = declared_columns(decoder.ddl()), kept_fields(decoder)
+        _check_names([*decoded.names, *(field.name for field in kept)])
+        decoder.check(arrow_schema(decoded))
+        fields = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded.fields]
+        own = struct_type(f"{STREAM_DDL}, {DEAD_LETTER_DDL}").fields
+        columns = StructType([*fields, *kept, *own])
+        return cls(decoder, decoded, columns, as_text(columns))
+
+    def decode(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """See :func:`decode_batch`."""
+        return decode_batch(messages, self.decoder, arrow_schema(self.decoded), arrow_schema(self.as_read))
 
 
-def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
-    if identities is None:
-        return None
-    counts = split.counts() if isinstance(split, CountedSplit) else None
-    if counts is None:
-        raise ValueError("a split that does not know what it holds cannot be checked while it is read")
-    return CleanRead(counts, identities)
-
-
-def decoded_schema(decoder: Decoder) -> StructType:
-    """The decoder's columns; parsed by the session.
-
-    Raises:
-        SchemaMismatchError: the DDL does not parse, or uses a name of ours.
-    """
-    schema = declared_columns(decoder.ddl())
-    names = [*schema.names, *(field.name for field in kept_fields(decoder))]
+def _check_names(names: Sequence[str]) -> None:
     taken = [name for name in names if name.lower() in (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS)]
     if taken:
         raise SchemaMismatchError(
@@ -103,21 +88,50 @@ def decoded_schema(decoder: Decoder) -> StructType:
             f"the column {twice[0]!r} is there twice, whether in upper or lower case",
             remedy="Give each column, the key and the headers a name of their own.",
         )
-    decoder.check(arrow_schema(schema))
-    return schema
 
 
-def source_schema(decoder: Decoder) -> StructType:
-    """The columns of :func:`read_splits`."""
-    decoded = [StructField(f.name, f.dataType, True, f.metadata) for f in decoded_schema(decoder).fields]
-    return StructType(
-        [*decoded, *kept_fields(decoder), *struct_type(STREAM_DDL).fields, *struct_type(DEAD_LETTER_DDL).fields]
-    )
+def read_splits(
+    spark: SparkSession,
+    splits: Sequence[Split],
+    source: SourceColumns,
+    *,
+    identities: Mapping[str, str] | None = None,
+    keeps_payloads: bool = False,
+) -> DataFrame:
+    """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
+
+    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``.
+
+    Args:
+        spark: reads them.
+        splits: what to read.
+        source: the decoder of the payloads, and its columns.
+        identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
+            :class:`spark_jobs.reading.clean.CleanRead`.
+        keeps_payloads: every row carries what its dead letter would need.
+    """
+    if not splits:
+        # Everything planned is gone from the stream; Spark would ask for a partition all the same.
+        return spark.createDataFrame([], source.columns)
+    with _registering:
+        spark.dataSource.register(SplitDataSource)
+    driver = socket.gethostname()
+    partitions = [
+        SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
+        for split in splits
+    ]
+    plan = base64.b64encode(pickle.dumps(partitions)).decode()
+    rows = spark.read.format(FORMAT).schema(source.as_read).option(PLAN_OPTION, plan).load()
+    return with_variants(rows, source.columns)
 
 
-def read_schema(decoder: Decoder) -> StructType:
-    """The columns as executors read them: of a VARIANT its JSON text."""
-    return as_text(source_schema(decoder))
+def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
+    if identities is None:
+        return None
+    counts = split.counts() if isinstance(split, CountedSplit) else None
+    if counts is None:
+        raise ValueError("a split that does not know what it holds cannot be checked while it is read")
+    return CleanRead(counts, identities)
 
 
 @dataclass

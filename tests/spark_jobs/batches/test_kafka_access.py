@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.decoding.decoders import Raw
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.reading.source import SplitPartition, decoded_schema, read_splits
+from spark_jobs.reading.source import SourceColumns, SplitPartition, read_splits
 from stream_assets import StreamAsset, stream_asset, stream_definitions
 from stream_consumers.batches import BatchPlan, Range
 from stream_consumers.create import StreamSource
@@ -108,7 +108,7 @@ def test_no_value_of_ours_shows_a_secret(
         assert plan is not None
         splits = list(plan.splits)
         assert all(isinstance(split, KafkaSplit) and split.client["sasl.password"] == SECRET for split in splits)
-        partition = SplitPartition(splits[0], Raw(), decoded_schema(Raw()), "driver")
+        partition = SplitPartition(splits[0], Raw(), SourceColumns.of(Raw()).decoded, "driver")
         values = [
             stream,
             stream.stream,
@@ -126,7 +126,11 @@ def test_no_value_of_ours_shows_a_secret(
 def test_no_plan_of_spark_shows_a_secret(spark: SparkSession, broker: Broker, address: str, folder: Path) -> None:
     topic = broker.create()
     broker.send(topic, orders(4))
-    frame = read_splits(spark, planned(address, topic).splits, Raw()).where("payload IS NOT NULL").persist()
+    frame = (
+        read_splits(spark, planned(address, topic).splits, SourceColumns.of(Raw()))
+        .where("payload IS NOT NULL")
+        .persist()
+    )
     assert frame.count() == 4
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
@@ -148,7 +152,7 @@ def test_no_error_shows_a_secret(
     broker.send(topic, orders(4))
     # An executor that finds less than was planned.
     url = StreamUrl.parse(f"kafka://{address}/{topic}")
-    frame = read_splits(spark, [KafkaSplit(url, client(), {shard(topic): Range(0, 9)})], Raw())
+    frame = read_splits(spark, [KafkaSplit(url, client(), {shard(topic): Range(0, 9)})], SourceColumns.of(Raw()))
     with pytest.raises(PythonException, match="ends before the planned end") as read:
         frame.collect()
     assert not tells(f"{read.value!r} {read.value}")

@@ -1,0 +1,77 @@
+"""Names and types as Spark's SQL parses them."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+
+def quoted(name: str) -> str:
+    """A name, whatever characters it has.
+
+    Example:
+        >>> quoted("first `name`")
+        '`first ``name```'
+    """
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
+
+
+def text(value: str) -> str:
+    r"""A literal.
+
+    Example:
+        >>> print(text("the customer's"))
+        'the customer\'s'
+    """
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def ddl(kind: DataType, *, declared: bool = False) -> str:
+    """The type as Spark parses it, whatever its fields are called.
+
+    Args:
+        kind: the type.
+        declared: also which fields are NOT NULL, and their comments.
+
+    Example:
+        >>> from pyspark.sql.types import StringType
+        >>> ddl(StructType().add("first name", "string").add("tags", ArrayType(StringType())))
+        'STRUCT<`first name`: string, `tags`: ARRAY<string>>'
+    """
+    if isinstance(kind, StructType):
+        fields = [f"{quoted(f.name)}: {ddl(f.dataType, declared=declared)}" for f in kind.fields]
+        rest = [_not_null(f) + _comment(f) if declared else "" for f in kind.fields]
+        return f"STRUCT<{', '.join(map(''.join, zip(fields, rest)))}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{ddl(kind.elementType, declared=declared)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{ddl(kind.keyType, declared=declared)}, {ddl(kind.valueType, declared=declared)}>"
+    return kind.simpleString()
+
+
+def column_ddl(column: StructField, *, declared: bool = False) -> str:
+    """A column of a new table, or as it is declared.
+
+    Args:
+        column: its name, type and comment.
+        declared: also what is NOT NULL, and the comments within it.
+
+    Example:
+        >>> from pyspark.sql.types import LongType
+        >>> column_ddl(StructField("id", LongType(), metadata={"comment": "of the customer"}))
+        "`id` bigint COMMENT 'of the customer'"
+        >>> column_ddl(StructField("id", LongType(), nullable=False), declared=True)
+        '`id` bigint NOT NULL'
+    """
+    not_null = _not_null(column) if declared else ""
+    return f"{quoted(column.name)} {ddl(column.dataType, declared=declared)}{not_null}{_comment(column)}"
+
+
+def _not_null(field: StructField) -> str:
+    return "" if field.nullable else " NOT NULL"
+
+
+def _comment(field: StructField) -> str:
+    comment = field.metadata.get("comment")
+    return f" COMMENT {text(str(comment))}" if comment else ""

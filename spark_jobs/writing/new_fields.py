@@ -1,0 +1,245 @@
+"""Fields of JSON that nobody has declared become columns: with the types of the table, or of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
+
+from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
+from spark_jobs.decoding.json_decoder import Json, JsonMode
+from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, NO_DELTA_NAME, Seen, together
+from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path
+from spark_jobs.decoding.json_types import check_json_type
+from spark_jobs.decoding.undeclared import Watching
+from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS
+from spark_jobs.reading.spark_types import arrow_schema, declared_columns
+from spark_jobs.writing.sql_types import column_ddl
+from stream_consumers.errors import SchemaMismatchError
+
+MOST_FIELDS = 1000
+"""So many columns, and fields of structs, are made of what nobody has declared."""
+_NUMBERS = {"whole number", "number"}
+_TEXTS = {"text", "date", "time"}
+
+
+def with_columns_of(watching: Watching, table: StructType, *, made: StructType, computed: frozenset[str]) -> Watching:
+    """The decoder with the columns, and fields of structs, that the table has and it does not.
+
+    Args:
+        watching: the decoder.
+        table: the columns of the table.
+        made: what is written of the decoder's columns: what a transform makes is no field of the messages.
+        computed: columns whose values Delta makes.
+    """
+    declared = _declared(watching.decoder)
+    of_transform = {field.name.lower(): field.dataType for field in made.fields}
+    of_table = {field.name.lower(): field.dataType for field in table.fields}
+    fields = []
+    for own in declared.fields:
+        name = own.name.lower()
+        is_passed = name in of_table and of_transform.get(name) == own.dataType
+        fields.append(_with_type(own, _united(own.dataType, of_table[name])) if is_passed else own)
+    taken = {*_taken(watching.decoder), *of_transform, *map(str.lower, declared.names), *map(str.lower, computed)}
+    fields += [StructField(c.name, c.dataType) for c in table.fields if c.name.lower() not in taken and _decodes(c)]
+    return replace(watching, decoder=_with_fields(watching.decoder, fields)) if fields != declared.fields else watching
+
+
+def with_new_fields(
+    watching: Watching,
+    seen: Seen,
+    table: StructType | None,
+    *,
+    own: Decoder,
+    computed: frozenset[str],
+    any_name: bool,
+) -> Watching:
+    """The decoder with columns for what documents had undeclared; what can be no column is known from now on.
+
+    Args:
+        watching: has found them.
+        seen: their values.
+        table: its columns have the types that they are given; ``None`` if it is new.
+        own: the decoder as the user has declared it.
+        computed: columns of the table whose values Delta makes.
+        any_name: whether the table takes names with spaces and the like.
+
+    Raises:
+        SchemaMismatchError: they are so many that their names are ids.
+    """
+    growth = _Growth(_taken(watching.decoder), computed, any_name, watching.decoder.mode is JsonMode.STRICT)
+    declared = _declared(watching.decoder)
+    grown = growth.struct(declared, seen, table, ())
+    new = len(_paths(grown) - _paths(declared_columns(own.ddl())))
+    if new > MOST_FIELDS:
+        raise SchemaMismatchError(
+            f"messages have {new} fields that nobody has declared, and no more than {MOST_FIELDS} become columns: "
+            "their names look like ids",
+            remedy="Declare the object that they are in as MAP<STRING, …> or VARIANT; or keep them in one column, with "
+            "schema_changes='rescue'.",
+        )
+    return Watching(_with_fields(watching.decoder, grown.fields), watching.known | growth.refused)
+
+
+def new_columns(before: Watching, after: Watching) -> Sequence[str]:
+    """The names of columns, and of fields in them, that the one decoder lacks and the other one has."""
+    return sorted(_paths(_declared(after.decoder)) - _paths(_declared(before.decoder)))
+
+
+def takes_any_name(properties: Mapping[str, str]) -> bool:
+    """Whether a table with these properties has columns whatever is in their names.
+
+    Example:
+        >>> takes_any_name({"delta.columnMapping.mode": "name"}), takes_any_name({})
+        (True, False)
+    """
+    return properties.get("delta.columnMapping.mode", "none").lower() != "none"
+
+
+def _declared(decoder: Json) -> StructType:
+    """The columns of the schema, without ``_rescued``."""
+    return declared_columns(replace(decoder, rescue=False).ddl())
+
+
+def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
+    return replace(decoder, schema=", ".join(column_ddl(field, declared=True) for field in fields))
+
+
+def _taken(decoder: Json) -> frozenset[str]:
+    """Names, in lower case, that columns of messages cannot have."""
+    names = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *key_columns(decoder), *header_columns(decoder))
+    return frozenset(name.lower() for name in names)
+
+
+def _decodes(column: StructField) -> bool:
+    """Whether JSON is decoded into the type of this column."""
+    try:
+        for field in arrow_schema(StructType([column])):
+            check_json_type(field.name, field.type)
+    except Exception:  # noqa: BLE001 - PySpark refuses what Arrow does not have with errors of many types
+        return False
+    return True
+
+
+class _Growth:
+    """Adds fields to types.
+
+    Attributes:
+        refused: the paths of fields that can be no columns.
+    """
+
+    def __init__(self, taken: frozenset[str], computed: frozenset[str], any_name: bool, is_strict: bool) -> None:
+        self.refused: set[Path] = set()
+        self._taken = taken | {name.lower() for name in computed}
+        self._any_name = any_name
+        self._is_strict = is_strict
+
+    def struct(self, own: StructType, seen: Seen, table: DataType | None, path: Path) -> StructType:
+        """The fields of ``own``, those within them, and new ones."""
+        fields = {field.name: field for field in own.fields}
+        names = {name.lower() for name in fields}
+        of_table = {field.name.lower(): field for field in table.fields} if isinstance(table, StructType) else {}
+        for name, inner in seen.fields.items():
+            there = of_table.get(name.lower())
+            place = (*path, name)
+            if name in fields:
+                kind = self._within(fields[name].dataType, inner, there.dataType if there else None, place)
+                fields[name] = _with_type(fields[name], kind)
+                continue
+            if not inner.has_content():
+                continue
+            found = there.dataType if there is not None else self._type_of(inner, place)
+            if found is None or not self._may_be(name, names, place) or not _decodes(StructField(name, found)):
+                self.refused.add(place)
+                continue
+            names.add(name.lower())
+            fields[name] = StructField(name, found)
+        return StructType(list(fields.values()))
+
+    def _within(self, own: DataType, seen: Seen, table: DataType | None, path: Path) -> DataType:
+        if isinstance(own, StructType):
+            return self.struct(own, seen, table, path)
+        if isinstance(own, ArrayType) and seen.items is not None:
+            item = table.elementType if isinstance(table, ArrayType) else None
+            return ArrayType(self._within(own.elementType, seen.items, item, (*path, IN_ARRAY)), own.containsNull)
+        if isinstance(own, MapType) and seen.fields:
+            item = table.valueType if isinstance(table, MapType) else None
+            found = self._within(own.valueType, together(seen.fields.values()), item, (*path, IN_MAP))
+            return MapType(own.keyType, found, own.valueContainsNull)
+        return own
+
+    def _may_be(self, name: str, names: set[str], path: Path) -> bool:
+        is_told_apart = name.lower() not in names and (len(path) > 1 or name.lower() not in self._taken)
+        return bool(name) and is_told_apart and (self._any_name or not NO_DELTA_NAME.search(name))
+
+    def _type_of(self, seen: Seen, path: Path) -> DataType | None:
+        """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
+        kinds = set(seen.kinds) - {"null"}
+        if len(path) <= MOST_LEVELS and kinds == {"object"}:
+            if len(seen.fields) > MOST_NAMES:
+                item = self._type_of(together(seen.fields.values()), (*path, IN_MAP))
+                return MapType(StringType(), item) if item is not None else None
+            found = self.struct(StructType(), seen, None, path)
+            return found if found.fields else None
+        if len(path) <= MOST_LEVELS and kinds == {"array"}:
+            assert seen.items is not None
+            item = self._type_of(seen.items, (*path, IN_ARRAY))
+            return ArrayType(item) if item is not None else None
+        return self._type_of_scalars(seen, kinds)
+
+    def _type_of_scalars(self, seen: Seen, kinds: set[str]) -> DataType | None:
+        if kinds == {"whole number"}:
+            return LongType() if not seen.is_wide else DecimalType(38, 0) if seen.digits <= 38 else DoubleType()
+        if not kinds:
+            return None
+        if kinds <= _NUMBERS:
+            return DoubleType()
+        if kinds == {"true or false"}:
+            return BooleanType()
+        # A time today may be any text tomorrow; in lenient mode text takes whatever comes, as it is written.
+        return VariantType() if self._is_strict and not kinds <= _TEXTS else StringType()
+
+
+def _united(own: DataType, table: DataType) -> DataType:
+    """The type with the fields of structs that only the table has."""
+    if isinstance(own, StructType) and isinstance(table, StructType):
+        of_table = {field.name.lower(): field for field in table.fields}
+        names = {field.name.lower() for field in own.fields}
+        fields = [
+            _with_type(f, _united(f.dataType, of_table[f.name.lower()].dataType)) if f.name.lower() in of_table else f
+            for f in own.fields
+        ]
+        new = [StructField(f.name, f.dataType) for name, f in of_table.items() if name not in names and _decodes(f)]
+        return StructType([*fields, *new])
+    if isinstance(own, ArrayType) and isinstance(table, ArrayType):
+        return ArrayType(_united(own.elementType, table.elementType), own.containsNull)
+    if isinstance(own, MapType) and isinstance(table, MapType):
+        return MapType(own.keyType, _united(own.valueType, table.valueType), own.valueContainsNull)
+    return own
+
+
+def _with_type(field: StructField, kind: DataType) -> StructField:
+    return StructField(field.name, kind, field.nullable, field.metadata)
+
+
+def _paths(kind: DataType, prefix: str = "") -> frozenset[str]:
+    """The names of all columns, and of the fields in them."""
+    if isinstance(kind, StructType):
+        names = [(f"{prefix}{field.name}", field.dataType) for field in kind.fields]
+        return frozenset(name for name, _ in names).union(*(_paths(inner, f"{name}.") for name, inner in names))
+    if isinstance(kind, ArrayType):
+        return _paths(kind.elementType, f"{prefix}[].")
+    return _paths(kind.valueType, f"{prefix}{{}}.") if isinstance(kind, MapType) else frozenset()

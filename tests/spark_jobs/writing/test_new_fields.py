@@ -1,0 +1,213 @@
+"""Fields of JSON that nobody has declared become columns with ``schema_changes="add_columns"``."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_jobs.batches.ingestion import Batch, Ingestion, Step
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.writing import new_fields
+from stream_consumers.create import open_batch_source
+from stream_consumers.errors import SchemaMismatchError
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.options import SchemaChanges
+from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import drain, ingestion
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def url() -> Iterator[StreamUrl]:
+    made = StreamUrl.parse(f"memory://{uuid.uuid4().hex}/orders")
+    yield made
+    forget_memory_broker(made)
+
+
+@pytest.fixture
+def what(folder: Path) -> Ingestion:
+    made = ingestion(folder / "t", decoder=Json("id BIGINT"), schema_changes=SchemaChanges.ADD_COLUMNS)
+    return replace(made, driver_records=1000)
+
+
+def send(url: StreamUrl, *documents: Any) -> None:
+    for document in documents:
+        payload = document if isinstance(document, bytes) else json.dumps(document).encode()
+        memory_broker(url).append(Shard("orders"), payload)
+
+
+def rows(spark: SparkSession, what: Ingestion) -> list[dict[str, Any]]:
+    found = spark.read.format("delta").load(what.table).orderBy("_sequence").collect()
+    stream = ("_stream", "_shard", "_sequence", "_timestamp")
+    return [{name: one for name, one in row.asDict(recursive=True).items() if name not in stream} for row in found]
+
+
+def kinds(spark: SparkSession, what: Ingestion) -> dict[str, str]:
+    schema = spark.read.format("delta").load(what.table).schema
+    return {c.name: c.dataType.simpleString() for c in schema.fields if not c.name.startswith("_")}
+
+
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_new_fields_become_columns(spark: SparkSession, url: StreamUrl, what: Ingestion, driver_records: int) -> None:
+    what = replace(what, driver_records=driver_records, decoder=Json("id BIGINT, shop STRUCT<name: STRING>"))
+    send(url, {"id": 1})
+    drain(spark, str(url), what)
+    assert kinds(spark, what) == {"id": "bigint", "shop": "struct<name:string>"}
+    new = {"on": True, "count": 2, "price": 1.5, "day": "2024-02-29", "tags": ["a"], "by": {"name": "ada", "age": 3}}
+    send(url, {"id": 2, "shop": {"name": "a", "zip": "07"}, **new}, {"id": 3, "nothing": None, "empty": [{}]})
+    reports = drain(spark, str(url), what)
+    assert [(report.rows, report.dead) for report in reports] == [(2, 0)]
+    assert kinds(spark, what) == {
+        **{"id": "bigint", "shop": "struct<name:string,zip:string>", "on": "boolean", "count": "bigint"},
+        **{"price": "double", "day": "string", "tags": "array<string>", "by": "struct<name:string,age:bigint>"},
+    }
+    found = rows(spark, what)
+    assert found[1] == {"id": 2, "shop": {"name": "a", "zip": "07"}, **new}
+    assert [row["id"] for row in found] == [1, 2, 3]
+    assert {row["count"] for row in found if row["id"] != 2} == {None}
+
+
+def test_the_columns_stay_and_keep_their_types(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    send(url, {"id": 1, "size": 1, "by": {"age": 3}})
+    drain(spark, str(url), what)
+    # What came first has the type; what does not fit is a dead letter, as with a declared column.
+    send(url, {"id": 2, "size": 2, "by": {"age": 4}}, {"id": 3, "size": "L"}, {"id": 4, "by": {"name": "ada"}})
+    steps: list[Step] = []
+    (report,) = drain(spark, str(url), what, lambda step, batch: steps.append(step))
+    assert (report.rows, report.dead) == (2, 1)
+    assert kinds(spark, what) == {"id": "bigint", "size": "bigint", "by": "struct<age:bigint,name:string>"}
+    # A run that begins knows the columns, and reads nothing twice.
+    send(url, {"id": 5, "size": 5, "by": {"age": 5, "name": "eve"}})
+    steps.clear()
+    drain(spark, str(url), what, lambda step, batch: steps.append(step))
+    assert steps.count(Step.READ) == 1
+    assert rows(spark, what)[-1] == {"id": 5, "size": 5, "by": {"age": 5, "name": "eve"}}
+
+
+def test_columns_of_the_table_give_the_types(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    send(url, {"id": 1})
+    drain(spark, str(url), what)
+    spark.sql(f"ALTER TABLE delta.`{what.table}` ADD COLUMNS (at TIMESTAMP, day DATE)")
+    send(url, {"id": 2, "at": "2024-02-29T12:00:00Z", "day": "2024-02-29", "ID": 7})
+    drain(spark, str(url), what)
+    found = rows(spark, what)[-1]
+    assert (found["at"].year, found["day"].isoformat()) == (2024, "2024-02-29")
+    assert kinds(spark, what) == {"id": "bigint", "at": "timestamp", "day": "date"}
+
+
+def test_a_transform_decides_what_is_kept(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    def doubled(batch: DataFrame) -> DataFrame:
+        return batch.withColumn("twice", f.col("id") * 2)
+
+    def narrow(batch: DataFrame) -> DataFrame:
+        return batch.select("id", "_stream", "_shard", "_sequence", "_timestamp")
+
+    send(url, {"id": 1, "twice": "is made by the transform", "color": "red"})
+    drain(spark, str(url), replace(what, transform=doubled))
+    assert rows(spark, what) == [{"id": 1, "twice": 2, "color": "red"}]
+    send(url, {"id": 2, "weight": 1})
+    drain(spark, str(url), replace(what, transform=narrow))
+    assert rows(spark, what)[1] == {"id": 2, "twice": None, "color": None}
+
+
+def test_what_can_be_no_column_is_told_and_rescued_where_that_is_asked_for(
+    spark: SparkSession, url: StreamUrl, what: Ingestion, caplog: pytest.LogCaptureFixture
+) -> None:
+    what = replace(what, decoder=Json("id BIGINT, any VARIANT", rescue=True))
+    send(url, {"id": 1, "first name": "ada", "ID": 2, "_error": "x", "": 0, "color": "red", "any": {"a": 1}})
+    with caplog.at_level("WARNING"):
+        drain(spark, str(url), what)
+    (told,) = [one.message for one in caplog.records if "no columns" in one.message]
+    assert all(name in told for name in ("first name", "ID", "_error"))
+    (found,) = rows(spark, what)
+    assert json.loads(found["_rescued"]) == {"first name": "ada", "ID": 2, "_error": "x", "": 0}
+    assert (found["id"], found["color"], found["any"].toPython()) == (1, "red", {"a": 1})
+    send(url, {"id": 2, "first name": "eve", "color": "blue"})
+    drain(spark, str(url), what)
+    assert rows(spark, what)[1]["color"] == "blue"
+
+
+def test_names_with_spaces_are_columns_where_the_table_takes_them(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    send(url, {"id": 1})
+    drain(spark, str(url), what)
+    spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    send(url, {"id": 2, "first name": "ada", "by": {"a,b": 1}})
+    drain(spark, str(url), what)
+    assert rows(spark, what)[1] == {"id": 2, "first name": "ada", "by": {"a,b": 1}}
+
+
+@pytest.mark.parametrize("mode", ["lenient", "strict"])
+def test_values_of_several_types_are_kept(spark: SparkSession, url: StreamUrl, what: Ingestion, mode: str) -> None:
+    send(url, {"id": 1, "any": 1, "big": 2**70}, {"id": 2, "any": "a", "big": 1}, {"id": 3, "any": [1.5]})
+    (report,) = drain(spark, str(url), replace(what, decoder=Json("id BIGINT", mode=mode)))
+    assert (report.rows, report.dead) == (3, 0)
+    found = [row["any"] for row in rows(spark, what)]
+    assert kinds(spark, what)["big"] == "decimal(38,0)"
+    if mode == "strict":
+        assert [one.toPython() for one in found] == [1, "a", [1.5]]
+    else:
+        assert found == ["1", "a", "[1.5]"]
+
+
+def test_fields_within_arrays_and_maps(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    what = replace(what, decoder=Json("id BIGINT, items ARRAY<STRUCT<a: INT>>, by MAP<STRING, STRUCT<a: INT>>"))
+    send(url, {"id": 1, "items": [{"a": 1}], "by": {"x": {"a": 1}}})
+    drain(spark, str(url), what)
+    send(url, {"id": 2, "items": [{"a": 1}, {"b": 2}], "by": {"x": {"a": 1, "b": 2}}})
+    drain(spark, str(url), what)
+    assert rows(spark, what)[1]["items"] == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+    assert rows(spark, what)[1]["by"] == {"x": {"a": 1, "b": 2}}
+
+
+def test_names_that_are_ids_are_refused(
+    spark: SparkSession, url: StreamUrl, what: Ingestion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_fields, "MOST_FIELDS", 20)
+    send(url, *({"id": number, f"user-{number}": 1} for number in range(21)))
+    with pytest.raises(SchemaMismatchError, match="messages have 21 fields that nobody has declared") as caught:
+        drain(spark, str(url), what)
+    assert "MAP<STRING" in caught.value.remedy
+    # Nothing was lost: whoever keeps them in one column has them.
+    drain(spark, str(url), replace(what, schema_changes=SchemaChanges.FAIL, decoder=Json("id BIGINT")))
+    assert len(rows(spark, what)) == 21
+
+
+def test_a_replay_fills_new_columns_of_old_rows(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    send(url, {"id": 1, "color": "red"}, {"id": 2, "color": "blue"}, b"{")
+    drain(spark, str(url), replace(what, schema_changes=SchemaChanges.FAIL))
+    assert rows(spark, what) == [{"id": 1}, {"id": 2}]
+    with open_batch_source(str(url)) as source:
+        list(drain_batches(ReplayJob(spark, source, what, Replay())))
+    assert rows(spark, what) == [{"id": 1, "color": "red"}, {"id": 2, "color": "blue"}]
+
+
+def test_a_lost_race_keeps_what_another_run_has_made_of_the_field(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    """Both find the same field with other values; each message is a row or a dead letter, once."""
+    send(url, {"id": 0})
+    drain(spark, str(url), what)
+    send(url, {"id": 1, "size": "L"}, {"id": 2, "size": 1})
+    raced: list[Step] = []
+
+    def race(step: Step, batch: Batch | None) -> None:
+        if step is Step.READ and not raced:
+            raced.append(step)
+            drain(spark, str(url), what)
+
+    drain(spark, str(url), what, race)
+    assert [(row["id"], row["size"]) for row in rows(spark, what)] == [(0, None), (1, "L"), (2, "1")]
