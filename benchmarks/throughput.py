@@ -22,8 +22,8 @@ from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder, Raw
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.schema_registry import SchemaRegistry
+from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.run_ingestion import drain
-from spark_jobs.writing.sink import plain_strings
 from stream_consumers.create import StreamSource
 from stream_consumers.urls import StreamUrl
 from tests.support.kafka_broker import kafka_broker

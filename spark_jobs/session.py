@@ -34,6 +34,7 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
+    "spark.python.daemon.module": "spark_jobs.reading.worker_daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # What fails is raised and told once; Spark would log the same, with a page of Java frames, before.

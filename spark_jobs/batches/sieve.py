@@ -23,11 +23,11 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON, Rejections, Treatment, let_pass, treating
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
+from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
 from spark_jobs.writing.constraints import Constraints
 from spark_jobs.writing.failures import FailedRowError, RejectedRowError, UnfinishedReadError, explain
 from spark_jobs.writing.letters import Places, first_places, without_first
-from spark_jobs.writing.sink import plain_strings
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, StreamAssetsError, TransformError
 from stream_consumers.messages import Shard

@@ -375,12 +375,13 @@ class BatchWriter:
         if not seen.fields:
             return False
         snapshot = self.ledger.log.snapshot()
+        made_by_transform = set(self._sieve.transformed(self._nothing()).columns) - set(self.source.columns.names)
         self._watching = with_new_fields(
             before,
             seen,
             self._columns,
             own=self._decoder or before.decoder,
-            computed=snapshot.computed_columns if snapshot else frozenset(),
+            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
         self.check_columns(self.ledger.read())

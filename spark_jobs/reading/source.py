@@ -1,25 +1,21 @@
-"""One Spark data source for all backends: executors read the splits of a plan and decode them on the way."""
+"""The messages of all backends as rows: executors read the splits of a plan and decode them on the way."""
 
 from __future__ import annotations
 
-import base64
-import pickle
 import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
-from spark_jobs.reading.spark_types import arrow_schema, declared_columns, struct_type
+from spark_jobs.reading.spark_types import arrow_schema, declared_columns, plain_strings, struct_type
 from spark_jobs.reading.variants import as_text, with_variants
 from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
@@ -32,11 +28,6 @@ STREAM_DDL = ", ".join(f"{name} {kind}" for name, kind in STREAM_TYPES.items())
 DEAD_LETTER_DDL = (
     f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
 )
-FORMAT = "stream_assets"
-# Spark shows the values of options in plans and logs, but not of those that are called secret.
-PLAN_OPTION = "secret_plan"
-# Spark replaces what is registered already, but trips over two threads that do.
-_registering = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +104,25 @@ def read_splits(
     if not splits:
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
         return spark.createDataFrame([], source.columns)
-    with _registering:
-        spark.dataSource.register(SplitDataSource)
     driver = socket.gethostname()
-    partitions = [
-        SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
-        for split in splits
-    ]
-    plan = base64.b64encode(pickle.dumps(partitions)).decode()
-    rows = spark.read.format(FORMAT).schema(source.as_read).option(PLAN_OPTION, plan).load()
-    return with_variants(rows, source.columns)
+    reader = SplitReader(
+        [
+            SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
+            for split in splits
+        ],
+        source.as_read,
+    )
+
+    # The name shows in plans; see :func:`spark_jobs.reading.whole.plan_reads_everything`.
+    def stream_assets_splits(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in numbers:
+            yield from reader.read(number)
+
+    # A partition for each split. A data source of Python would start three more Python processes a session, one after
+    # the other, and ask two of them at each read.
+    count = len(splits)
+    rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, source.as_read)
+    return with_variants(plain_strings(rows, source.as_read.fields), source.columns)
 
 
 def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
@@ -134,8 +134,8 @@ def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | No
     return CleanRead(counts, identities)
 
 
-@dataclass
-class SplitPartition(InputPartition):
+@dataclass(frozen=True, slots=True)
+class SplitPartition:
     """One split and how to decode it.
 
     Args:
@@ -154,57 +154,47 @@ class SplitPartition(InputPartition):
     clean: CleanRead | None = None
     keeps_payloads: bool = False
 
-
-class SplitDataSource(DataSource):
-    """The data source; Spark makes it from its options."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The format's name."""
-        return FORMAT
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the planned splits."""
-        return SplitReader(self.options[PLAN_OPTION], schema)
-
-
-class SplitReader(DataSourceReader):
-    """Reads planned splits; pickled to the executors."""
-
-    def __init__(self, plan: str, schema: StructType) -> None:
-        self._plan = plan
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """One partition a split."""
-        partitions: list[InputPartition] = pickle.loads(base64.b64decode(self._plan))  # noqa: S301 - made above
-        return partitions
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split as record batches."""
-        assert isinstance(partition, SplitPartition)
+    def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """The rows of the split as record batches with these columns."""
         try:
-            yield from self._rows(partition)
+            yield from self._rows(arrow_schema(schema))
         except StreamAssetsError as error:
             # What the driver reaches an executor may not.
             machine = socket.gethostname()
-            if machine == partition.driver:
+            if machine == self.driver:
                 raise
             what = f"executor {machine}: {error.what}"
             raise type(error)(what, remedy=error.remedy, **error.facts) from error
 
-    def _rows(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        schema = arrow_schema(self._schema)
-        wanted = arrow_schema(partition.columns)
-        messages = partition.split.read()
+    def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        wanted = arrow_schema(self.columns)
         rows = (
-            decode_batch(block, partition.decoder, wanted, schema, keeps_payloads=partition.keeps_payloads)
-            for block in messages
+            decode_batch(block, self.decoder, wanted, schema, keeps_payloads=self.keeps_payloads)
+            for block in self.split.read()
         )
-        if partition.clean is None:
+        if self.clean is None:
             return rows
-        assert isinstance(partition.split, CountedSplit)
-        return partition.clean.checked(rows, partition.split)
+        assert isinstance(self.split, CountedSplit)
+        return self.clean.checked(rows, self.split)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReader:
+    """Reads planned splits; pickled to the executors.
+
+    Args:
+        partitions: what there is to read.
+        schema: the columns of the rows.
+    """
+
+    partitions: Sequence[SplitPartition]
+    schema: StructType
+
+    def read(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of the partitions with these numbers."""
+        column: Any = numbers.column(0)
+        for number in column.to_pylist():
+            yield from self.partitions[number].read(self.schema)
 
 
 def decode_batch(

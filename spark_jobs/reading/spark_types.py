@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
+from spark_jobs.reading.sql_types import ddl, quoted
 from stream_consumers.errors import SchemaMismatchError
 
 
@@ -39,3 +43,26 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     # Before Spark 4.2 the helper has no such parameter, and says UTC by itself.
     utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **utc)
+
+
+def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
+    """The same columns, with strings whose collation is the usual one as strings without any.
+
+    A Connect client names the collation of each type that it sends, as for ``mapInPandas``. In the schema of a Delta
+    table that is another type, which readers other than Spark do not know.
+
+    Args:
+        rows: of any session.
+        columns: their columns.
+    """
+    named = [f.col(quoted(column.name)) for column in columns]
+    if isinstance(rows.sparkSession, SparkSession):
+        return rows.select(*named)
+    return rows.select(
+        *(
+            source.cast(ddl(column.dataType)).alias(column.name, metadata=column.metadata)
+            if "string" in column.dataType.simpleString()
+            else source
+            for source, column in zip(named, columns)
+        )
+    )

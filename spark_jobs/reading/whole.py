@@ -11,11 +11,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from spark_jobs.reading.rejection import REJECTED
-from spark_jobs.reading.source import FORMAT
 
 # One row after the other, each of them, and from one child. Whatever is not named here may do something else.
 _EACH_ROW = re.compile(r"Project \[|Filter |(Batch|Arrow)EvalPython \[|Generate (explode|posexplode|inline|stack)\(")
-_SCAN = re.compile(rf"RelationV2\[.*\] {FORMAT}$")
+# As :func:`spark_jobs.reading.source.read_splits` makes them.
+_READ = (re.compile(r"MapInArrow stream_assets_splits\("), re.compile(r"Range \("))
 _BRANCHES = re.compile(r"^[\s:+\-]*")
 _SECTIONS = ("Parsed Logical Plan", "Analyzed Logical Plan", "Optimized Logical Plan", "Physical Plan")
 # A condition on the time may come out otherwise when the plan is made once more, for the write.
@@ -40,7 +40,8 @@ def plan_reads_everything(explained: str) -> bool:
     r"""The same, by what ``EXPLAIN EXTENDED`` says.
 
     Example:
-        >>> optimized = "Filter (id#1L > 3)\n+- RelationV2[id#1L, _stream#2] stream_assets"
+        >>> read = "+- MapInArrow stream_assets_splits(id#0L)#9, [id#1L, _stream#2], false\n   +- Range (0, 2, step=1)"
+        >>> optimized = f"Filter (id#1L > 3)\n{read}"
         >>> explained = "== Parsed Logical Plan ==\n== Analyzed Logical Plan ==\n== Optimized Logical Plan ==\n{}"
         >>> plan_reads_everything(explained.format(f"{optimized}\n\n== Physical Plan ==\n"))
         True
@@ -56,4 +57,6 @@ def plan_reads_everything(explained: str) -> bool:
         return False
     lines = [_BRANCHES.sub("", line) for line in rest.partition(headings[3])[0].split("\n")]
     nodes = [line for line in lines if line]
-    return bool(nodes) and bool(_SCAN.match(nodes[-1])) and all(_EACH_ROW.match(node) for node in nodes[:-1])
+    *others, made, numbers = ["", "", *nodes]
+    is_read = all(pattern.match(node) for pattern, node in zip(_READ, (made, numbers)))
+    return is_read and all(_EACH_ROW.match(node) for node in others if node)

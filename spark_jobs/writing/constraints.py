@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.reading.rejection import REASON
-from spark_jobs.writing.sql_types import ddl, quoted
+from spark_jobs.reading.sql_types import ddl, quoted
 from spark_jobs.writing.storage import read_table
 
 _CHECK = "delta.constraints."

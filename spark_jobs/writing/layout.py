@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.reading.source import STREAM_COLUMNS
+from spark_jobs.reading.sql_types import column_ddl, quoted, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import catalog_away, explain
-from spark_jobs.writing.sql_types import column_ddl, quoted, text
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"

@@ -27,7 +27,7 @@ from spark_jobs.decoding.json_types import check_json_type
 from spark_jobs.decoding.undeclared import Watching
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns
-from spark_jobs.writing.sql_types import column_ddl
+from spark_jobs.reading.sql_types import column_ddl
 from stream_consumers.errors import SchemaMismatchError
 
 MOST_FIELDS = 1000
@@ -74,7 +74,7 @@ def with_new_fields(
         seen: their values.
         table: its columns have the types that they are given; ``None`` if it is new.
         own: the decoder as the user has declared it.
-        computed: columns of the table whose values Delta makes.
+        computed: columns whose values the transform makes, or Delta.
         any_name: whether the table takes names with spaces and the like.
 
     Raises:

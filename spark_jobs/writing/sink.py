@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from delta import exceptions as conflicts
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructField
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
@@ -17,7 +16,6 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
 from spark_jobs.table_location import spark_location
 from spark_jobs.writing.failures import FOREIGN_PLACE, explain, text_of
-from spark_jobs.writing.sql_types import ddl, quoted
 from spark_jobs.writing.storage import check_files, check_seen
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -135,29 +133,6 @@ def _in_hulls(extents: Mapping[Shard, Range]) -> str:
             f"AND _sequence >= {start} AND _sequence < {end})"
         )
     return " OR ".join(found)
-
-
-def plain_strings(rows: DataFrame, columns: Sequence[StructField]) -> DataFrame:
-    """The same columns, with strings whose collation is the usual one as strings without any.
-
-    A Connect client names the collation of each type that it sends, as for ``mapInPandas``. In the schema of a Delta
-    table that is another type, which readers other than Spark do not know.
-
-    Args:
-        rows: to be written.
-        columns: their columns.
-    """
-    named = [f.col(quoted(column.name)) for column in columns]
-    if isinstance(rows.sparkSession, SparkSession):
-        return rows.select(*named)
-    return rows.select(
-        *(
-            source.cast(ddl(column.dataType)).alias(column.name, metadata=column.metadata)
-            if "string" in column.dataType.simpleString()
-            else source
-            for source, column in zip(named, columns)
-        )
-    )
 
 
 def write_verified(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 
 from spark_jobs.session import delta_spark_config
+from spark_jobs.spark_server.configuration import CORES
 from tests.support.servers import anew, running
 from tests.support.settings import ROOT, SMALL
 
@@ -52,6 +53,10 @@ def _server(folder: Path, config: Mapping[str, str], packages: Path) -> Iterator
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
+        # Runs that are killed one after the other share the Python workers, which take seconds to start.
+        "spark.sql.artifact.isolation.enabled": "false",
+        "spark.python.daemon.module": "spark_jobs.reading.worker_daemon",
+        CORES: "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]

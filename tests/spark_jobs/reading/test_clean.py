@@ -155,7 +155,7 @@ def explained(optimized: str, analyzed: str = "Filter (id#1L > 3)") -> str:
     return "\n\n".join(f"== {name} Logical Plan ==\n{text}" for name, text in sections) + "\n\n== Physical Plan ==\n…"
 
 
-SCAN = "RelationV2[id#1L, _stream#2] stream_assets"
+SCAN = "MapInArrow stream_assets_splits(id#0L)#9, [id#1L, _stream#2], false\n+- Range (0, 2, step=1, splits=Some(2))"
 READ_WHOLE = [SCAN, f"Filter (id#1L > 3)\n+- {SCAN}", f"Project [id#1L]\n+- ArrowEvalPython [f(id#1L)]\n   +- {SCAN}"]
 NOT_READ_WHOLE = [
     "LocalRelation <empty>, [id#1L]",
@@ -164,6 +164,9 @@ NOT_READ_WHOLE = [
     f"Union\n:- {SCAN}\n+- {SCAN}",
     f"Filter (id#1L > scalar-subquery#3 [])\n:  +- Aggregate [max(id#1L)]\n:     +- {SCAN}\n+- {SCAN}",
     f"MapInPandas f(id#1L)\n+- {SCAN}",
+    f"MapInArrow f(id#1L)\n+- {SCAN}",
+    "MapInArrow f(id#0L)#9, [id#1L, _stream#2], false\n+- Range (0, 2, step=1, splits=Some(2))",
+    "Range (0, 2, step=1, splits=Some(2))",
     "Project [id#1L]\n+- RelationV2[id#1L] another_source",
     f"Filter NOT (user#2 = \n== Physical Plan ==\n)\n+- LocalRelation\n{SCAN}",
     f"Filter NOT (user#2 = \n{SCAN}\n)\n+- LocalRelation <empty>, [id#1L]",
