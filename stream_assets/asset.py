@@ -383,7 +383,7 @@ def stream_asset(
         sensor_status: whether the sensor runs without being turned on.
         schema_changes: what becomes of columns, and of fields of structs, that the table does not have: ``fail``;
             ``add_columns`` for adding them, and wider types, too, where the table has ``delta.enableTypeWidening``; or
-            ``rescue`` for putting them into the column ``_rescued``. Fields of JSON that nobody declared are among them.
+            ``rescue`` for putting them into the column ``_rescued``. Fields of JSON that nobody declared are of them.
         partition_by: columns with few values, each combination of which has a folder of its own. This, the next two,
             the generated columns and the comment are for a table that is not there yet.
         cluster_by: instead: columns that rows are looked for by; maintenance puts like ones together.

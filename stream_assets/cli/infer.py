@@ -81,7 +81,7 @@ def _columns(table: str, storage: Mapping[str, str]) -> dict[str, Any]:
     from spark_jobs.ledger.table_rows import schema_of
     from spark_jobs.reading.source import STREAM_COLUMNS
     from spark_jobs.reading.spark_types import arrow_schema
-    from spark_jobs.writing.sql_types import ddl
+    from spark_jobs.reading.sql_types import ddl
 
     log = DeltaLog(table, storage_options=storage)
     if log.snapshot() is None:

@@ -79,6 +79,7 @@ def test_a_batch_in_flight_over_a_switch_is_dropped(
     assert not group.switch(after)
 
 
+@pytest.mark.slow
 def test_a_switch_that_was_interrupted_lets_nobody_plan_until_it_is_run_again(
     spark: SparkSession, kafka: str, folder: Path
 ) -> None:

@@ -401,6 +401,7 @@ def test_each_message_counts_once_where_only_the_number_of_rows_is_left(folder: 
     assert (found.messages, found.rows, found.filtered, found.missing) == (40, 32, 12, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_deletion_vectors_renamed_columns_and_clones(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 10, shards=1)

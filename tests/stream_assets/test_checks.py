@@ -54,6 +54,7 @@ def test_no_check_passes_on_a_table_that_only_another_group_has_written(
     assert f"group 'somebody' has written nothing into {folder}/t" in (found["no_gaps"].description or "")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_behind_a_replay_the_checks_are_those_of_its_rows(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance

@@ -54,6 +54,7 @@ def tick(
     return sensor.evaluate_tick(context)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_what_operators_see_of_a_run(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch

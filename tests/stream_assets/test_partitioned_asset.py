@@ -34,6 +34,7 @@ def told(instance: dg.DagsterInstance, run_id: str) -> dict[str | None, dict[str
     return {one.partition: {n: v.value for n, v in one.metadata.items()} for one in made if one and one.partition}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance

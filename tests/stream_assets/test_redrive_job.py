@@ -59,6 +59,7 @@ def outcome(result: dg.ExecuteInProcessResult) -> dict[str, object]:
     return {name: value.value for name, value in metadata.items() if isinstance(value, dg.IntMetadataValue)}
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.dagster
 def test_a_redrive_is_one_materialization_and_its_check_becomes_green(

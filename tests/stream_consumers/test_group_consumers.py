@@ -115,6 +115,7 @@ def test_groups_that_remember_nothing(memory: str, tmp_path: Path) -> None:
             assert (member.group, member.commit()) == ("billing", 0)
 
 
+@pytest.mark.slow
 def test_the_declared_type_has_them(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(
         "from stream_consumers import ConsumerMode, connect, create_consumer\n"

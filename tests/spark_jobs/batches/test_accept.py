@@ -308,6 +308,7 @@ def test_a_stream_that_was_cut_is_accepted_though_it_is_known_by_the_same_sign(
     assert max(sequences_in_table(folder / "t").values()) == 1
 
 
+@pytest.mark.slow
 def test_a_second_group_is_refused_and_has_its_own_epochs_in_its_own_table(spark: SparkSession, stage: Stage) -> None:
     stage.send(5)
     stage.drain(spark)

@@ -58,6 +58,7 @@ def test_a_copy_is_refused_until_its_rows_are_adopted(spark: SparkSession, folde
     assert places(spark, copy) == places(spark, original) == [(s, n) for s in (0, 1) for n in range(1, 8)]
 
 
+@pytest.mark.slow
 def test_rows_of_a_stream_that_a_group_begins_with_later_are_no_less_of_a_copy(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_rows_of_a_stream_that_a_group_begins_with_later_are_no_less_of_a_copy(
     assert drain(spark, users, orders) == drain(spark, url, orders) == []
 
 
+@pytest.mark.slow
 def test_another_group_that_writes_a_stream_is_seen_when_it_is_added_later(spark: SparkSession, folder: Path) -> None:
     orders, users = write_stream(folder / "orders.ss", 4), stream_of_users(folder)
     mine, other = ingestion(folder / "t"), ingestion(folder / "t", group="other")

@@ -123,6 +123,7 @@ def no_seven(rows: DataFrame) -> DataFrame:
     return rows.select("id", *STREAM_COLUMNS, f.current_timestamp().alias("at"))
 
 
+@pytest.mark.slow
 def test_rejected_messages_become_dead_letters_with_their_bytes(lake: Lake) -> None:
     """The first reason counts; a batch without any is written in one pass, also one with a column of the time."""
     lake.send(300, malformed=frozenset({99}))

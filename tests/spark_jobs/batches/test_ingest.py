@@ -227,6 +227,7 @@ def test_d4_a_transform_that_drops_everything_still_moves_the_position(spark: Sp
     assert sum(sequences_in_table(folder / "t").values()) == 4
 
 
+@pytest.mark.slow
 def test_verify_tells_filtered_messages_from_lost_ones(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 100, malformed=frozenset({4}))
     what = ingestion(folder / "t", records=30, transform=lambda rows: rows.where("id % 10 <> 0"))
@@ -405,7 +406,8 @@ def write_clicks(file: Path, count: int) -> str:
     return url
 
 
-@pytest.mark.parametrize("group", ["lakehouse", pytest.param("other", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("group", ["lakehouse", "other"])
 def test_two_streams_share_a_table_without_noticing_each_other(spark: SparkSession, folder: Path, group: str) -> None:
     orders = write_stream(folder / "orders.ss", 20)
     clicks = write_clicks(folder / "clicks.ss", 30)
@@ -432,6 +434,7 @@ def test_a_second_group_for_the_same_stream_and_table_is_refused(spark: SparkSes
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
+@pytest.mark.slow
 def test_a_run_that_another_one_overtook_beyond_its_frozen_end_just_ends(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 40)
     what = ingestion(folder / "t", records=20)

@@ -114,6 +114,7 @@ def test_k11_a_run_that_ends_at_any_step_is_finished_by_the_next(
     assert broker.committed(what.group, topic) == {0: broker.end(topic)}
 
 
+@pytest.mark.slow
 def test_k12_offsets_that_were_deleted_or_moved_by_hand_are_repaired_from_the_ledger(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_k13_a_tombstone_is_a_row_of_nulls_or_a_dead_letter_with_its_key(
     assert_each_once(strict.rows() + strict.letters(), broker.messages(topic))
 
 
+@pytest.mark.slow
 def test_k13_a_header_whose_name_is_no_text_makes_a_dead_letter_of_its_message_only(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
@@ -235,6 +237,7 @@ def test_k14_after_a_restore_the_rows_are_written_again(spark: SparkSession, bro
     assert_each_once(what.rows(), broker.messages(topic))
 
 
+@pytest.mark.slow
 def test_k15_an_observer_that_raises_in_one_of_several_threads_ends_the_run_and_loses_nothing(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:

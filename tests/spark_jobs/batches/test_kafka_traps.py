@@ -115,6 +115,7 @@ def test_k03_a_range_that_ends_in_transaction_markers_reaches_lag_0(
     assert what.drain() == []
 
 
+@pytest.mark.slow
 def test_k03_messages_of_aborted_transactions_are_read_only_if_asked_for(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_k03_messages_of_aborted_transactions_are_read_only_if_asked_for(
     open_transaction.abort_transaction()
 
 
+@pytest.mark.slow
 def test_k04_a_compacted_range_with_one_message_left_and_ranges_with_none(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
@@ -207,6 +209,7 @@ def test_k06_messages_that_retention_removed_between_runs_are_an_error_with_numb
     assert broker.committed(what.group, topic) == {0: 4, 1: 0}
 
 
+@pytest.mark.slow
 def test_k06_messages_that_retention_removed_between_runs_are_recorded_where_that_is_chosen(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:
@@ -242,6 +245,7 @@ def assert_lost(what: Pipeline, topic: str, start: int, end: int) -> None:
     assert letters.where(f.col("_sequence").isNull() & f.col("error").contains(reason)).count() == 1
 
 
+@pytest.mark.slow
 def test_k06_messages_that_retention_removed_after_they_were_written_are_nothing_wrong(
     spark: SparkSession, broker: Broker, folder: Path
 ) -> None:

@@ -223,6 +223,7 @@ def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: 
     assert pipe.positions() == ends(kafka, topic)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_while_it_waits_a_run_reads_no_ledger_and_asks_for_no_more_than_the_ends(
     spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,7 @@ def test_a_topic_recreated_in_the_middle_is_not_written(spark: SparkSession, bro
     assert what.rows() == {}
 
 
+@pytest.mark.slow
 def test_a_topic_with_holes_is_tried_once_a_run(spark: SparkSession, broker: Broker, folder: Path) -> None:
     topic = broker.create()
     broker.commit(topic, 5)

@@ -96,7 +96,7 @@ def stored(registry: Registry, topic: str, **more: Any) -> Avro:
     return Avro(registry=SchemaRegistry(registry.url, options=QUICK), subject=f"{topic}-value", **more)
 
 
-@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+@pytest.mark.parametrize("driver_records", [pytest.param(0, marks=pytest.mark.slow), 1000], ids=["executors", "driver"])
 def test_values_keys_and_headers(
     spark: SparkSession, registry: Registry, writer: Writer, folder: Path, driver_records: int
 ) -> None:
@@ -162,6 +162,7 @@ def test_a_field_that_is_new_in_the_registry_is_a_column_from_the_next_batch_on(
     assert len(strict.rows()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_the_registry_is_back(
     spark: SparkSession, registry: Registry, writer: Writer, folder: Path
 ) -> None:

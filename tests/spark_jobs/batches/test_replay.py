@@ -122,6 +122,7 @@ def test_a_replay_is_clamped_to_what_was_ingested(spark: SparkSession, folder: P
     assert rows_of(folder / "t") == expected(200, lambda _, sequence: sequence <= 50)
 
 
+@pytest.mark.slow
 def test_what_lies_before_the_origin_can_be_replayed_into_the_table(spark: SparkSession, folder: Path) -> None:
     url, what = write_stream(folder / "orders.ss", 40), ingestion(folder / "t")
     ingest(spark, url, what, origin=Bound.parse("11"))
@@ -147,6 +148,7 @@ def test_append_adds_to_what_is_there(spark: SparkSession, folder: Path) -> None
     assert what.ledger().read().positions == positions
 
 
+@pytest.mark.slow
 def test_dead_letters_of_a_replayed_range_are_replaced(spark: SparkSession, folder: Path) -> None:
     url = write_stream(folder / "orders.ss", 100, malformed=frozenset({5, 50}))
     what = ingestion(folder / "t")

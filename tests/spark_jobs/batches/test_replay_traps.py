@@ -126,6 +126,7 @@ def test_d04_a_replay_without_rows_takes_the_rows_away_and_is_done(lake: Lake) -
     lake.assert_made(by_new=MIDDLE)
 
 
+@pytest.mark.slow
 def test_d04_a_rewind_and_batches_without_rows_move_on(lake: Lake) -> None:
     assert lake.rewind(30) == SHARDS
     (report,) = lake.with_transform(nothing).drain()
@@ -196,6 +197,7 @@ class ReplayWrites(Writes):
         self.outcomes[entry.bid] = None
 
 
+@pytest.mark.slow
 def test_d06_a_conflict_over_the_number_of_a_replay_drops_the_slower_one(
     lake: Lake, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_values_without_a_schema_are_in_the_table(spark: SparkSession, folder: P
     assert (verdict.rows, verdict.dead, verdict.missing, verdict.duplicated) == (5, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_payloads_without_a_schema_are_one_variant(spark: SparkSession, folder: Path) -> None:
     url = f"file://{folder}/orders.ss/orders"
 

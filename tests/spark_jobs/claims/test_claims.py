@@ -113,6 +113,7 @@ def test_r1_an_entry_that_is_trimmed_after_it_was_claimed_is_told(spark: SparkSe
     assert sum(stream.held().values()) == 10, "everything stays pending until the loss is recorded"
 
 
+@pytest.mark.slow
 def test_r1_a_trimmed_entry_is_recorded_once_where_that_is_chosen(spark: SparkSession, stream: Stream) -> None:
     stream.add(10)
     victims = stream.entry_ids()[3:5]
@@ -129,6 +130,7 @@ def test_r1_a_trimmed_entry_is_recorded_once_where_that_is_chosen(spark: SparkSe
     assert stream.drain(spark, wanted) == []
 
 
+@pytest.mark.slow
 def test_r2_trimmed_entries_in_the_backlog_of_a_dead_member_are_told_and_the_rest_is_written(
     spark: SparkSession, stream: Stream
 ) -> None:
@@ -306,6 +308,7 @@ def test_r14_entries_that_maxlen_trimmed_unread_are_counted_and_recorded_once(
     assert stream.drain(spark, wanted) == []
 
 
+@pytest.mark.slow
 def test_r14_a_loss_that_was_recorded_before_a_crash_is_not_recorded_again(spark: SparkSession, stream: Stream) -> None:
     stream.add(10)
     stream.drain(spark)
@@ -356,6 +359,7 @@ def test_r18_two_runs_under_one_name_write_each_entry_once(spark: SparkSession, 
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_entries_of_a_client_that_is_not_ours_are_taken_over_once_when_they_are_idle(
     spark: SparkSession, redis_address: str, folder: Path
 ) -> None:
@@ -420,6 +424,7 @@ def test_a_heartbeat_goes_on_when_the_server_does_not_answer(stream: Stream, mon
         until(lambda: len(beats) > 1, what="a second beat")
 
 
+@pytest.mark.slow
 def test_r4_of_the_protocol_a_claim_whose_reply_is_lost_is_given_up(
     spark: SparkSession, stream: Stream, redis_address: str
 ) -> None:
@@ -546,6 +551,7 @@ def test_a_member_that_was_fenced_and_wakes_up_reports_no_loss(spark: SparkSessi
     assert len(stream.rows()) == 20
 
 
+@pytest.mark.slow
 def test_deleted_entries_are_recorded_each_time_and_name_no_entry_that_is_there(
     spark: SparkSession, stream: Stream
 ) -> None:
@@ -610,6 +616,7 @@ def test_entries_that_a_foreign_client_read_often_get_their_tries(spark: SparkSe
     stream.assert_each_once()
 
 
+@pytest.mark.slow
 def test_entries_that_a_foreign_client_took_from_a_finished_batch_are_not_written_again(
     spark: SparkSession, stream: Stream
 ) -> None:
@@ -649,6 +656,7 @@ def test_a_member_name_is_refused_where_positions_count(spark: SparkSession, str
         stream.drain(spark, stream.ingestion(member="b"))
 
 
+@pytest.mark.slow
 def test_a_member_at_work_is_not_fenced_because_its_entries_were_trimmed(spark: SparkSession, stream: Stream) -> None:
     """The heartbeat cannot touch what is not there, but it touches the name."""
     stream.add(5)

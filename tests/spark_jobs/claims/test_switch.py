@@ -167,6 +167,7 @@ def test_a_late_commit_by_position_acknowledges_nothing_that_is_claimed(spark: S
     assert sum(stream.held().values()) == 2
 
 
+@pytest.mark.slow
 def test_a_switch_away_from_claims_after_a_restore_is_refused(spark: SparkSession, stream: Stream) -> None:
     stream.mode = ConsumerMode.LOAD_BALANCED
     stream.drain(spark, stream.ingestion(10))

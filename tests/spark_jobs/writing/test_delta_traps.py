@@ -120,6 +120,7 @@ def test_d02_a_table_that_is_ahead_of_a_lost_ledger_is_refused(
     assert stream.committed(what) == 4
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
     spark: SparkSession, stream: Stream, folder: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_lost_ledger_is_made_anew_from_what_the_broker_was_told_last(
     assert_each_once(what.rows(), stream.messages())
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_that_another_run_has_made_anew_is_left_as_it_is(
     spark: SparkSession, stream: Stream, folder: Path
 ) -> None:

@@ -29,6 +29,7 @@ def rows(folder: Path, command: str, *more: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_rotated_file_is_accepted_and_every_command_knows_it(spark: SparkSession, folder: Path) -> None:
     write_stream(folder / "orders.ss", 30, shards=1)
     rows(folder, "ingest", *DECODE)
