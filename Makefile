@@ -5,8 +5,9 @@ export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
 PYTEST := $(BIN)/pytest -p no:cacheprovider
-# Processes that share the tests; each has a Spark session, which takes 2 GB.
-WORKERS ?= 2
+# Processes that share the tests; each has a Spark session, which takes 2 GB. On 2 cores a third one works while the
+# others wait for brokers.
+WORKERS ?= 3
 
 .PHONY: help setup demo dev pictures bench kafka redis test test-all lint types tests soak format lock test-versions clean
 

@@ -40,10 +40,6 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     # What fails is raised and told once; Spark would log the same, with a page of Java frames, before.
     "spark.log.level": "FATAL",
 }
-# A Connect server writes down the text of each request, in the event log and the UI, with the splits of a plan in it
-# and the client options in them.
-REDACTION = "spark.sql.redaction.string.regex"
-HIDDEN_PLAN = r"(?s)secret_plan.{1,40}value: .{0,4000}"
 DELTA_CONFIG: Mapping[str, str] = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
@@ -51,7 +47,6 @@ DELTA_CONFIG: Mapping[str, str] = {
     # A commit reads the state of the table in this many tasks; the default of 50 costs a second each time.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "4",
-    REDACTION: HIDDEN_PLAN,
 }
 
 
@@ -188,15 +183,7 @@ def check_session(session: SparkSession) -> SparkSession:
         )
     _use_own_python(session)
     send_packages(session)
-    _hide_plans(session)
     return session
-
-
-def _hide_plans(session: SparkSession) -> None:
-    """Also in a session that was made elsewhere; what it hides already stays hidden."""
-    hidden = session.conf.get(REDACTION, "") or ""
-    if "secret_plan" not in hidden:
-        session.conf.set(REDACTION, f"{HIDDEN_PLAN}|{hidden}" if hidden else HIDDEN_PLAN)
 
 
 def without_secrets(remote: str) -> str:

@@ -12,7 +12,9 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.settings import ROOT
+from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, write_stream
+from tests.support.topics import create_topic, fill
 
 pytestmark = pytest.mark.spark
 
@@ -94,3 +96,25 @@ def test_a_udf_that_was_made_for_another_spark_has_a_remedy(server: str, folder:
     done = ingested(server, folder, "early")
     assert done.returncode == 1
     assert "Make it inside the transform; or have such a Spark" in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+def test_no_secret_is_in_what_a_server_writes_down(kafka: str, folder: Path) -> None:
+    """The splits that executors read have the options of the client in them."""
+    topic = create_topic(kafka, 1)
+    fill(kafka, topic, 12_000, partitions=1)
+    events = folder / "events"
+    events.mkdir()
+    logged = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{events}",
+    }
+    with connect_server(folder, more=logged) as server:
+        command = [sys.executable, "-m", "stream_assets.cli.main", "ingest", "--source", f"kafka://{kafka}/{topic}"]
+        command += ["--table", str(folder / "t"), "--client", "sasl.password=hunter2-of-the-broker", "--remote", server]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
+    assert "stream_assets_splits" in written
+    assert "hunter2" not in written + done.stdout + done.stderr

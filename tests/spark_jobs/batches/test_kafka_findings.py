@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from sensors.lag import measure
 from spark_jobs.batches.ingestion import Step
-from spark_jobs.session import REDACTION
 from stream_consumers.errors import DataLossError, LedgerTruncatedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.messages import Shard
@@ -70,7 +69,3 @@ def test_dead_letters_of_batches_that_a_restore_removed_during_a_run_count_once(
     assert restore.is_done
     assert_each_once(what.rows() + what.letters(), broker.messages(topic))
     assert all(verdict.is_right for verdict in what.verify())
-
-
-def test_plans_are_hidden_in_what_a_server_writes_down(spark: SparkSession) -> None:
-    assert "secret_plan" in (spark.conf.get(REDACTION) or "")
