@@ -26,6 +26,8 @@ IN_PROCESS = "in-process"
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10.0
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+# Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or behind 2262.
+TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
 _log = logging.getLogger(__name__)
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -183,6 +185,7 @@ def check_session(session: SparkSession) -> SparkSession:
         )
     _use_own_python(session)
     send_packages(session)
+    session.conf.set(TIMESTAMPS, "TIMESTAMP_MICROS")
     return session
 
 

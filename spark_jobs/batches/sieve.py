@@ -137,6 +137,12 @@ class Sieve:
                 f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
                 remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
             ) from error
+        names = [field.name.lower() for field in fields]
+        if twice := next((one for place, one in enumerate(names) if one in names[:place]), None):
+            raise TransformError(
+                f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
+                remedy=_CORRECT_IT,
+            )
         return plain_strings(result, fields)
 
     def transformed(self, frame: DataFrame) -> DataFrame:

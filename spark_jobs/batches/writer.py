@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -25,6 +26,7 @@ from spark_jobs.batches.ingestion import (
 )
 from spark_jobs.batches.sieve import Sieve, Sifted, caching
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
@@ -40,7 +42,7 @@ from spark_jobs.writing.failures import explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
 from spark_jobs.writing.new_fields import new_columns, takes_any_name, with_columns_of, with_new_fields
 from spark_jobs.writing.rescue import rescue
-from spark_jobs.writing.schema_changes import check_columns, lets_widen
+from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range, Split
@@ -49,6 +51,7 @@ from stream_consumers.errors import (
     DataLossError,
     InvalidOptionError,
     StreamAssetsError,
+    TransformError,
     WriteError,
 )
 from stream_consumers.messages import Shard
@@ -374,16 +377,7 @@ class BatchWriter:
         seen = seen_in(row["_error"] for row in errors.toLocalIterator())
         if not seen.fields:
             return False
-        snapshot = self.ledger.log.snapshot()
-        made_by_transform = set(self._sieve.transformed(self._nothing()).columns) - set(self.source.columns.names)
-        self._watching = with_new_fields(
-            before,
-            seen,
-            self._columns,
-            own=self._decoder or before.decoder,
-            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
-            any_name=snapshot is not None and takes_any_name(snapshot.configuration),
-        )
+        self._watching = self._with_new_fields(before, seen)
         self.check_columns(self.ledger.read())
         if added := new_columns(before, self._watching):
             _log.info("%s has fields that were not declared, which become columns: %s", self._url, ", ".join(added))
@@ -391,6 +385,33 @@ class BatchWriter:
             told = ", ".join(sorted(repr(".".join(path)) for path in refused))
             _log.warning("no columns can be made of fields of %s, which are left out: %s", self._url, told)
         return True
+
+    def _with_new_fields(self, before: Watching, seen: Seen) -> Watching:
+        snapshot = self.ledger.log.snapshot()
+        made_by_transform = set(self._sieve.transformed(self._nothing()).columns) - set(self.source.columns.names)
+        grow = partial(
+            with_new_fields,
+            table=self._columns,
+            own=self._decoder or before.decoder,
+            computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
+            any_name=snapshot is not None and takes_any_name(snapshot.configuration),
+        )
+        self._watching = grow(before, seen)
+        if self._transforms():
+            return self._watching
+        # The transform fails for some of them, like one whose name it gives to another column.
+        kept = before
+        for name in seen.fields:
+            self._watching = grow(kept, seen.only(name))
+            kept = self._watching if self._transforms() else replace(kept, known=kept.known | {(name,)})
+        return kept
+
+    def _transforms(self) -> bool:
+        """Whether the transform takes the columns of the decoder as they are now."""
+        with suppress(TransformError):
+            self._sieve.transformed(self._nothing())
+            return True
+        return False
 
     def _write_once(self, sifted: Sifted, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
@@ -504,12 +525,14 @@ class BatchWriter:
         if self._fitting is not None and self._fitting == self.decoder:
             return
         self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
+        if self._columns is not None and state.shards:
+            check_places(self._columns, path=self._ingestion.table)
         snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
         rows = self._sieve.rejections(self._nothing())[0].schema
-        if self._watching is not None and self._columns is not None and snapshot is not None:
-            self._watching = with_columns_of(
-                self._watching, self._columns, made=rows, computed=snapshot.computed_columns
-            )
+        is_plain = self._ingestion.transform is None
+        # A transform may have made columns of the table of others.
+        if is_plain and self._watching is not None and self._columns is not None and snapshot is not None:
+            self._watching = with_columns_of(self._watching, self._columns, computed=snapshot.computed_columns)
             rows = self._sieve.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:

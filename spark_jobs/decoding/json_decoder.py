@@ -47,7 +47,7 @@ class Json:
     What fits is for ``mode`` to say. ``lenient``, the default, takes what Spark's ``from_json`` takes: into a STRING
     whatever is there, as it is written; into a TIMESTAMP also nanoseconds (cut), names of zones, and whole numbers of
     seconds; into a DATE also the day of a time; into DOUBLE and FLOAT also NaN, and infinity. ``strict`` takes only
-    what is written as the type is, and makes a dead letter of what would lose something, like nanoseconds.
+    what is written as the type is, and makes a dead letter of a time with nanoseconds, for instance.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),

@@ -16,8 +16,8 @@ from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import Constant, Float, Integer
 from spark_jobs.decoding.times import read_day, read_moment
 
-MOST_LEVELS = 32
-"""What is in more objects and arrays than these is a VARIANT."""
+MOST_LEVELS = 20
+"""What is in more objects and arrays than these is a VARIANT: Spark Connect takes types of some 30 levels."""
 MOST_NAMES = 200
 """An object with more different names is a MAP: names like these are ids, and not columns."""
 NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
@@ -139,6 +139,16 @@ def fitted(
     return replace(found, fields=fields, remarks=[*found.remarks, *missing])
 
 
+def is_name(name: str) -> bool:
+    r"""Whether a column may have this name: some text that can be shown, and that readers of Arrow take.
+
+    Example:
+        >>> is_name("straße 😀"), is_name(""), is_name("a\0b"), is_name("\ud800")
+        (True, False, False, False)
+    """
+    return bool(name) and name.isprintable()
+
+
 def name_ddl(name: str) -> str:
     """A name in DDL, in back quotes only if it needs them: a shell takes those for something else.
 
@@ -183,6 +193,12 @@ class Seen:
                 return True
             left += [*seen.fields.values(), *([seen.items] if seen.items is not None else [])]
         return False
+
+    def only(self, name: str) -> Seen:
+        """The same with one of its fields."""
+        seen = Seen()
+        seen.fields = {name: self.fields[name]}
+        return seen
 
     def add(self, value: Any) -> None:
         """Look at a value as :func:`spark_jobs.decoding.json_documents.read_object` reads it."""
@@ -299,9 +315,8 @@ def _distinct(fields: Mapping[str, Seen], prefix: str, remarks: list[str]) -> di
             less = min((other, name), key=lambda one: fields[one].count)
             best[name.lower()] = name if less == other else other
             remarks.append(f"{prefix}{less!r} differs from {best[name.lower()]!r} only in upper and lower case")
-    kept = {name: fields[name] for name in fields if best[name.lower()] == name and name}
-    if "" in fields:
-        remarks.append(f"{prefix}'' is no name of a column")
+    kept = {name: fields[name] for name in fields if best[name.lower()] == name and is_name(name)}
+    remarks.extend(f"{prefix}{name!a} is no name of a column" for name in fields if not is_name(name))
     remarks.extend(
         f"{prefix}{name!r}: Delta takes this name with delta.columnMapping.mode=name only"
         for name in kept

@@ -18,6 +18,8 @@ from spark_jobs.decoding.json_types import Column
 
 UNDECLARED = "fields that nobody has declared: "
 """So begins the error of a document that has some; behind it they are a JSON object."""
+# What is deeper may be too deep to be read again.
+_MOST_LEVELS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Watching:
 
     Args:
         decoder: with a schema.
-        known: paths of fields that are to be left out, too.
+        known: paths of fields that are to be left out, too, with what is in them.
 
     Example:
         >>> watching = Watching(Json("id BIGINT"))
@@ -69,7 +71,8 @@ class Watching:
         return DecodedColumns(decoded.columns, pc.coalesce(decoded.errors, pa.array(told, pa.string())))
 
     def _is_wanted(self, path: Path, value: Any) -> bool:
-        return path not in self.known and has_content(value)
+        is_known = any(path[:length] in self.known for length in range(1, len(path) + 1))
+        return not is_known and has_content(value)
 
 
 def watching(decoder: Decoder) -> Watching | None:
@@ -78,19 +81,18 @@ def watching(decoder: Decoder) -> Watching | None:
 
 
 def has_content(value: Any) -> bool:
-    """Whether there is anything in a parsed value but null, and empty objects and arrays.
+    """Whether there is anything in a parsed value but null, and empty objects and arrays; not below 100 levels.
 
     Example:
         >>> has_content({"a": [None, {}]}), has_content({"a": [0]})
         (False, True)
     """
-    left = [value]
+    left = [(value, 0)]
     while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
+        one, level = left.pop()
+        if isinstance(one, (dict, list)):
+            parts = one.values() if isinstance(one, dict) else one
+            left.extend((part, level + 1) for part in parts if level < _MOST_LEVELS)
         elif one is not None:
             return True
     return False

@@ -9,7 +9,6 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
-    DecimalType,
     DoubleType,
     LongType,
     MapType,
@@ -21,7 +20,7 @@ from pyspark.sql.types import (
 
 from spark_jobs.decoding.decoders import RESCUED, Decoder, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import Json, JsonMode
-from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, NO_DELTA_NAME, Seen, together
+from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, NO_DELTA_NAME, Seen, is_name, together
 from spark_jobs.decoding.json_rescue import IN_ARRAY, IN_MAP, Path
 from spark_jobs.decoding.json_types import check_json_type
 from spark_jobs.decoding.undeclared import Watching
@@ -32,28 +31,24 @@ from stream_consumers.errors import SchemaMismatchError
 
 MOST_FIELDS = 1000
 """So many columns, and fields of structs, are made of what nobody has declared."""
+# A table with them has no change data feed any more.
+_CHANGE_DATA_FEED = ("_change_type", "_commit_version", "_commit_timestamp")
 _NUMBERS = {"whole number", "number"}
 _TEXTS = {"text", "date", "time"}
 
 
-def with_columns_of(watching: Watching, table: StructType, *, made: StructType, computed: frozenset[str]) -> Watching:
+def with_columns_of(watching: Watching, table: StructType, *, computed: frozenset[str]) -> Watching:
     """The decoder with the columns, and fields of structs, that the table has and it does not.
 
     Args:
         watching: the decoder.
         table: the columns of the table.
-        made: what is written of the decoder's columns: what a transform makes is no field of the messages.
         computed: columns whose values Delta makes.
     """
     declared = _declared(watching.decoder)
-    of_transform = {field.name.lower(): field.dataType for field in made.fields}
     of_table = {field.name.lower(): field.dataType for field in table.fields}
-    fields = []
-    for own in declared.fields:
-        name = own.name.lower()
-        is_passed = name in of_table and of_transform.get(name) == own.dataType
-        fields.append(_with_type(own, _united(own.dataType, of_table[name])) if is_passed else own)
-    taken = {*_taken(watching.decoder), *of_transform, *map(str.lower, declared.names), *map(str.lower, computed)}
+    fields = [_with_type(own, _united(own.dataType, of_table.get(own.name.lower()))) for own in declared.fields]
+    taken = {*_taken(watching.decoder), *map(str.lower, declared.names), *map(str.lower, computed)}
     fields += [StructField(c.name, c.dataType) for c in table.fields if c.name.lower() not in taken and _decodes(c)]
     return replace(watching, decoder=_with_fields(watching.decoder, fields)) if fields != declared.fields else watching
 
@@ -61,8 +56,8 @@ def with_columns_of(watching: Watching, table: StructType, *, made: StructType, 
 def with_new_fields(
     watching: Watching,
     seen: Seen,
-    table: StructType | None,
     *,
+    table: StructType | None,
     own: Decoder,
     computed: frozenset[str],
     any_name: bool,
@@ -120,7 +115,8 @@ def _with_fields(decoder: Json, fields: list[StructField]) -> Json:
 
 def _taken(decoder: Json) -> frozenset[str]:
     """Names, in lower case, that columns of messages cannot have."""
-    names = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *key_columns(decoder), *header_columns(decoder))
+    own = (*STREAM_COLUMNS, *DEAD_LETTER_COLUMNS, RESCUED, *_CHANGE_DATA_FEED)
+    names = (*own, *key_columns(decoder), *header_columns(decoder))
     return frozenset(name.lower() for name in names)
 
 
@@ -183,7 +179,7 @@ class _Growth:
 
     def _may_be(self, name: str, names: set[str], path: Path) -> bool:
         is_told_apart = name.lower() not in names and (len(path) > 1 or name.lower() not in self._taken)
-        return bool(name) and is_told_apart and (self._any_name or not NO_DELTA_NAME.search(name))
+        return is_name(name) and is_told_apart and (self._any_name or not NO_DELTA_NAME.search(name))
 
     def _type_of(self, seen: Seen, path: Path) -> DataType | None:
         """The type that all of these values fit, and later ones are likely to; ``None`` if there is nothing in them."""
@@ -201,19 +197,18 @@ class _Growth:
         return self._type_of_scalars(seen, kinds)
 
     def _type_of_scalars(self, seen: Seen, kinds: set[str]) -> DataType | None:
-        if kinds == {"whole number"}:
-            return LongType() if not seen.is_wide else DecimalType(38, 0) if seen.digits <= 38 else DoubleType()
         if not kinds:
             return None
-        if kinds <= _NUMBERS:
-            return DoubleType()
+        if kinds <= _NUMBERS and not seen.is_wide:
+            return LongType() if kinds == {"whole number"} else DoubleType()
         if kinds == {"true or false"}:
             return BooleanType()
-        # A time today may be any text tomorrow; in lenient mode text takes whatever comes, as it is written.
+        # A time today may be any text tomorrow, and a number of 30 digits is an id. In lenient mode text takes whatever
+        # comes, as it is written.
         return VariantType() if self._is_strict and not kinds <= _TEXTS else StringType()
 
 
-def _united(own: DataType, table: DataType) -> DataType:
+def _united(own: DataType, table: DataType | None) -> DataType:
     """The type with the fields of structs that only the table has."""
     if isinstance(own, StructType) and isinstance(table, StructType):
         of_table = {field.name.lower(): field for field in table.fields}

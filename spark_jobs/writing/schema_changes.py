@@ -63,6 +63,21 @@ def check_columns(
         )
 
 
+def check_places(table: StructType, *, path: str) -> None:
+    """Refuse a table of ours that says no more which message a row is from.
+
+    Raises:
+        SchemaMismatchError: naming the columns that it lacks.
+    """
+    lacking = [name for name in STREAM_COLUMNS if name not in table.names]
+    if lacking:
+        raise SchemaMismatchError(
+            f"the table {path} has no column {', '.join(lacking)} any more: somebody has renamed or dropped it",
+            remedy="Without it a replay would write its rows a second time. Give it its name back (ALTER TABLE … "
+            "RENAME COLUMN … TO …), or RESTORE the table to a version that has it.",
+        )
+
+
 def _remedy(*, changed: bool, wider: bool, widens: bool, new: bool) -> str:
     if changed:
         return (

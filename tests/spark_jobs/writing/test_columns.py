@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -167,6 +169,32 @@ def test_delta_takes_what_fits(spark: SparkSession, folder: Path, url: StreamUrl
         {"a": None, "b": None, "c": [{"d": None, "e": 4}]},
     ]
     assert [row["extra"] for row in rows] == [None, None, "x", None, None, None]
+
+
+def test_times_of_all_years_are_what_other_readers_read(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
+    years = [1, 1500, 2024, 9999]
+    for year in years:
+        memory_broker(url).append(Shard("orders"), b'{"at": "%04d-12-31T00:00:00Z"}' % year)
+    drain(spark, str(url), ingestion(folder / "t", decoder=Json("at TIMESTAMP")))
+    table = DeltaTable(str(folder / "t"))
+    for found in (table.to_pyarrow_table(), pa.table(table.scan())):
+        assert sorted(moment.year for moment in found["at"].to_pylist()) == years
+
+
+def test_a_column_of_ours_that_is_gone_is_not_made_anew(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
+    """Its rows would have no place any more, and be written a second time by a replay."""
+    what = ingestion(folder / "t", decoder=Json("id BIGINT"), schema_changes=ADD)
+    memory_broker(url).append(Shard("orders"), b'{"id": 1}')
+    drain(spark, str(url), what)
+    spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE delta.`{what.table}` RENAME COLUMN _sequence TO seq")
+    memory_broker(url).append(Shard("orders"), b'{"id": 2}')
+    with pytest.raises(SchemaMismatchError, match="has no column _sequence any more") as caught:
+        drain(spark, str(url), what)
+    assert "RENAME COLUMN" in caught.value.remedy
+    spark.sql(f"ALTER TABLE delta.`{what.table}` RENAME COLUMN seq TO _sequence")
+    drain(spark, str(url), what)
+    assert sorted(row["id"] for row in spark.read.format("delta").load(what.table).collect()) == [1, 2]
 
 
 def test_a_dead_letter_table_of_an_older_version_gets_the_new_columns(
