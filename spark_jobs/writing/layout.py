@@ -21,6 +21,9 @@ from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, Wri
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A comma within back quotes parts no names.
+_NAMES = re.compile(r"(?:`(?:[^`]|``)*`|[^,`])+")
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
 
 
@@ -65,9 +68,9 @@ class TableLayout:
     ) -> None:
         object.__setattr__(self, "partition_by", _columns("partition_by", partition_by))
         object.__setattr__(self, "cluster_by", _columns("cluster_by", cluster_by))
-        object.__setattr__(self, "properties", _texts(properties or {}))
+        object.__setattr__(self, "properties", _texts(_mapping("table properties", properties)))
         object.__setattr__(self, "catalog_table", catalog_table)
-        object.__setattr__(self, "generated_columns", dict(generated_columns or {}))
+        object.__setattr__(self, "generated_columns", _mapping("generated columns", generated_columns))
         object.__setattr__(self, "comment", comment)
         _columns("generated_columns", self.generated_columns)
         empty = [name for name, text in self.generated_columns.items() if not isinstance(text, str) or not text.strip()]
@@ -81,7 +84,9 @@ class TableLayout:
                 f"partition_by={list(self.partition_by)} and cluster_by={list(self.cluster_by)} exclude each other",
                 remedy="Leave one of them out.",
             )
-        if catalog_table is not None and not _NAME.fullmatch(catalog_table):
+        if comment is not None and not isinstance(comment, str):
+            raise InvalidOptionError(f"the comment {comment!r} of a table is no text", remedy="Put it in quotes.")
+        if catalog_table is not None and not (isinstance(catalog_table, str) and _NAME.fullmatch(catalog_table)):
             raise InvalidOptionError(
                 f"catalog_table={catalog_table!r} is no name of a table",
                 remedy="Write it like orders, sales.orders or main.sales.orders; where the table is says table.",
@@ -94,8 +99,10 @@ class TableLayout:
 
     def all_properties(self) -> dict[str, str]:
         """With the statistics that the ledger, and clustering, need; those of the user beside them."""
-        given = self.properties.get(STATS_COLUMNS, "")
-        columns = [*STREAM_COLUMNS, *self.cluster_by, *filter(None, (name.strip() for name in given.split(",")))]
+        given = _NAMES.findall(self.properties.get(STATS_COLUMNS, ""))
+        # Delta parses them.
+        clustered = [name if _PLAIN_NAME.fullmatch(name) else quoted(name) for name in self.cluster_by]
+        columns = [*STREAM_COLUMNS, *clustered, *filter(None, map(str.strip, given))]
         # Delta refuses statistics of a column whose values name the folders.
         folders = {name.lower() for name in self.partition_by}
         wanted = [name for name in dict.fromkeys(columns) if name.lower() not in folders]
@@ -140,8 +147,19 @@ class TableLayout:
         )
 
 
-def _columns(option: str, names: Iterable[str]) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
+def _mapping(what: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidOptionError(
+            f"{what} are names and texts, and {given!r} is neither",
+            remedy="Write them like {'delta.enableChangeDataFeed': 'true'}, or {'day': 'CAST(_timestamp AS DATE)'}.",
+        )
+    return dict(given or {})
+
+
+def _columns(option: str, names: Iterable[str] | None) -> tuple[str, ...]:
+    if not isinstance(names, (Iterable, type(None))):
+        raise InvalidOptionError(f"{option}={names!r} names no columns", remedy="Write it like ['country', 'day'].")
+    found = (names,) if isinstance(names, str) else tuple(names or ())
     wrong = [name for name in found if not isinstance(name, str) or not name]
     twice = len({str(name).lower() for name in found}) != len(found)
     if wrong or twice:

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
@@ -22,8 +22,9 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
+from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.verify import verify
-from spark_jobs.writing.layout import TableLayout, create_table, register
+from spark_jobs.writing.layout import STATS_COLUMNS, TableLayout, create_table, register
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import (
     ConstraintViolatedError,
@@ -266,12 +267,28 @@ def test_a_table_has_a_name_in_the_catalog(spark: SparkSession, folder: Path, na
         ({"catalog_table": "a.b.c.d"}, "no name of a table"),
         ({"catalog_table": "s3://lake/orders"}, "no name of a table"),
         ({"catalog_table": ""}, "no name of a table"),
+        ({"catalog_table": ["a"]}, "no name of a table"),
+        ({"partition_by": 5}, "names no columns"),
+        ({"properties": "delta.enableChangeDataFeed=true"}, "names and texts"),
+        ({"properties": [("a", "b")]}, "names and texts"),
+        ({"generated_columns": "day"}, "names and texts"),
+        ({"comment": 5}, "is no text"),
     ],
     ids=str,
 )
 def test_a_layout_that_makes_no_sense_is_refused(options: Any, told: str) -> None:
     with pytest.raises(InvalidOptionError, match=told):
         TableLayout(**options)
+
+
+@pytest.mark.spark
+def test_names_with_dots_and_commas_lay_a_table_out(spark: SparkSession, folder: Path) -> None:
+    names = ["u.v", "u'v", "straße"]
+    layout = TableLayout(cluster_by=names, properties={STATS_COLUMNS: "id, `u.v`"})
+    assert layout.all_properties()[STATS_COLUMNS].endswith("_timestamp,`u.v`,`u'v`,`straße`,id")
+    columns = StructType([StructField(name, StringType()) for name in [*STREAM_COLUMNS, *names, "id"]])
+    create_table(spark, DeltaLog(str(folder / "t")), columns, layout)
+    assert spark.read.format("delta").load(str(folder / "t")).columns == columns.names
 
 
 @pytest.mark.parametrize(
