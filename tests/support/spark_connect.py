@@ -53,12 +53,13 @@ def _server(folder: Path, config: Mapping[str, str], packages: Path) -> Iterator
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
-        # Runs that are killed one after the other share the Python workers, which take seconds to start.
-        "spark.sql.artifact.isolation.enabled": "false",
-        "spark.python.daemon.module": "spark_jobs.reading.worker_daemon",
         CORES: "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
+    if packages == ROOT:
+        # Runs that are killed one after the other share the Python workers, which take seconds to start.
+        settings["spark.sql.artifact.isolation.enabled"] = "false"
+        settings["spark.python.daemon.module"] = "spark_jobs.reading.worker_daemon"
     words = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(submit), "--master", "local[2]", "--class", MAIN, *words, "spark-internal"]
