@@ -51,8 +51,11 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     for name, value in conf.getAll():
         if not _SECRET.search(name):
             public.set(name, value)
-    with without_needless_lines() as descriptor:
-        gateway = launch_gateway(public, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+    # The JVM of a session that was stopped serves the next one; PySpark would forget another one, and leave it running.
+    gateway = SparkContext._gateway
+    if gateway is None:
+        with without_needless_lines() as descriptor:
+            gateway = launch_gateway(public, {"stderr": descriptor})  # type: ignore[no-untyped-call]
     SparkContext(conf=conf, gateway=gateway)
 
 

@@ -55,6 +55,7 @@ def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.Monk
 
     class Context:
         _active_spark_context = None
+        _gateway = None
 
         def __init__(self, *, conf: pyspark.SparkConf, gateway: str) -> None:
             given.update(conf.getAll())
@@ -114,3 +115,25 @@ create_session(SparkOptions(master="local[1]", in_process=True, config={"spark.d
     assert done.returncode != 0
     assert "Xmxnot much" in done.stderr
     assert "WARNING: Using incubator modules" not in done.stderr
+
+
+TWICE = """
+import os
+from spark_jobs.session import SparkOptions, create_session
+
+for _ in range(2):
+    session = create_session(SparkOptions(master="local[1]", in_process=True))
+    assert session.range(3).count() == 3
+    session.stop()
+here = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+print("children", len(open(here).read().split()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_session_after_another_one_takes_the_same_jvm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert "children 1\n" in done.stdout, done.stdout + done.stderr
