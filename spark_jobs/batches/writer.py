@@ -522,18 +522,17 @@ class BatchWriter:
         Raises:
             SchemaMismatchError, TransformError: they do not.
         """
-        if self._fitting is not None and self._fitting == self.decoder:
+        if self._fitting == self.decoder:
             return
         self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
         if self._columns is not None and state.shards:
             check_places(self._columns, path=self._ingestion.table)
         snapshot = self.ledger.log.snapshot() if state.version >= 0 else None
-        rows = self._sieve.rejections(self._nothing())[0].schema
         is_plain = self._ingestion.transform is None
         # A transform may have made columns of the table of others.
         if is_plain and self._watching is not None and self._columns is not None and snapshot is not None:
             self._watching = with_columns_of(self._watching, self._columns, computed=snapshot.computed_columns)
-            rows = self._sieve.rejections(self._nothing())[0].schema
+        rows = self._sieve.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
             layout.check_table(self.ledger.log)

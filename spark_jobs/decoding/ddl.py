@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from stream_consumers.errors import SchemaMismatchError
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def quoted(name: str) -> str:
@@ -15,6 +18,16 @@ def quoted(name: str) -> str:
         '`a``b`'
     """
     return f"`{name.replace('`', '``')}`"
+
+
+def name_ddl(name: str) -> str:
+    """A name in DDL, in back quotes only if it needs them: a shell takes those for something else.
+
+    Example:
+        >>> name_ddl("user_id"), name_ddl("user-id")
+        ('user_id', '`user-id`')
+    """
+    return name if _PLAIN_NAME.fullmatch(name) else quoted(name)
 
 
 def column_ddl(name: str, kind: str) -> str:

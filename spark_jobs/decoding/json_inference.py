@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.ddl import name_ddl
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import Constant, Float, Integer
@@ -22,7 +22,6 @@ MOST_NAMES = 200
 """An object with more different names is a MAP: names like these are ids, and not columns."""
 NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
 """What a name has in it that Delta takes with ``delta.columnMapping.mode=name`` only."""
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
 _NUMBERS, _TIMES, _PARTS = {"whole number", "number"}, {"date", "time"}, {"object", "array"}
@@ -147,16 +146,6 @@ def is_name(name: str) -> bool:
         (True, False, False, False)
     """
     return bool(name) and name.isprintable()
-
-
-def name_ddl(name: str) -> str:
-    """A name in DDL, in back quotes only if it needs them: a shell takes those for something else.
-
-    Example:
-        >>> name_ddl("user_id"), name_ddl("user-id")
-        ('user_id', '`user-id`')
-    """
-    return name if _PLAIN_NAME.fullmatch(name) else quoted(name)
 
 
 class Seen:

@@ -105,24 +105,24 @@ def read_splits(
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
         return spark.createDataFrame([], source.columns)
     driver = socket.gethostname()
-    reader = SplitReader(
-        [
-            SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
-            for split in splits
-        ],
-        source.as_read,
-    )
+    schema = source.as_read
+    partitions = [
+        SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
+        for split in splits
+    ]
 
     # The name shows in plans; see :func:`spark_jobs.reading.whole.plan_reads_everything`.
     def stream_assets_splits(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers:
-            yield from reader.read(number)
+        for block in numbers:
+            column: Any = block.column(0)
+            for number in column.to_pylist():
+                yield from partitions[number].read(schema)
 
     # A partition for each split. A data source of Python would start three more Python processes a session, one after
     # the other, and ask two of them at each read.
     count = len(splits)
-    rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, source.as_read)
-    return with_variants(plain_strings(rows, source.as_read.fields), source.columns)
+    rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, schema)
+    return with_variants(plain_strings(rows, schema.fields), source.columns)
 
 
 def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
@@ -176,25 +176,6 @@ class SplitPartition:
             return rows
         assert isinstance(self.split, CountedSplit)
         return self.clean.checked(rows, self.split)
-
-
-@dataclass(frozen=True, slots=True)
-class SplitReader:
-    """Reads planned splits; pickled to the executors.
-
-    Args:
-        partitions: what there is to read.
-        schema: the columns of the rows.
-    """
-
-    partitions: Sequence[SplitPartition]
-    schema: StructType
-
-    def read(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows of the partitions with these numbers."""
-        column: Any = numbers.column(0)
-        for number in column.to_pylist():
-            yield from self.partitions[number].read(self.schema)
 
 
 def decode_batch(

@@ -12,7 +12,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from spark_jobs.reading.sql_types import ddl, quoted
+from spark_jobs.decoding.ddl import quoted
+from spark_jobs.reading.sql_types import ddl
 from stream_consumers.errors import SchemaMismatchError
 
 

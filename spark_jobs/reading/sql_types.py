@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-
-def quoted(name: str) -> str:
-    """A name, whatever characters it has.
-
-    Example:
-        >>> quoted("first `name`")
-        '`first ``name```'
-    """
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"
+from spark_jobs.decoding.ddl import quoted
 
 
 def text(value: str) -> str:

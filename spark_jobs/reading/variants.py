@@ -11,6 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
 
+from spark_jobs.decoding.ddl import quoted
+
 
 def as_text(schema: StructType) -> StructType:
     """The same columns with STRING for each VARIANT.
@@ -44,13 +46,8 @@ def with_variants(rows: DataFrame, schema: StructType) -> DataFrame:
         schema: the columns.
     """
     found = [column for column in schema.fields if has_variant(column.dataType)]
-    made = {column.name: _parsed(f.col(_quoted(column.name)), column.dataType) for column in found}
+    made = {column.name: _parsed(f.col(quoted(column.name)), column.dataType) for column in found}
     return rows.withColumns(made) if made else rows
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"
 
 
 def has_variant(kind: DataType) -> bool:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import runpy
 
-import stream_consumers.kafka.batches  # noqa: F401 - it is for the workers
+# They are for the workers.
+import spark_jobs.decoding.json_decoder
+import spark_jobs.reading.source  # noqa: F401
+import stream_consumers.kafka.batches  # noqa: F401
 
 if __name__ == "__main__":
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

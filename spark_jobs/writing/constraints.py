@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.reading.rejection import REASON
-from spark_jobs.reading.sql_types import ddl, quoted
+from spark_jobs.reading.sql_types import ddl
 from spark_jobs.writing.storage import read_table
 
 _CHECK = "delta.constraints."

@@ -10,10 +10,11 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, Unsuppor
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from spark_jobs.decoding.ddl import name_ddl, quoted
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.ledger import TRANSACTION_RETENTION
 from spark_jobs.reading.source import STREAM_COLUMNS
-from spark_jobs.reading.sql_types import column_ddl, quoted, text
+from spark_jobs.reading.sql_types import column_ddl, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
 from spark_jobs.writing.failures import catalog_away, explain
@@ -21,7 +22,6 @@ from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, Wri
 
 STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _REFUSALS = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
-_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A comma within back quotes parts no names.
 _NAMES = re.compile(r"(?:`(?:[^`]|``)*`|[^,`])+")
 _NAME = re.compile(r"[^\s.`/\\]+(\.[^\s.`/\\]+){0,2}")
@@ -101,8 +101,7 @@ class TableLayout:
         """With the statistics that the ledger, and clustering, need; those of the user beside them."""
         given = _NAMES.findall(self.properties.get(STATS_COLUMNS, ""))
         # Delta parses them.
-        clustered = [name if _PLAIN_NAME.fullmatch(name) else quoted(name) for name in self.cluster_by]
-        columns = [*STREAM_COLUMNS, *clustered, *filter(None, map(str.strip, given))]
+        columns = [*STREAM_COLUMNS, *map(name_ddl, self.cluster_by), *filter(None, map(str.strip, given))]
         # Delta refuses statistics of a column whose values name the folders.
         folders = {name.lower() for name in self.partition_by}
         wanted = [name for name in dict.fromkeys(columns) if name.lower() not in folders]

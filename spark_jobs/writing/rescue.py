@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
+from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import RESCUED
-from spark_jobs.reading.sql_types import quoted
 
 _OPTIONS = {"ignoreNullFields": "true"}
 
