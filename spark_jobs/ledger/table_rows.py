@@ -25,6 +25,8 @@ from stream_consumers.errors import LedgerUnreadableError
 from stream_consumers.messages import Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
+UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
+"""The rows of which it is not known whose they are: others wrote them, or took their places away."""
 Sequences = npt.NDArray[np.int64]
 _PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
 # What Spark writes as INT96 would be nanoseconds, which end in the year 2262.

@@ -70,6 +70,8 @@ def main(words: list[str]) -> None:
         # A query went on while the session was closed. Either that is known here, or the file was seen there.
         file.unlink(missing_ok=True)
         sys.exit(f"the session {session} has ended")
+    # Where a shell ignores SIGINT (nohup), Dagster lets all that it starts ignore SIGTERM: nobody could end it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = [module, *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

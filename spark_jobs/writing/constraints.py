@@ -21,7 +21,7 @@ from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.sql_types import ddl
 from spark_jobs.writing.storage import read_table
 
-_CHECK = "delta.constraints."
+CHECK = "delta.constraints."
 _GENERATED = "delta.generationExpression"
 # Where Spark keeps the type of a string column that was declared with a length.
 _LENGTH = re.compile(r"(?:var)?char\(([0-9]+)\)")
@@ -77,9 +77,9 @@ class Constraints:
         known = {name.lower() for name in names}
         checks = [
             # To Delta a condition that is null is violated.
-            Constraint(f"({text}) IS NOT TRUE", f"the CHECK constraint {name[len(_CHECK) :]} ({text}) is violated")
+            Constraint(f"({text}) IS NOT TRUE", f"the CHECK constraint {name[len(CHECK) :]} ({text}) is violated")
             for name, text in sorted(self.configuration.items())
-            if name.lower().startswith(_CHECK)
+            if name.lower().startswith(CHECK)
         ]
         given = [one for one in self.columns if one["name"].lower() in known]
         made = [one for one in self.columns if one not in given and _is_generated(one)]

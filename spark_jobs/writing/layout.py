@@ -17,6 +17,7 @@ from spark_jobs.reading.source import STREAM_COLUMNS
 from spark_jobs.reading.sql_types import column_ddl, text
 from spark_jobs.session import first_line
 from spark_jobs.table_location import spark_location, sql_name
+from spark_jobs.writing.constraints import CHECK
 from spark_jobs.writing.failures import catalog_away, explain
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, WriteError
 
@@ -130,20 +131,27 @@ class TableLayout:
             )
 
     def check_table(self, log: DeltaLog) -> None:
-        """A table that is there cannot be partitioned in another way.
+        """A table that is there cannot be partitioned in another way, nor get columns that Delta computes.
 
         Raises:
             SchemaMismatchError: it would have to be.
         """
-        snapshot = log.snapshot() if self.partition_by else None
+        snapshot = log.snapshot() if self.partition_by or self.generated_columns else None
         if snapshot is None:
             return
-        if [name.lower() for name in snapshot.partition_columns] == [name.lower() for name in self.partition_by]:
-            return
-        raise SchemaMismatchError(
-            f"{log.path} is partitioned by {list(snapshot.partition_columns)}, not by {list(self.partition_by)}",
-            remedy="Correct partition_by, or leave it out: it is for tables that are not there yet.",
-        )
+        is_as_told = [n.lower() for n in snapshot.partition_columns] == [n.lower() for n in self.partition_by]
+        if self.partition_by and not is_as_told:
+            raise SchemaMismatchError(
+                f"{log.path} is partitioned by {list(snapshot.partition_columns)}, not by {list(self.partition_by)}",
+                remedy="Correct partition_by, or leave it out: it is for tables that are not there yet.",
+            )
+        computed = {name.lower() for name in snapshot.computed_columns}
+        if lacking := [name for name in self.generated_columns if name.lower() not in computed]:
+            raise SchemaMismatchError(
+                f"{log.path} does not compute {', '.join(lacking)}, and Delta takes generated columns only when a "
+                "table is made",
+                remedy="Correct generated_columns, let the transform make the column, or ingest into another table.",
+            )
 
 
 def _mapping(what: str, given: Mapping[str, str] | None) -> dict[str, str]:
@@ -205,7 +213,7 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
         f"TBLPROPERTIES ({', '.join(f'{text(n)} = {text(v)}' for n, v in layout.all_properties().items())})",
     ]
     try:
-        written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout.generated_columns)])
+        written = ", ".join([*map(column_ddl, columns.fields), *_generated(spark, columns, layout)])
         spark.sql(f"CREATE TABLE IF NOT EXISTS {sql_name(log.path)} ({written}) {' '.join(filter(None, parts))}")
     except Exception as error:  # a classic session raises bare errors of Java
         if log.snapshot() is None:
@@ -220,13 +228,22 @@ def create_table(spark: SparkSession, log: DeltaLog, columns: StructType, layout
     layout.check_table(log)
 
 
-def _generated(spark: SparkSession, columns: StructType, expressions: Mapping[str, str]) -> list[str]:
-    """The columns that Delta computes, of the types that their expressions have."""
-    if not expressions:
+def _generated(spark: SparkSession, columns: StructType, layout: TableLayout) -> list[str]:
+    """The columns that Delta computes, of the types that their expressions have.
+
+    Constraints are looked at, too: Delta makes a table with one on a column that is not there, which takes no row.
+    """
+    expressions = layout.generated_columns
+    constraints = [condition for name, condition in layout.properties.items() if name.lower().startswith(CHECK)]
+    if not (expressions or constraints):
         return []
     aliased = [f"({expression}) AS {quoted(name)}" for name, expression in expressions.items()]
-    found = spark.createDataFrame([], columns).selectExpr(*aliased).schema
-    return [f"{column_ddl(column)} GENERATED ALWAYS AS ({expressions[column.name]})" for column in found.fields]
+    rows = spark.createDataFrame([], columns).selectExpr("*", *aliased)
+    found = rows.schema.fields[len(columns) :]
+    for constraint in constraints:
+        # Asked for the columns, a Connect session looks at the condition.
+        _ = rows.where(constraint).columns
+    return [f"{column_ddl(column)} GENERATED ALWAYS AS ({expressions[column.name]})" for column in found]
 
 
 def register(spark: SparkSession, table: str, name: str) -> None:

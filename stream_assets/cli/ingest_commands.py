@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -315,19 +316,37 @@ def verify(place: Place, as_json: bool) -> None:
         for bid, count in verdict.missing_dead.items():
             tell(f"{verdict.shard}: {count} dead letters of batch {bid} are missing", style="red")
     _tell_of_foreign(ingestion.ledger())
+    _tell_of_unplaced(ingestion.ledger())
     if not all(verdict.is_right for verdict in verdicts):
         sys.exit(1)
 
 
+def _tell_of_unplaced(ledger: Ledger) -> None:
+    """Rows that cannot be compared, and that no replay replaces."""
+    from spark_jobs.ledger.table_rows import PLACE, UNPLACED, count_where
+
+    if count := count_where(ledger.log, UNPLACED):
+        tell(
+            f"note: {count} rows lack {' or '.join(PLACE)}: they are not compared, and no replay replaces them. If "
+            "somebody made these null, RESTORE the table, or delete the rows before a replay writes them again",
+            style="yellow",
+        )
+
+
 def _tell_of_foreign(ledger: Ledger) -> None:
     """Who else has changed rows of the table: what is wrong may be their doing, and what is right may be changed."""
+    from spark_jobs.ledger.table_rows import column_names
+
+    names = "|".join(map(re.escape, column_names(ledger.log)))
     for commit in islice(ledger.foreign(), MOST_FOREIGN):
         parts = [f"version {commit.version}, {commit.operation}"]
         if commit.timestamp_ms is not None:
             made = datetime.fromtimestamp(commit.timestamp_ms / 1000, timezone.utc)
             parts.append(f"at {made:%Y-%m-%d %H:%M:%S} UTC")
         parts += [f"by {commit.by}"] if commit.by else []
-        parts += [f"where {commit.predicate}"] if commit.predicate else []
+        # Spark writes each column with a number of its own.
+        where = re.sub(rf"\b({names})#\d+L?", r"\1", commit.predicate)
+        parts += [f"where {where}"] if where else []
         tell(f"note: others changed rows of the table: {' '.join(parts)}", style="yellow")
 
 

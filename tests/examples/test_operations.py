@@ -42,6 +42,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_the_example_loads_and_tells_of_what_goes_wrong(
     received: list[str], folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,8 +44,11 @@ class Feed(ABC):
     """
 
     kind: str
+    payload: Callable[[int], bytes]
+    """What is in a message that can be decoded: JSON, unless a test says otherwise."""
 
     def __init__(self, url: str, stream: str, moment: Callable[[int], int]) -> None:
+        self.payload = lambda number: b'{"id": %d, "user": "u%d"}' % (number, number % 7)
         self.url = url
         self.stream = stream
         self.moment = moment
@@ -55,7 +58,7 @@ class Feed(ABC):
     def send(self, count: int, *, malformed: frozenset[int] = frozenset()) -> None:
         """So many more messages."""
         numbers = range(self.sent, self.sent + count)
-        self._send((n, b'{"id": ' if n in malformed else b'{"id": %d, "user": "u%d"}' % (n, n % 7)) for n in numbers)
+        self._send((n, b'{"id": ' if n in malformed else self.payload(n)) for n in numbers)
         self.sent += count
 
     @abstractmethod

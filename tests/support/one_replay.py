@@ -15,13 +15,13 @@ from spark_jobs.batches.ingestion import Batch, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
-from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SparkOptions, create_session
 from stream_assets.testing import Kill, KillSwitch
 from stream_consumers.create import StreamSource
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.decoders_of_runs import decoder_of
 from tests.support.old_and_new import new
 from tests.support.settings import SMALL
 
@@ -46,7 +46,7 @@ def main(
         observer(step, batch)
 
     source = StreamSource(StreamUrl.parse(url))
-    what = Ingestion(group, table, Json("id BIGINT, user STRING"), new, limits=Limits(max_records=int(records)))
+    what = Ingestion(group, table, decoder_of(), new, limits=Limits(max_records=int(records)))
     spark = create_session(SparkOptions(master="local[1]", remote=remote or None, config={} if remote else SMALL))
     with source.open() as opened:
         if stop:

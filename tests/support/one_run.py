@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.batches.ingestion import Batch, Ingestion, Step
-from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
@@ -22,6 +21,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.options import ConsumerMode, Limits, OnBadRows
 from stream_consumers.urls import StreamUrl
 from tests.support.bad_rows import bad_rows
+from tests.support.decoders_of_runs import decoder_of
 from tests.support.old_and_new import old
 from tests.support.settings import SMALL
 
@@ -122,7 +122,7 @@ def main(
     ingestion = Ingestion(
         group=group,
         table=where,
-        decoder=Json("id BIGINT, user STRING"),
+        decoder=decoder_of(),
         limits=Limits(max_records=int(records)),
         sharing=source.mode,
         claims=source.is_claimed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,14 @@ class Stream:
         """Made anew at each call, as by a new process."""
         return StreamSource(StreamUrl.parse(self.url), self.mode, self.options)
 
-    def add(self, count: int, *, first: int = 0, payload: bytes = b'{"id": %d, "user": "u"}') -> None:
+    def add(
+        self, count: int, *, first: int = 0, payload: bytes | Callable[[int], bytes] = b'{"id": %d, "user": "u"}'
+    ) -> None:
         """Add entries in turn to the shards."""
         pipeline = self.client.pipeline(transaction=False)
         for index in range(first, first + count):
-            pipeline.xadd(self.keys[index % len(self.keys)], {"msg": payload % index})
+            made = payload % index if isinstance(payload, bytes) else payload(index)
+            pipeline.xadd(self.keys[index % len(self.keys)], {"msg": made})
         pipeline.execute()
 
     def there(self) -> set[Identity]:

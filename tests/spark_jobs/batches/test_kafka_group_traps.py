@@ -311,7 +311,7 @@ def test_load_balanced_writes_each_shard_once_on_a_number_line_of_its_own(
     assert what.drain() == []
 
 
-@pytest.mark.parametrize("first", ["resumable", "load_balanced"])
+@pytest.mark.parametrize("first", [pytest.param("resumable", marks=pytest.mark.slow), "load_balanced"])
 def test_a_group_of_one_mode_refuses_a_run_of_the_other(
     spark: SparkSession, broker: Broker, folder: Path, first: str
 ) -> None:

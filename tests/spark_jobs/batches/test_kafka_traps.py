@@ -311,7 +311,12 @@ def test_k07_a_topic_recreated_between_runs_is_another_one(
 
 
 @pytest.mark.parametrize(
-    ("count", "step"), [(5, Step.PLANNED), pytest.param(20, Step.PLANNED, marks=pytest.mark.slow), (5, Step.COMMITTED)]
+    ("count", "step"),
+    [
+        (5, Step.PLANNED),
+        pytest.param(20, Step.PLANNED, marks=pytest.mark.slow),
+        pytest.param(5, Step.COMMITTED, marks=pytest.mark.slow),
+    ],
 )
 def test_k07_a_topic_recreated_during_a_run_is_another_one(
     spark: SparkSession, broker: Broker, folder: Path, count: int, step: Step

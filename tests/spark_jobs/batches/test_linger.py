@@ -186,7 +186,14 @@ def test_a_run_stays_on_a_stream_that_is_still_empty(spark: SparkSession, folder
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", ["resumable", pytest.param("real_time", marks=pytest.mark.slow), "load_balanced"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("resumable", marks=pytest.mark.slow),
+        pytest.param("real_time", marks=pytest.mark.slow),
+        "load_balanced",
+    ],
+)
 def test_redis_is_followed_and_so_are_its_new_shards(
     spark: SparkSession, folder: Path, redis_address: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

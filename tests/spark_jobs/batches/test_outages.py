@@ -52,7 +52,7 @@ def stopping(server: Stoppable, step: Step, number: int | None = None) -> Once:
         pytest.param("load_balanced", Step.PLANNED, marks=pytest.mark.slow),
         ("load_balanced", Step.ROWS_WRITTEN),
         pytest.param("load_balanced", Step.VERIFIED, marks=pytest.mark.slow),
-        ("load_balanced", Step.COMMITTED),
+        pytest.param("load_balanced", Step.COMMITTED, marks=pytest.mark.slow),
     ],
 )
 def test_an_ingestion_from_redis_goes_on_when_the_server_is_back(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,8 +28,10 @@ from stream_consumers.create import StreamSource, create_producer, open_batch_so
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.decoders_of_runs import in_registry, order_in_avro
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.polling import until
+from tests.support.schema_registry import schema_registry
 from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
@@ -51,11 +54,21 @@ class Lake:
     spark: SparkSession
     url: str
     strict: Ingestion
+    fixed: Callable[[int], bytes] = lambda number: b'{"id": %d}' % number
 
     @classmethod
-    def of(cls, spark: SparkSession, folder: Path, *, records: int = 25, **more: object) -> Lake:
+    def of(
+        cls,
+        spark: SparkSession,
+        folder: Path,
+        *,
+        records: int = 25,
+        avro: Callable[[int], bytes] | None = None,
+        **more: object,
+    ) -> Lake:
         what = Ingestion("lakehouse", str(folder / "t"), STRICT, limits=Limits(max_records=records), retry_seconds=0.0)
         lake = cls(spark, f"file://{folder}/orders.ss/orders", replace(what, **more))  # type: ignore[arg-type]
+        lake = replace(lake, fixed=avro) if avro else lake
         lake.send(range(60))
         lake.ingest(lake.strict)
         return lake
@@ -68,7 +81,7 @@ class Lake:
         with create_producer(self.url) as producer:
             for number in numbers:
                 whole = b'{"id": %d, "user": "u"}' % number
-                payload = b'{"id": ' if number in HOPELESS else b'{"id": %d}' % number if number in FIXED else whole
+                payload = b'{"id": ' if number in HOPELESS else self.fixed(number) if number in FIXED else whole
                 producer.send(payload, shard=number % 2, timestamp_ms=1_700_000_000_000 + 1000 * number)
 
     def ingest(self, what: Ingestion, observer: Observer = ignore_steps) -> list[BatchReport]:
@@ -266,12 +279,28 @@ def test_a_redrive_that_is_killed_at_each_step_in_turn_is_gone_on_with(
     spark: SparkSession, server: str, folder: Path
 ) -> None:
     lake = Lake.of(spark, folder)
+    assert_killed_in_turn(lake, server)
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_a_redrive_of_payloads_whose_schema_is_in_a_registry_is_killed(
+    spark: SparkSession, server: str, folder: Path
+) -> None:
+    """What was read as JSON is Avro."""
+    with schema_registry() as registry:
+        lake = Lake.of(spark, folder, avro=partial(order_in_avro, registry))
+        assert_killed_in_turn(lake, server, in_registry(registry))
+
+
+def assert_killed_in_turn(lake: Lake, server: str, environment: Mapping[str, str] | None = None) -> None:
+    """At each step, each process finding what the one before left behind; then one to the end."""
     table, words = Path(lake.strict.table), ("lakehouse", server)
     for fault in FAULTS:
-        kill_in_turn(lake.url, table, [fault], *words, records=1, module="one_redrive")
+        kill_in_turn(lake.url, table, [fault], *words, records=1, module="one_redrive", environment=environment)
         lake.assert_none_is_lost_or_doubled()
     assert len(HOPELESS) < len(list(lake.dead())) < len(FIXED) + len(HOPELESS), "each was killed on the way"
-    with running(lake.url, table, "", *words, records=1, module="one_redrive") as process:
+    with running(lake.url, table, "", *words, records=1, module="one_redrive", environment=environment) as process:
         assert process.wait() == 0, logs(table)
     lake.assert_each_once(dead=HOPELESS)
     entries = [c.entry for c in lake.strict.ledger().surviving() if c.entry and c.entry.places]

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource, open_batch_source
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
+from tests.support.decoders_of_runs import decoder_of, in_registry, order_in_avro
 from tests.support.feeds import SHARDS, Feed, make_feed
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.old_and_new import made, old, rows_of
 from tests.support.one_replay import MOVED
+from tests.support.schema_registry import Registry, schema_registry
 from tests.support.streams import Identity
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
@@ -43,13 +46,24 @@ class Lake:
     spark: SparkSession
     feed: Feed
     what: Ingestion
+    environment: Mapping[str, str]
 
     @classmethod
-    def of(cls, spark: SparkSession, kind: str, folder: Path, request: pytest.FixtureRequest) -> Lake:
+    def of(
+        cls,
+        spark: SparkSession,
+        kind: str,
+        folder: Path,
+        request: pytest.FixtureRequest,
+        registry: Registry | None = None,
+    ) -> Lake:
         feed = make_feed(kind, folder, request.getfixturevalue)
+        if registry is not None:
+            feed.payload = partial(order_in_avro, registry)
         feed.send(MESSAGES, malformed=MALFORMED)
-        decoder, limits = Json("id BIGINT, user STRING"), Limits(max_records=100)
-        lake = cls(spark, feed, Ingestion(feed.group, str(folder / "t"), decoder, old, limits=limits))
+        environment = in_registry(registry) if registry is not None else {}
+        what = Ingestion(feed.group, str(folder / "t"), decoder_of(environment), old, limits=Limits(max_records=100))
+        lake = cls(spark, feed, what, environment)
         for _ in drain(spark, StreamSource(StreamUrl.parse(feed.url)), lake.what):
             pass
         lake.assert_made(by_new=range(0))
@@ -61,12 +75,23 @@ class Lake:
 
     def kill(self, faults: list[str], *words: str) -> None:
         """One process after the other."""
-        kill_in_turn(self.feed.url, self.table, faults, self.feed.group, *words, records=RECORDS, module="one_replay")
+        kill_in_turn(
+            self.feed.url,
+            self.table,
+            faults,
+            self.feed.group,
+            *words,
+            records=RECORDS,
+            module="one_replay",
+            environment=self.environment,
+        )
 
     def finish(self, *words: str) -> None:
         """The last process is let live."""
         words = ("", self.feed.group, *words)
-        with running(self.feed.url, self.table, *words, records=RECORDS, module="one_replay") as process:
+        with running(
+            self.feed.url, self.table, *words, records=RECORDS, module="one_replay", environment=self.environment
+        ) as process:
             assert process.wait() == 0, logs(self.table)
 
     def letters(self) -> Counter[Identity]:
@@ -147,3 +172,19 @@ def test_a_replay_and_then_a_rewind_are_killed_on_a_broker(
     assert told != end, "the broker follows the ledger back"
     lake.finish(*words)
     lake.assert_made(by_new=range(MIDDLE.start, MESSAGES))
+
+
+def test_a_replay_and_then_a_rewind_of_payloads_whose_schema_is_in_a_registry_are_killed(
+    spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    with schema_registry() as registry:
+        lake = Lake.of(spark, "file", folder, request, registry)
+        words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
+        lake.kill(["read@3", "mid-dead-letters@4", "mid-write@5", "rows written@6", "verified@7"], *words)
+        assert 0 < lake.news() < len(MIDDLE) * 8 // 10, "each was killed on the way"
+        lake.finish(*words)
+        lake.assert_made(by_new=MIDDLE)
+        words = (server, "the-rewind", lake.feed.bound(200))
+        lake.kill([MOVED, "mid-dead-letters", "mid-write", "rows written", "verified"], *words)
+        lake.finish(*words)
+        lake.assert_made(by_new=range(MIDDLE.start, MESSAGES))

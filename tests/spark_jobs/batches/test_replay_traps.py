@@ -238,7 +238,10 @@ def test_d06_a_number_that_delta_skips_without_a_word_is_planned_again(lake: Lak
     lake.assert_made(by_new=MIDDLE)
 
 
-@pytest.mark.parametrize("error", [ConcurrentTransactionException("txn"), RuntimeError("the answer was lost")])
+@pytest.mark.parametrize(
+    "error",
+    [ConcurrentTransactionException("txn"), pytest.param(RuntimeError("the answer was lost"), marks=pytest.mark.slow)],
+)
 def test_d06_a_replay_that_landed_counts_whatever_its_write_raised(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

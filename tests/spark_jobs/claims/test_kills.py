@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.decoders_of_runs import decoder_of, in_registry, order_in_avro
 from tests.support.killed_runs import logs, running
 from tests.support.polling import until
 from tests.support.redis_tables import Stream
+from tests.support.schema_registry import schema_registry
+from tests.support.streams import sequences_in_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill]
 ENTRIES = 400
@@ -20,27 +24,47 @@ FAULTS = ["initialized", "planned", "dead letters written", "mid-write", "rows w
 
 
 @pytest.fixture
-def stream(redis_address: str, folder: Path) -> Iterator[Stream]:
+def empty(redis_address: str, folder: Path) -> Iterator[Stream]:
     made = Stream(redis_address, folder, shards=2, mode="load_balanced")
-    made.add(ENTRIES)
     yield made
     made.client.close()
+
+
+@pytest.fixture
+def stream(empty: Stream) -> Stream:
+    empty.add(ENTRIES)
+    return empty
+
+
+def assert_taken_over(
+    spark: SparkSession, server: str, stream: Stream, environment: Mapping[str, str] | None = None
+) -> None:
+    """Every process takes over what the one before left, under a name of its own."""
+    stream.client.xadd(stream.keys[0], {"msg": b'{"id": '})
+    for member, fault in enumerate(FAULTS):
+        words = (fault, stream.group, "load_balanced", server, f"m{member}")
+        with running(stream.url, stream.table, *words, records=60, environment=environment) as process:
+            assert process.wait() == -signal.SIGKILL, logs(stream.table)
+    before = len(stream.rows())
+    assert 0 < before < ENTRIES, "the last ones had something to do"
+    stream.drain(spark, stream.ingestion(decoder=decoder_of(environment or {})))
+    stream.assert_each_once()
 
 
 @pytest.mark.slow
 def test_a_member_that_is_killed_at_each_step_in_turn_is_continued_by_another(
     spark: SparkSession, server: str, stream: Stream
 ) -> None:
-    """Every process takes over what the one before left, under a name of its own."""
-    stream.client.xadd(stream.keys[0], {"msg": b'{"id": '})
-    for member, fault in enumerate(FAULTS):
-        words = (fault, stream.group, "load_balanced", server, f"m{member}")
-        with running(stream.url, stream.table, *words, records=60) as process:
-            assert process.wait() == -signal.SIGKILL, logs(stream.table)
-    before = len(stream.rows())
-    assert 0 < before < ENTRIES, "the last ones had something to do"
-    stream.drain(spark)
-    stream.assert_each_once()
+    assert_taken_over(spark, server, stream)
+
+
+@pytest.mark.slow
+def test_members_whose_schema_is_in_a_registry_are_killed(spark: SparkSession, server: str, empty: Stream) -> None:
+    with schema_registry() as registry:
+        empty.add(ENTRIES, payload=partial(order_in_avro, registry))
+        assert_taken_over(spark, server, empty, in_registry(registry))
+        letters = sequences_in_table(f"{empty.table}_dead_letters")
+        assert letters.total() == 1, "only what is no Avro"
 
 
 @pytest.mark.slow

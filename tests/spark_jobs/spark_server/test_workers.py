@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def test_workers_work_where_the_run_works_and_end_with_their_session(
     interpreter, folder = tmp_path / "it's python", tmp_path / "workers of a session"
     write_interpreter(interpreter, python=sys.executable, folder=folder)
     started = {}
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for session in ("one", "other"):
         started[session] = subprocess.Popen(
             [str(interpreter), "-m", "some_worker", "word"],
@@ -36,6 +38,7 @@ def test_workers_work_where_the_run_works_and_end_with_their_session(
             env={**os.environ, "SPARK_JOB_ARTIFACT_UUID": session, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
         )
+    signal.signal(signal.SIGTERM, before)
     for process in started.values():
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == [str(tmp_path), ["word"], "__main__"]

@@ -327,7 +327,10 @@ def test_d06_a_conflict_is_not_taken_for_written_before_the_log_says_so(
     assert_each_once(what.rows(), stream.messages())
 
 
-@pytest.mark.parametrize("error", [ConcurrentTransactionException("txn"), RuntimeError("the answer was lost")])
+@pytest.mark.parametrize(
+    "error",
+    [ConcurrentTransactionException("txn"), pytest.param(RuntimeError("the answer was lost"), marks=pytest.mark.slow)],
+)
 def test_d06_a_write_that_landed_counts_whatever_it_raised(
     spark: SparkSession, stream: Stream, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

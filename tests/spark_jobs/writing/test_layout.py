@@ -190,8 +190,14 @@ def test_a_layout_that_cannot_be_is_told_before_anything_is_read(spark: SparkSes
         drain(spark, url, laid_out(folder, generated_columns={"USER": "'me'"}))
     with pytest.raises(InvalidOptionError, match=r"could not be made as it is to be laid out: .*nothing"):
         drain(spark, url, laid_out(folder, generated_columns={"hour": "nothing + 1"}))
+    for condition in ("nothing > 0", "id + 1", "id >"):
+        with pytest.raises(InvalidOptionError, match=r"could not be made as it is to be laid out"):
+            drain(spark, url, laid_out(folder, properties={"delta.constraints.known": condition}))
+    assert not (folder / "t").exists()
     drain(spark, url, laid_out(folder, partition_by=["kind"]))
     drain(spark, url, laid_out(folder))
+    with pytest.raises(SchemaMismatchError, match="does not compute twice, and Delta takes generated columns only"):
+        drain(spark, url, laid_out(folder, generated_columns={"twice": "id * 2"}))
     with pytest.raises(SchemaMismatchError, match=r"partitioned by \['kind'\], not by \['day'\]"):
         drain(spark, url, laid_out(folder, partition_by=["day"]))
 

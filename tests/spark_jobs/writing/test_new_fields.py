@@ -81,6 +81,7 @@ def test_new_fields_become_columns(spark: SparkSession, url: StreamUrl, what: In
     assert {row["count"] for row in found if row["id"] != 2} == {None}
 
 
+@pytest.mark.slow
 def test_the_columns_stay_and_keep_their_types(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     send(url, {"id": 1, "size": 1, "by": {"age": 3}})
     drain(spark, str(url), what)
@@ -98,6 +99,7 @@ def test_the_columns_stay_and_keep_their_types(spark: SparkSession, url: StreamU
     assert rows(spark, what)[-1] == {"id": 5, "size": 5, "by": {"age": 5, "name": "eve"}}
 
 
+@pytest.mark.slow
 def test_columns_of_the_table_give_the_types(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     send(url, {"id": 1})
     drain(spark, str(url), what)
@@ -109,6 +111,7 @@ def test_columns_of_the_table_give_the_types(spark: SparkSession, url: StreamUrl
     assert kinds(spark, what) == {"id": "bigint", "at": "timestamp", "day": "date"}
 
 
+@pytest.mark.slow
 def test_a_transform_decides_what_is_kept(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     def doubled(batch: DataFrame) -> DataFrame:
         return batch.withColumn("twice", f.col("id") * 2)
@@ -124,6 +127,7 @@ def test_a_transform_decides_what_is_kept(spark: SparkSession, url: StreamUrl, w
     assert rows(spark, what)[1] == {"id": 2, "twice": None, "color": None}
 
 
+@pytest.mark.slow
 def test_a_transform_may_make_columns_of_new_fields(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     def renamed(batch: DataFrame) -> DataFrame:
         return batch.withColumnRenamed("x", "y")
@@ -163,6 +167,7 @@ def test_what_can_be_no_column_is_told_and_rescued_where_that_is_asked_for(
     assert rows(spark, what)[1]["color"] == "blue"
 
 
+@pytest.mark.slow
 def test_names_with_spaces_are_columns_where_the_table_takes_them(
     spark: SparkSession, url: StreamUrl, what: Ingestion
 ) -> None:
@@ -174,7 +179,7 @@ def test_names_with_spaces_are_columns_where_the_table_takes_them(
     assert rows(spark, what)[1] == {"id": 2, "first name": "ada", "by": {"a,b": 1}}
 
 
-@pytest.mark.parametrize("mode", ["lenient", "strict"])
+@pytest.mark.parametrize("mode", ["lenient", pytest.param("strict", marks=pytest.mark.slow)])
 def test_values_of_several_types_are_kept(spark: SparkSession, url: StreamUrl, what: Ingestion, mode: str) -> None:
     send(url, {"id": 1, "any": 1, "big": 2**70}, {"id": 2, "any": "a", "big": 1}, {"id": 3, "any": [1.5]})
     (report,) = drain(spark, str(url), replace(what, decoder=Json("id BIGINT", mode=mode)))
@@ -187,6 +192,7 @@ def test_values_of_several_types_are_kept(spark: SparkSession, url: StreamUrl, w
         assert found == ["1", "a", "[1.5]"]
 
 
+@pytest.mark.slow
 def test_fields_within_arrays_and_maps(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
     what = replace(what, decoder=Json("id BIGINT, items ARRAY<STRUCT<a: INT>>, by MAP<STRING, STRUCT<a: INT>>"))
     send(url, {"id": 1, "items": [{"a": 1}], "by": {"x": {"a": 1}}})

@@ -1,0 +1,44 @@
+"""The decoder of a run in a process of its own: JSON, or Avro where its environment names a schema registry."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from io import BytesIO
+
+from fastavro import schemaless_writer
+
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.schema_registry import SchemaRegistry
+from tests.support.schema_registry import Registry
+
+REGISTRY_VARIABLE = "REGISTRY_OF_THE_RUN"
+SUBJECT = "orders-value"
+_FIELDS = [{"name": "id", "type": "long"}, {"name": "user", "type": ["null", "string"], "default": None}]
+_SCHEMA = {"type": "record", "name": "Order", "fields": _FIELDS}
+_TEXT = json.dumps(_SCHEMA)
+
+
+def decoder_of(environment: Mapping[str, str] = os.environ) -> Decoder:
+    """What a run decodes with: columns ``id`` and ``user``."""
+    registry = environment.get(REGISTRY_VARIABLE)
+    if registry is None:
+        return Json("id BIGINT, user STRING")
+    return Avro(registry=SchemaRegistry(registry, options={"max.retries": 0, "timeout": 60}), subject=SUBJECT)
+
+
+def in_registry(registry: Registry) -> dict[str, str]:
+    """The environment of runs that decode with the schema of orders, which is registered."""
+    registry.register(SUBJECT, _TEXT)
+    return {REGISTRY_VARIABLE: registry.url}
+
+
+def order_in_avro(registry: Registry, number: int) -> bytes:
+    """A payload in Confluent's wire format."""
+    schema_id = registry.register(SUBJECT, _TEXT)
+    written = BytesIO()
+    schemaless_writer(written, _SCHEMA, {"id": number, "user": f"u{number % 7}"})
+    return b"\0" + schema_id.to_bytes(4, "big") + written.getvalue()
