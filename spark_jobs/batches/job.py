@@ -21,6 +21,7 @@ from spark_jobs.batches.turns import Turns
 from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
+from spark_jobs.structured_logs import about
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
@@ -244,7 +245,11 @@ def drain_batches(
             report = job.run(batch)
             if report is not None:
                 count += 1
-                yield report
+                try:
+                    yield report
+                finally:
+                    # What the process logs behind the last batch is not about it.
+                    about({})
 
 
 def parallelism(spark: SparkSession) -> int:

@@ -377,6 +377,8 @@ class BatchWriter:
         seen = seen_in(row["_error"] for row in errors.toLocalIterator())
         if not seen.fields:
             return False
+        # Another run may have made columns of them since.
+        self._columns = read_table(self._spark, self.ledger.log).schema
         self._watching = self._with_new_fields(before, seen)
         self.check_columns(self.ledger.read())
         if added := new_columns(before, self._watching):

@@ -268,7 +268,8 @@ def register(spark: SparkSession, table: str, name: str) -> None:
             raise explain(error, table=table) from error
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
-            remedy="Make its schema (CREATE SCHEMA …), and let the session's user make tables there.",
+            remedy="The name of a table has letters, digits and underscores, and is that of no view. Its schema is "
+            "there (CREATE SCHEMA …), and the session's user may make tables in it.",
         ) from error
     if len(known) > 1:
         raise InvalidOptionError(

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 
+from spark_jobs.batches.job import drain_batches
 from spark_jobs.structured_logs import FIELDS, JsonFormatter, about
 
 DAGSTER_YAML = """\
@@ -36,6 +38,8 @@ log = logging.getLogger("spark_jobs.of_a_test")
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     """What is logged, as JSON."""
+    # Another test may have ended within a batch.
+    about({})
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -80,6 +84,16 @@ def test_threads_that_write_batches_at_the_same_time_do_not_mix_them_up(lines: i
         ("in b", "b"),
         ("in none", None),
     ]
+
+
+def test_what_is_logged_behind_the_last_batch_is_about_none(lines: io.StringIO) -> None:
+    job = Mock(run=lambda batch: about({"batch": batch}) or batch, plan=lambda: "5f2c")
+    batches = drain_batches(job)
+    next(batches)
+    log.info("with its report")
+    batches.close()
+    log.info("behind")
+    assert [line.get("batch") for line in parsed(lines.getvalue())] == ["5f2c", None]
 
 
 def test_an_exception_is_told_in_the_same_line(lines: io.StringIO) -> None:

@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.ingestion import Batch, Ingestion, Step
+from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.run_ingestion import drain as follow
 from spark_jobs.writing import new_fields
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.create import open_batch_source
@@ -27,6 +28,8 @@ from stream_consumers.messages import Shard
 from stream_consumers.options import SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
+from tests.support.kafka_topics import Broker, Pipeline
+from tests.support.redis_tables import Stream
 
 pytestmark = pytest.mark.spark
 
@@ -255,3 +258,67 @@ def test_a_lost_race_keeps_what_another_run_has_made_of_the_field(
 
     drain(spark, str(url), what, race)
     assert [(row["id"], row["size"]) for row in rows(spark, what)] == [(0, None), (1, "L"), (2, "1")]
+
+
+@pytest.mark.slow
+def test_a_run_that_stays_on_kafka_takes_new_fields_and_tombstones_as_they_come(
+    spark: SparkSession, folder: Path, kafka: str
+) -> None:
+    with Broker(kafka) as broker:
+        topic = broker.create()
+        pipe = Pipeline.of(
+            spark,
+            f"kafka://{kafka}/{topic}",
+            folder / "t",
+            schema_changes=SchemaChanges.ADD_COLUMNS,
+            driver_records=1000,
+        )
+        sent = [
+            [b'{"id": 0}', None],
+            [b'{"id": 1, "color": "red"}', None, b'{"id": '],
+            [b'{"id": 2, "color": "blue", "size": 2}', b'{"id": 3, "by": {"name": "ada"}}'],
+        ]
+        reports: list[BatchReport] = []
+
+        def more() -> None:
+            if sent and len(reports) == 3 - len(sent):
+                broker.send(topic, sent.pop(0))
+
+        for report in follow(spark, pipe.source, pipe.ingestion, linger_seconds=600, max_batches=3, on_next=more):
+            reports.append(report)
+        assert [(report.rows, report.dead) for report in reports] == [(2, 0), (2, 1), (2, 0)]
+        found = rows(spark, pipe.ingestion)
+        assert [tuple(row.values()) for row in found] == [
+            *[(0, None, None, None), (None, None, None, None), (1, "red", None, None), (None, None, None, None)],
+            *[(2, "blue", 2, None), (3, None, None, {"name": "ada"})],
+        ]
+        assert [verdict.is_right for verdict in pipe.verify()] == [True]
+
+
+@pytest.mark.slow
+def test_members_that_claim_entries_of_redis_make_the_same_columns(
+    spark: SparkSession, folder: Path, redis_address: str
+) -> None:
+    stream = Stream(redis_address, folder, mode="load_balanced")
+    what = stream.ingestion(
+        claims=True, decoder=Json("id BIGINT"), schema_changes=SchemaChanges.ADD_COLUMNS, driver_records=1000
+    )
+    stream.add(10)
+    stream.drain(spark, what)
+    assert kinds(spark, what) == {"id": "bigint", "user": "string"}
+    raced: list[Step] = []
+
+    def race(step: Step, batch: Batch | None) -> None:
+        if step is Step.READ and not raced:
+            raced.append(step)
+            stream.add(5, first=20, payload=b'{"id": %d, "size": "L"}')
+            # It would wait for the entries that are held here.
+            stream.drain(spark, replace(what, member="other"), max_batches=1)
+
+    stream.add(5, first=10, payload=b'{"id": %d, "size": 1, "on": true}')
+    stream.drain(spark, what, race)
+    assert raced
+    assert kinds(spark, what) == {"id": "bigint", "user": "string", "size": "string", "on": "boolean"}
+    stream.assert_each_once()
+    assert sorted(row["id"] for row in rows(spark, what)) == [*range(15), *range(20, 25)]
+    stream.client.close()
