@@ -116,16 +116,15 @@ def _session(options: SparkOptions) -> SparkSession:
         for name, value in options.config.items():
             builder = builder.config(name, value)
         return builder.remote(options.remote).getOrCreate()
-    running = _running_session()
-    if running is not None and not isinstance(running, SparkSession):
-        # A Connect session, which has no classic one beside it.
+    running = running_session()
+    if running is not None:
+        # Settings of ours would change what the user computes with it; jars and a log store it does not take any more.
         return running
     is_local = options.master.startswith("local")
-    # A Spark that runs already takes no jars and no log store on; and some bring what they need.
-    is_ours = running is None and not brings_s3(options.config)
-    of_table = delta_spark_config(options.table if is_ours else "", options.storage_options)
+    # Some bring what they need.
+    of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
     settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config}
-    is_served = is_local and running is None and "SPARK_REMOTE" not in os.environ
+    is_served = is_local and "SPARK_REMOTE" not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # It takes a second to import, which nobody else has to wait for.
         from spark_jobs.spark_server.client import connect  # noqa: PLC0415
@@ -137,7 +136,7 @@ def _session(options: SparkOptions) -> SparkSession:
     java()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if running is None and "SPARK_REMOTE" not in os.environ:
+    if "SPARK_REMOTE" not in os.environ:
         start_context(settings, options.master)
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -151,7 +150,7 @@ def _is_always_in_process() -> bool:
     return bool(said)
 
 
-def _running_session() -> SparkSession | None:
+def running_session() -> SparkSession | None:
     """The session of this process; one whose server is gone is given up."""
     try:
         session = SparkSession.active()

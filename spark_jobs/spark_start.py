@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 STANDARD_ERROR = 2
 _CHUNK = 65536
@@ -87,5 +87,7 @@ def _pass_on(read: int) -> None:
 
 
 def _write(text: bytes) -> None:
-    while text:
-        text = text[os.write(STANDARD_ERROR, text) :]
+    # A full disk, or a terminal that was closed, costs these lines: a JVM that nobody reads would stand still.
+    with suppress(OSError):
+        while text:
+            text = text[os.write(STANDARD_ERROR, text) :]

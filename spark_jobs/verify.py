@@ -48,6 +48,7 @@ from stream_consumers.options import Limits
 
 _NONE: Sequences = np.empty(0, np.int64)
 EXAMPLES = 5
+MOST_LOOKS = 20
 # Stands for the batches of which none alone tells what should be in a range.
 _NO_BATCH = -1
 
@@ -124,7 +125,7 @@ def verify(
     """
     ledger = ingestion.ledger()
     source = ingestion.in_epochs(source)
-    state = ledger.read()
+    state, dead_letters = _at_one_moment(ledger, ingestion.dead_letters())
     extents = source.extents()
     streams = source.identities().keys()
     if not any(shard.stream in streams for shard in state.shards):
@@ -141,7 +142,6 @@ def verify(
     if claims is not None:
         covered = delivered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
         unsettled = claims.unsettled
-    dead_letters = _DeadLetters(ingestion.dead_letters(), ledger)
     tallies = {shard: _Tally() for shard in extents}
     for ranges, messages in _parts(
         source,
@@ -169,9 +169,20 @@ def verify(
     batches.count_rows(tallies)
     batches.count_dead(tallies, dead_letters)
     behind = lag(source, state, extents) if claims is None else claims.lag
-    for shard, count in dead_letters.unplaced.items():
+    for shard, count in dead_letters.unplaced().items():
         tallies.setdefault(shard, _Tally()).dead += count
     return [tallies[shard].verdict(shard, behind.get(shard, 0)) for shard in sorted(tallies) if shard.stream in streams]
+
+
+def _at_one_moment(ledger: Ledger, table: DeadLetterTable) -> tuple[LedgerState, _DeadLetters]:
+    """The ledger, and the dead letters as they were then: runs go on meanwhile."""
+    state, dead_letters = ledger.read(), _DeadLetters(table, ledger)
+    for _ in range(MOST_LOOKS):
+        before, state = state, ledger.read()
+        if state.version == before.version:
+            break
+        dead_letters = _DeadLetters(table, ledger)
+    return state, dead_letters
 
 
 def _parts(
@@ -239,16 +250,22 @@ class _DeadLetters:
         self._table = table
         self._log = table.log()
         self._group = ledger.group
-        self._is_there = self._log.snapshot() is not None
+        snapshot = self._log.snapshot()
+        self._is_there = snapshot is not None
+        self._version = snapshot.version if snapshot is not None else None
         self._uncounted = table.uncounted(ledger) if self._is_there else {}
-        # Without a sequence: their framing was lost, or they stand for what was gone.
-        self.unplaced: Counter[Shard] = Counter()
+
+    def unplaced(self) -> Counter[Shard]:
+        """How many have no sequence: their framing was lost, or they stand for what was gone."""
+        found: Counter[Shard] = Counter()
         for batch in self._scan("_sequence IS NULL"):
             for stream, number in batch.to_pandas()[["_stream", "_shard"]].itertuples(index=False):
-                self.unplaced[Shard(str(stream), int(number))] += 1
+                found[Shard(str(stream), int(number))] += 1
+        return found
 
     def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
-        yield from self._table.scan(self._group, self._uncounted, PLACE, where=where)
+        if self._is_there:
+            yield from self._table.scan(self._group, self._uncounted, PLACE, where=where, version=self._version)
 
     def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
         return sequences_of(self._scan(in_ranges(ranges)))
@@ -258,7 +275,7 @@ class _DeadLetters:
 
     def by_batch(self) -> Counter[str]:
         """How many there are of each batch, also of those that do not count."""
-        return self._table.by_batch() if self._is_there else Counter()
+        return self._table.by_batch(version=self._version) if self._is_there else Counter()
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
         """How many of a batch may be gone from ranges that were replaced, where they do not count."""
@@ -275,7 +292,8 @@ class _DeadLetters:
                 most += parts.size
             else:
                 most += len(within(written.get(shard, _NONE), parts))
-            left = sequences_of(scan(self._log, PLACE, where=f"_batch = '{bid}' AND {in_ranges(hull)}"))
+            where = f"_batch = '{bid}' AND {in_ranges(hull)}"
+            left = sequences_of(scan(self._log, PLACE, where=where, version=self._version))
             most -= len(within(left.get(shard, _NONE), parts))
         return most
 
@@ -306,7 +324,7 @@ class _Batches:
         self._with_dead: list[tuple[LedgerEntry, int, Mapping[Shard, Intervals]]] = []
         judged: dict[Shard, Intervals] = {}
         replaced: dict[Shard, Intervals] = {}
-        for commit in ledger.surviving():
+        for commit in ledger.surviving(state.version):
             entry = commit.entry
             if entry is None or entry.kind == "fence" or (entry.kind == "replay" and entry.mode == "append"):
                 continue

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from pyspark.sql import SparkSession
 
 from spark_jobs.jars import download_note
-from spark_jobs.session import SparkOptions, create_session
+from spark_jobs.session import SparkOptions, create_session, running_session
 from spark_jobs.table_location import is_s3
 from stream_assets.catalogs import CatalogTable
 from stream_assets.delta_lake import LakeTable
@@ -59,7 +59,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
             MissingDependencyError: there is no Java, or jars cannot be downloaded.
         """
         if self._session is None:
-            self._is_own = SparkSession.getActiveSession() is None
+            self._is_own = running_session() is None
             self._session = create_session(
                 SparkOptions(
                     master=self.master,

@@ -343,8 +343,11 @@ class RedriveJob(BatchJob):
 
         Raises:
             StreamNotFoundError, UnsupportedError: the group has written nothing, or has no places of its own.
+            SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
-        check_replay(self._ledger.read(), self._ingestion)
+        state = self._ledger.read()
+        check_replay(state, self._ingestion)
+        self._writer.check_columns(state)
         while (found := self._letters.next()) is not None:
             self._letters.finish(found)
         return self.outcome

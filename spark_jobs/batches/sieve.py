@@ -19,6 +19,7 @@ from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.decoding.ddl import quoted
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON, Rejections, Treatment, let_pass, treating
@@ -238,7 +239,7 @@ class Sieve:
                 remedy="Keep _stream, _shard and _sequence of each row as they are; nothing was written.",
             )
         reason = f.coalesce("_error", REASON).alias("_error")
-        columns = [reason if name == "_error" else name for name in frame.columns]
+        columns = [reason if name == "_error" else f.col(quoted(name)) for name in frame.columns]
         return cached.keep(frame.join(places, [*PLACE], "left").select(*columns))
 
     def _run(self, action: Callable[[], T]) -> T:
@@ -322,4 +323,4 @@ def _good(frame: DataFrame) -> DataFrame:
 def _without_bad(rows: DataFrame, frame: DataFrame) -> DataFrame:
     """The rows of messages without an error."""
     bad = frame.where(f.col("_error").isNotNull()).select(*PLACE)
-    return rows.join(bad, [*PLACE], "left_anti").select(*rows.columns)
+    return rows.join(bad, [*PLACE], "left_anti").select(*map(quoted, rows.columns))

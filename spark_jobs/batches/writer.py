@@ -25,6 +25,7 @@ from spark_jobs.batches.ingestion import (
     without_positions,
 )
 from spark_jobs.batches.sieve import Sieve, Sifted, caching
+from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
 from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
@@ -50,6 +51,7 @@ from stream_consumers.errors import (
     ConstraintViolatedError,
     DataLossError,
     InvalidOptionError,
+    SchemaMismatchError,
     StreamAssetsError,
     TransformError,
     WriteError,
@@ -133,8 +135,8 @@ class BatchWriter:
         self._source: SourceColumns | None = None
         # Finds fields of JSON that nobody has declared, and knows those that can be no columns.
         self._watching: Watching | None = None
-        # Whose columns are known to fit those of the table.
-        self._fitting: Decoder | None = None
+        # Whose columns are known to fit those of the table, and which these are.
+        self._fitting: tuple[Decoder, str] | None = None
         self._columns: StructType | None = None
 
     @property
@@ -170,6 +172,9 @@ class BatchWriter:
         found = resolved(self._ingestion.decoder)
         if found != self._decoder:
             self._decoder = found
+            if self._watching is not None:
+                # Of a decoder of JSON it is the key that has its schema there.
+                self._watching = replace(self._watching, decoder=replace(self._watching.decoder, key=found.key))
             self.check_columns(self.ledger.read())
 
     def entry(self, kind: str, state: LedgerState, *, identities: Mapping[str, str], **fields: Any) -> LedgerEntry:
@@ -393,27 +398,38 @@ class BatchWriter:
         made_by_transform = set(self._sieve.transformed(self._nothing()).columns) - set(self.source.columns.names)
         grow = partial(
             with_new_fields,
-            table=self._columns,
             own=self._decoder or before.decoder,
             computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
-        self._watching = grow(before, seen)
-        if self._transforms():
-            return self._watching
-        # The transform fails for some of them, like one whose name it gives to another column.
+        if (grown := self._suiting(partial(grow, before, seen))) is not None:
+            return grown
+        # Some of them do not suit the transform, like one whose name it gives to another column.
         kept = before
         for name in seen.fields:
-            self._watching = grow(kept, seen.only(name))
-            kept = self._watching if self._transforms() else replace(kept, known=kept.known | {(name,)})
+            grown = self._suiting(partial(grow, kept, seen.only(name)))
+            kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
         return kept
 
-    def _transforms(self) -> bool:
-        """Whether the transform takes the columns of the decoder as they are now."""
-        with suppress(TransformError):
-            self._sieve.transformed(self._nothing())
-            return True
-        return False
+    def _suiting(self, grow: Callable[..., Watching]) -> Watching | None:
+        """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
+
+        What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
+        values give the types first.
+        """
+        for table in (self._columns,) if self._ingestion.transform is None else (None, self._columns):
+            self._watching = grown = grow(table=table)
+            with suppress(TransformError, SchemaMismatchError):
+                rows = self._sieve.transformed(self._nothing()).schema
+                if self._ingestion.transform is not None:
+                    check_columns(
+                        rows,
+                        self._columns,
+                        path=self._ingestion.table,
+                        schema_changes=self._ingestion.schema_changes,
+                    )
+                return grown
+        return None
 
     def _write_once(self, sifted: Sifted, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """Dead letters and rows; the commit, or ``None`` if another run was faster."""
@@ -439,6 +455,11 @@ class BatchWriter:
             )
         except ConstraintViolatedError as error:
             raise self._sieve.located(error, rows) from error
+        except SchemaMismatchError:
+            if self._fitting is None or self.ledger.read().schema == self._fitting[1]:
+                raise
+            _log.info("the columns of %s are other ones by now; planning again", self._ingestion.table)
+            return None
         if commit is None:
             _log.info("batch %d of %s was written by another run; planning again", entry.number, entry.app)
         return commit
@@ -468,7 +489,7 @@ class BatchWriter:
         _log.warning("%d rows whose messages are gone from %s stay as they are", counts["rows"], self._url)
         snapshot = self.ledger.log.snapshot()
         computed = (snapshot.computed_columns if snapshot else frozenset()) - set(rows.columns)
-        return rows.unionByName(last.select(*table.columns).drop(*computed), allowMissingColumns=True)
+        return rows.unionByName(last.select(*map(quoted, table.columns)).drop(*computed), allowMissingColumns=True)
 
     def _without_written(self, frame: DataFrame, doubtful: Mapping[Shard, Range]) -> DataFrame:
         """Without what is in the table, or in the dead letters that count, within ``doubtful``."""
@@ -479,7 +500,7 @@ class BatchWriter:
         dead_letters = self._dead_letters.counted(self._spark, self.ledger)
         if dead_letters is not None:
             found = found.unionByName(dead_letters.where(condition).select(*place))
-        return frame.join(found, place, "left_anti").select(*frame.columns)
+        return frame.join(found, place, "left_anti").select(*map(quoted, frame.columns))
 
     def _read(self, frame: DataFrame) -> _Read:
         """Read the source into the cache, and count."""
@@ -519,13 +540,27 @@ class BatchWriter:
         return self._spark.createDataFrame([], self.source.columns)
 
     def check_columns(self, state: LedgerState) -> None:
-        """Before the first batch, and when the schema of the payloads is another one: do the rows fit the table?
+        """Before the first batch, and when the payloads or the table have another schema: do the rows fit the table?
 
         Raises:
             SchemaMismatchError, TransformError: they do not.
         """
-        if self._fitting == self.decoder:
+        decoder = self.decoder
+        if self._fitting == (decoder, state.schema):
             return
+        try:
+            self._check_columns(state)
+        except SchemaMismatchError:
+            declared = watching(self._decoder) if self._watching is not None and self._decoder is not None else None
+            if declared is None or self._watching is None or declared.decoder == decoder:
+                raise
+            # Somebody else has made columns of new fields, of other types.
+            self._watching = replace(self._watching, decoder=declared.decoder)
+            self._check_columns(state)
+        if state.newest is not None:
+            self._fitting = self.decoder, state.schema
+
+    def _check_columns(self, state: LedgerState) -> None:
         self._columns = read_table(self._spark, self.ledger.log).schema if state.version >= 0 else None
         if self._columns is not None and state.shards:
             check_places(self._columns, path=self._ingestion.table)
@@ -533,7 +568,9 @@ class BatchWriter:
         is_plain = self._ingestion.transform is None
         # A transform may have made columns of the table of others.
         if is_plain and self._watching is not None and self._columns is not None and snapshot is not None:
-            self._watching = with_columns_of(self._watching, self._columns, computed=snapshot.computed_columns)
+            # A column with a default has it in rows that do not say otherwise.
+            made_by_delta = snapshot.computed_columns | snapshot.default_columns
+            self._watching = with_columns_of(self._watching, self._columns, computed=made_by_delta)
         rows = self._sieve.rejections(self._nothing())[0].schema
         layout = self._ingestion.layout
         if state.version >= 0:
@@ -549,8 +586,6 @@ class BatchWriter:
             schema_changes=self._ingestion.schema_changes,
             widens=snapshot is not None and lets_widen(snapshot.configuration),
         )
-        if state.newest is not None:
-            self._fitting = self.decoder
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.
@@ -606,7 +641,10 @@ def commit_empty(
         WriteError: Spark failed, or others were always faster.
     """
     ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
-    rows = read_table(_checked_session(spark, ingestion), ledger.log).limit(0)
+    snapshot = ledger.log.snapshot()
+    # Delta takes no rows that have a column whose identities it makes, not even none.
+    computed = snapshot.computed_columns if snapshot else frozenset[str]()
+    rows = read_table(_checked_session(spark, ingestion), ledger.log).limit(0).drop(*computed)
     for _ in range(MAX_RACES):
         state = (read or ledger.read)()
         more = fields(state)

@@ -21,7 +21,13 @@ _scan = scanner(parse_constant=Constant)
 _FAILED: tuple[type[Exception], ...] = (ValueError, RecursionError, StopIteration)
 
 
-def rescued(payloads: Column, schema: pa.Schema, wanted: Callable[[Path, Any], bool] | None = None) -> Column:
+def rescued(
+    payloads: Column,
+    schema: pa.Schema,
+    wanted: Callable[[Path, Any], bool] | None = None,
+    *,
+    constants: bool = False,
+) -> Column:
     """For each document an object of its fields that the schema does not name; null if there are none.
 
     Fields of objects within objects, arrays and maps are found, too, and stand at the same place. Numbers stay as they
@@ -31,6 +37,7 @@ def rescued(payloads: Column, schema: pa.Schema, wanted: Callable[[Path, Any], b
         payloads: the documents; a tombstone has no fields.
         schema: the columns that were declared.
         wanted: whether to take such a field, by its path and its value; all of them by default.
+        constants: write NaN and infinity as they are, which is no JSON; as text by default.
 
     Example:
         >>> schema = pa.schema([("id", pa.int64()), ("shop", pa.struct([("name", pa.string())]))])
@@ -47,9 +54,8 @@ def rescued(payloads: Column, schema: pa.Schema, wanted: Callable[[Path, Any], b
             if is_told and _has_only(block, schema):
                 found.append(pa.nulls(len(block), pa.string()))
             else:
-                found.append(
-                    pa.array([_rescued(document, kind, wanted) for document in block.to_pylist()], pa.string())
-                )
+                left = [_rescued(document, kind, wanted, constants) for document in block.to_pylist()]
+                found.append(pa.array(left, pa.string()))
     return pa.concat_arrays(found)
 
 
@@ -68,13 +74,34 @@ def _has_only(block: Column, schema: pa.Schema) -> bool:
     return True
 
 
-def _rescued(document: bytes | None, kind: pa.DataType, wanted: Callable[[Path, Any], bool] | None) -> str | None:
+def united(first: str | None, second: str | None) -> str | None:
+    """Two JSON objects in one, and so the objects in them that have the same name; numbers stay as they are written.
+
+    Example:
+        >>> united('{"shop": {"zip": 1.10}}', '{"shop":{"city":"b"},"user":"ada"}')
+        '{"shop": {"zip": 1.10, "city": "b"}, "user": "ada"}'
+    """
+    if first is None or second is None:
+        return first or second
+    (one, _), (other, _) = _scan(first, 0), _scan(second, 0)
+    return _written(_together(one, other))
+
+
+def _together(one: Any, other: Any) -> Any:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return {**one, **{name: _together(one[name], value) if name in one else value for name, value in other.items()}}
+
+
+def _rescued(
+    document: bytes | None, kind: pa.DataType, wanted: Callable[[Path, Any], bool] | None, constants: bool
+) -> str | None:
     if document is None:
         return None
     try:
         value, _ = _scan(document.decode().strip(), 0)
         left = _left(value, kind, (), wanted) if isinstance(value, dict) else None
-        return None if left is None else _written(left)
+        return None if left is None else _written(left, constants)
     except _FAILED:
         # Why it is none is for the decoder to say.
         return None
@@ -101,11 +128,11 @@ def _left(value: Any, kind: pa.DataType, path: Path, wanted: Callable[[Path, Any
     return {name: one for name, one in found.items() if one is not None} or None
 
 
-def _written(value: Any) -> str:
+def _written(value: Any, constants: bool = False) -> str:
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(name)}: {_written(one)}' for name, one in value.items())}}}"
+        return f"{{{', '.join(f'{json.dumps(name)}: {_written(one, constants)}' for name, one in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
-    if isinstance(value, Number) and not isinstance(value, Constant):
+        return f"[{', '.join(_written(one, constants) for one in value)}]"
+    if isinstance(value, Number) and (constants or not isinstance(value, Constant)):
         return str(value)
     return json.dumps(str(value) if isinstance(value, Constant) else value)

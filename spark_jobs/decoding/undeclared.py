@@ -17,7 +17,7 @@ from spark_jobs.decoding.json_rescue import Path, rescued
 from spark_jobs.decoding.json_types import Column
 
 UNDECLARED = "fields that nobody has declared: "
-"""So begins the error of a document that has some; behind it they are a JSON object."""
+"""So begins the error of a document that has some; behind it they are a JSON object, with NaN as it is written."""
 # What is deeper may be too deep to be read again.
 _MOST_LEVELS = 100
 
@@ -64,7 +64,7 @@ class Watching:
         """See :class:`spark_jobs.decoding.decoders.Decoder`."""
         decoded = self.decoder.decode(payloads, schema)
         declared = schema.remove(schema.get_field_index(RESCUED)) if self.decoder.rescue else schema
-        found = rescued(payloads, declared, self._is_wanted)
+        found = rescued(payloads, declared, self._is_wanted, constants=True)
         if found.null_count == len(found):
             return decoded
         told = [None if fields is None else f"{UNDECLARED}{fields}" for fields in found.to_pylist()]

@@ -24,6 +24,8 @@ from spark_jobs.ledger.storage_errors import one_line, unreadable
 from spark_jobs.table_location import reader_options
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
 
+DEFAULT = "CURRENT_DEFAULT"
+"""Where Delta keeps the value that a column has in rows which lack it."""
 KEPT_COMMITS = 10_000
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 # Delta goes by the times of the files, which are written after the times in them.
@@ -36,6 +38,7 @@ _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 # What the reader says of the table feature catalogManaged, and of its preview.
+_IDENTITIES = re.compile(r'"delta\.identity\.highWaterMark":"?-?[0-9]+"?')
 _CATALOG_MANAGED = "catalog-managed table"
 
 
@@ -139,9 +142,19 @@ class TableSnapshot:
         return frozenset(c.name for c in self._table.schema().fields if any(mark in c.metadata for mark in marks))
 
     @property
+    def default_columns(self) -> frozenset[str]:
+        """The columns that have a value of their own where rows lack them."""
+        return frozenset(c.name for c in self._table.schema().fields if DEFAULT in c.metadata)
+
+    @property
     def configuration(self) -> Mapping[str, str]:
         """The table properties."""
         return self._table.metadata().configuration
+
+    @property
+    def schema(self) -> str:
+        """The columns as the log has them, as JSON; without how far their identities are, which each commit changes."""
+        return _IDENTITIES.sub("", self._table.schema().to_json())
 
     @property
     def columns(self) -> Sequence[Mapping[str, Any]]:
@@ -275,7 +288,8 @@ class DeltaLog:
         """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
         if "://" in self.path:
             return []
-        paths = [unquote(path) for path, _ in self._file_changes(version).added]
+        # What only got a deletion vector was there before, and in a clone is a file of the other table.
+        paths = [unquote(path) for path, vector in self._file_changes(version).added if not vector]
         return sorted(path for path in paths if not (Path(self.path) / path).exists())
 
     def commit(self, version: int) -> Commit | None:

@@ -95,6 +95,7 @@ class LedgerState:
         judged: how many replaces ``uncounted`` knows of.
         totals: what the commits of the group add up to; ``None`` if only older versions of this package have written,
             which did not keep them: ask :meth:`Ledger.totals`.
+        schema: the columns of the table, as its log has them.
     """
 
     version: int
@@ -109,6 +110,7 @@ class LedgerState:
     full: FullEntry | None = None
     judged: int = 0
     totals: Totals | None = field(default_factory=Totals)
+    schema: str = field(default="", compare=False)
 
     @property
     def positions(self) -> Mapping[Shard, int]:
@@ -221,7 +223,7 @@ class Ledger:
         newest = self._newest_readable(snapshot.version)
         if newest is None:
             self._check_readable(snapshot, self.app)
-            return LedgerState(snapshot.version)
+            return LedgerState(snapshot.version, schema=snapshot.schema)
         found_full = self._newest_full(snapshot.version)
         assert found_full is not None  # the first entry of a group is full
         full, told = found_full
@@ -247,6 +249,7 @@ class Ledger:
             carrier,
             judge.judged if judge else 0,
             folded.totals,
+            snapshot.schema,
         )
         self._last = snapshot.table_id, found
         return found

@@ -66,7 +66,7 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
     """The sequences of these rows per shard, each as often as it is there; rows without a place are left out."""
     parts: dict[Shard, list[Sequences]] = {}
     for batch in batches:
-        for shard, found in by_shard(batch.to_pandas(), *PLACE):
+        for shard, found in by_shard(_frame(batch), *PLACE):
             parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
 
@@ -173,10 +173,15 @@ def extents_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Range]:
     """From the first to behind the last sequence of each shard."""
     found: dict[Shard, Range] = {}
     for batch in batches:
-        for shard, own in by_shard(batch.to_pandas(), *PLACE):
+        for shard, own in by_shard(_frame(batch), *PLACE):
             known = found.get(shard, Range(int(own.min()), int(own.max()) + 1))
             found[shard] = Range(min(known.start, int(own.min())), max(known.end, int(own.max()) + 1))
     return found
+
+
+def _frame(batch: pa.RecordBatch) -> pd.DataFrame:
+    """The rows; sequences beside a null would be floats, which are not exact beyond 2^53."""
+    return batch.to_pandas(integer_object_nulls=True)
 
 
 def last_sequences(*logs: DeltaLog) -> Mapping[Shard, int]:

@@ -28,6 +28,9 @@ def write_interpreter(path: Path, *, python: str, folder: Path) -> None:
         folder: for the files that say which daemons there are.
     """
     folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        # Of sessions of servers that have ended.
+        file.unlink(missing_ok=True)
     command = shlex.join([python, "-m", __name__, str(folder)])
     lines = [
         "#!/bin/sh",
@@ -44,7 +47,8 @@ def end_workers(folder: Path, session: str) -> None:
     """End the daemons of a session, with their workers; one that Spark still starts for it ends at once."""
     _ended(folder, session).touch()
     for file in folder.glob(f"{session}.*"):
-        with file.open("r+") as opened, suppress(BlockingIOError, ProcessLookupError):
+        # A daemon that sees that its session has ended removes its file by itself.
+        with suppress(FileNotFoundError, ProcessLookupError), file.open("r+") as opened:
             process = int(file.suffix[1:])
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark_jobs.decoding.ddl import quoted
-from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.delta_log import DEFAULT, DeltaLog
 from spark_jobs.reading.rejection import REASON
 from spark_jobs.reading.sql_types import ddl
 from spark_jobs.writing.storage import read_table
@@ -99,7 +99,8 @@ class Constraints:
         lacking = [one for one in self.columns if one["name"].lower() not in known]
         # Those that are made of others are made last.
         for one in sorted(lacking, key=_is_generated):
-            made = one.get("metadata", {}).get(_GENERATED, "NULL")
+            told = one.get("metadata", {})
+            made = told.get(_GENERATED) or told.get(DEFAULT, "NULL")
             rows = rows.withColumn(one["name"], f.expr(f"CAST({made} AS {ddl(self.types[one['name']].dataType)})"))
         return rows
 

@@ -233,11 +233,11 @@ class DeadLetterTable:
             counting = letters.filter(counts(letters, uncounted)) if uncounted else letters
             yield counting if columns is None else counting.select(list(columns))
 
-    def by_batch(self) -> Counter[str]:
-        """How many dead letters of each batch are there, whether they count or not, of whatever group."""
+    def by_batch(self, *, version: int | None = None) -> Counter[str]:
+        """How many dead letters of each batch are in a version, the newest by default, whether they count or not."""
         found: Counter[str] = Counter()
         if self.log().snapshot() is not None:
-            for letters in scan(self.log(), ["_batch"]):
+            for letters in scan(self.log(), ["_batch"], version=version):
                 found.update(map(str, letters.column("_batch").to_pylist()))
         return found
 

@@ -10,8 +10,15 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import RESCUED
+from spark_jobs.decoding.json_rescue import united
 
-_OPTIONS = {"ignoreNullFields": "true"}
+_OPTIONS = {
+    "ignoreNullFields": "true",
+    # Without these, times have milliseconds only, and the zone of whoever wrote them.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
 
 
 def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
@@ -26,8 +33,11 @@ def rescue(rows: DataFrame, table: StructType | None) -> DataFrame:
     """
     columns = [(f.col(quoted(field.name)), field) for field in rows.schema.fields if field.name != RESCUED]
     kept, rest = _parts(columns, table if table is not None else rows.schema)
-    before = f.col(RESCUED) if RESCUED in rows.columns else f.lit(None).cast(StringType())
-    return rows.select(*kept, _united(before, _object(rest)).alias(RESCUED))
+    if RESCUED not in rows.columns:
+        return rows.select(*kept, _object(rest).alias(RESCUED))
+    # A struct of the table may lack fields that the decoder has, and have others around it that it has not, either.
+    has_parts = len(kept) + len(rest) > len(columns)
+    return rows.select(*kept, _together(f.col(RESCUED), _object(rest), has_parts=has_parts).alias(RESCUED))
 
 
 def _parts(fields: Iterable[tuple[Column, StructField]], own: StructType) -> tuple[list[Column], list[Column]]:
@@ -66,8 +76,10 @@ def _object(columns: list[Column]) -> Column:
     return f.nullif(f.to_json(f.struct(*columns), _OPTIONS), f.lit("{}"))
 
 
-def _united(first: Column, second: Column) -> Column:
-    """Two JSON objects in one."""
+def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
+    """Two JSON objects in one; ``has_parts`` says that both may have an object of the same name."""
+    if has_parts:
+        return f.udf(united, StringType())(first, second)
     head = f.substring(first, 1, f.length(first) - 1)
     both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
     return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

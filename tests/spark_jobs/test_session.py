@@ -105,6 +105,18 @@ def test_without_a_safe_folder_it_is_in_process_and_said(
     assert "starts anew with each run: /home cannot be written" in caplog.text
 
 
+def test_a_session_of_the_user_is_used_as_it_is(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Classic(session.SparkSession):
+        def __init__(self) -> None: ...
+
+    def refused(name: str, value: str) -> Spark:
+        raise AssertionError(f"{name} would be set in a session of the user")
+
+    monkeypatch.setattr(spark, "config", refused)
+    spark.running = Classic()
+    assert create_session(SparkOptions(config={"spark.sql.session.timeZone": "UTC"})) is spark.running
+
+
 def test_a_session_that_is_lent_already_is_used_while_its_server_lives(spark: Spark) -> None:
     spark.running = lent = Lent(is_served=True)
     assert create_session(SparkOptions(in_process=True)) is lent
@@ -113,18 +125,14 @@ def test_a_session_that_is_lent_already_is_used_while_its_server_lives(spark: Sp
     assert (lent.is_stopped, dead.is_stopped) == (False, True)
 
 
-def test_only_a_spark_that_starts_gets_what_the_storage_of_the_table_needs(
+def test_a_spark_that_starts_gets_what_the_storage_of_the_table_needs(
     spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(running: object = None, **config: str) -> tuple[str, Mapping[str, str]]:
+    def asked(**config: str) -> tuple[str, Mapping[str, str]]:
         found: list[Any] = []
         monkeypatch.setattr(session, "delta_spark_config", lambda *of_table: found.append(of_table) or {})
-        spark.running = running
         create_session(SparkOptions(table="s3a://lake/orders", storage_options={"AWS_REGION": "x"}, config=config))
         return found[0]  # type: ignore[no-any-return]
 
     assert asked() == ("s3a://lake/orders", {"AWS_REGION": "x"})
     assert asked(**{"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})[0] == ""
-    classic = type("Classic", (), {"active": staticmethod(spark.active), "builder": spark})
-    monkeypatch.setattr(session, "SparkSession", classic)
-    assert asked(classic())[0] == "", "what runs already takes nothing on"

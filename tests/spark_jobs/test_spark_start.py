@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pyspark
 import pyspark.java_gateway
 import pytest
 
+from spark_jobs import spark_start
 from spark_jobs.spark_start import start_context, without_needless_lines
 from tests.support.polling import until
 from tests.support.settings import ROOT
@@ -47,6 +50,18 @@ def test_needless_lines_are_left_out_and_all_others_are_passed_on(capfd: pytest.
 
     until(all_of_it, seconds=60, what="the end of what was said")
     assert heard == PASSED_ON
+
+
+def test_what_cannot_be_passed_on_does_not_stop_who_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that nobody reads stands still with the first line that is too much for the pipe."""
+
+    def is_full(descriptor: int, text: bytes) -> int:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr(spark_start, "os", Mock(wraps=os, write=is_full))
+    program = "import os; [os.write(2, b'x' * 1000 + b'\\n') for _ in range(1000)]"
+    with without_needless_lines() as descriptor:
+        subprocess.run([sys.executable, "-c", program], stderr=descriptor, check=True, timeout=100)
 
 
 def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -445,3 +445,31 @@ def test_who_else_has_changed_rows_is_known(folder: Path) -> None:
     assert all("delta-rs" in commit.by for commit in lake.what.ledger().foreign())
     DeltaTable(lake.path).restore(4)
     assert [commit.version for commit in lake.what.ledger().foreign()] == [4]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_runs_that_go_on_meanwhile_are_no_faults(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = ingestion(folder / "t")
+    url = write_stream(folder / "orders.ss", 20, malformed=frozenset({3}))
+    drain(spark, url, what)
+    meanwhile = [
+        lambda: write_stream(folder / "orders.ss", 10, malformed=frozenset({4, 7})),
+        lambda: drain(spark, url, what),
+    ]
+    with open_batch_source(url) as source:
+        extents = source.extents
+
+        def go_on(**options: Any) -> Any:
+            while meanwhile:
+                meanwhile.pop(0)()
+            return extents(**options)
+
+        monkeypatch.setattr(source, "extents", go_on)
+        found = verify(source, what)
+    assert [one for one in found if not one.is_right] == []
+    assert sum(one.rows + one.dead for one in found) == 20
+    with open_batch_source(url) as source:
+        assert sum(one.rows + one.dead for one in verify(source, what)) == 30

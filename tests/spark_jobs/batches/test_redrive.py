@@ -26,7 +26,7 @@ from spark_jobs.verify import verify
 from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
-from stream_consumers.options import Limits
+from stream_consumers.options import Limits, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.decoders_of_runs import in_registry, order_in_avro
 from tests.support.killed_runs import kill_in_turn, logs, running
@@ -245,6 +245,22 @@ def test_a_restore_takes_a_redrive_back_and_one_in_its_middle_is_repaired(spark:
     assert any(shard.redo or len(shard.covered.ranges) > 1 for shard in state.shards.values()), "it landed late"
     lake.ingest(lake.today)
     lake.assert_each_once(dead=HOPELESS)
+
+
+@pytest.mark.slow
+def test_a_preview_knows_the_columns_that_were_made_of_new_fields(spark: SparkSession, folder: Path) -> None:
+    decoder = Json("id BIGINT")
+    lake = Lake(
+        spark,
+        f"file://{folder}/orders.ss/orders",
+        Ingestion("lakehouse", str(folder / "t"), decoder, schema_changes=SchemaChanges.ADD_COLUMNS, retry_seconds=0.0),
+    )
+    for payload in (b'{"id": 1, "size": 1}', b'{"id": 2, "size": "L"}'):
+        with create_producer(lake.url) as producer:
+            producer.send(payload)
+        lake.ingest(lake.strict)
+    assert sum(lake.dead().values()) == 1
+    assert lake.job(decoder=decoder).preview().decoded == lake.redrive(decoder=decoder).decoded == 0
 
 
 def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSession, folder: Path) -> None:

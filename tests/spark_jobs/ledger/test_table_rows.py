@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.table_rows import names_in_files, scan, written_sequences
+from spark_jobs.ledger.table_rows import extents_of, names_in_files, scan, sequences_of, written_sequences
 from spark_jobs.ledger.table_times import COLUMNS, changed_times
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
@@ -76,3 +77,22 @@ def test_what_a_commit_wrote_is_told_also_of_a_table_that_is_partitioned_by_the_
         found = written_sequences(log, commits[0], {shard: part}, names=names[:-1])
         assert found is not None
         assert found[shard].tolist() == expected
+
+
+def test_sequences_of_redis_are_exact_beside_rows_that_have_none() -> None:
+    last = 1_741_564_800_000 << 16 | 3
+    batch = pa.record_batch({"_stream": ["s", "s"], "_shard": [0, 0], "_sequence": pa.array([last, None], pa.int64())})
+    assert extents_of([batch]) == {Shard("s"): Range(last, last + 1)}
+    assert [own.tolist() for own in sequences_of([batch]).values()] == [[last]]
+
+
+def test_what_only_got_a_deletion_vector_is_no_file_that_is_missing(folder: Path) -> None:
+    """In a shallow clone it is a file of the other table, named by a URI."""
+    log = folder / "_delta_log"
+    log.mkdir()
+    files: list[dict[str, object]] = [
+        {"path": "file:/elsewhere/a.parquet", "deletionVector": {"storageType": "u"}, "dataChange": True},
+        {"path": "b.parquet", "dataChange": True},
+    ]
+    (log / f"{3:020d}.json").write_text("\n".join(json.dumps({"add": file}) for file in files))
+    assert DeltaLog(str(folder)).missing_files(3) == ["b.parquet"]

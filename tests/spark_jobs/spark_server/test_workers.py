@@ -89,3 +89,16 @@ def test_what_is_no_worker_is_answered_by_the_interpreter(tmp_path: Path) -> Non
         assert sys.version.split()[0] in done.stdout
         assert done.stderr == ""
     assert list(folder.iterdir()) == []
+
+
+def test_a_daemon_may_remove_its_file_by_itself_and_a_server_begins_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, gone = tmp_path / "workers", f"one.{os.getpid()}"
+    folder.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "glob", lambda path, pattern: iter([path / gone]))
+        end_workers(folder, "one")
+    assert [file.name for file in folder.iterdir()] == ["ended.one"]
+    write_interpreter(tmp_path / "python", python=sys.executable, folder=folder)
+    assert list(folder.iterdir()) == []

@@ -15,9 +15,11 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkE
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
+from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.rewind import rewind
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
@@ -173,6 +175,23 @@ def test_a_replay_keeps_rows_whose_messages_are_gone_with_what_delta_computed(
     rows = DeltaTable(what.table).to_pyarrow_table(columns=["id", "twice"]).to_pylist()
     assert sorted((row["id"], row["twice"]) for row in rows) == [(0, 0), (1, 2), (2, 4), (3, 6)]
     forget_memory_broker(StreamUrl.parse(url))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_table_with_identities_is_rewound_and_maintained(spark: SparkSession, folder: Path) -> None:
+    url = write_stream(folder / "orders.ss", 20)
+    what = ingestion(folder / "t")
+    spark.sql(
+        f"CREATE TABLE delta.`{what.table}` (number BIGINT GENERATED ALWAYS AS IDENTITY, id BIGINT, user STRING, "
+        "_stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP) USING DELTA"
+    )
+    drain(spark, url, what)
+    with open_batch_source(url) as source:
+        rewind(spark, source, what, Bound.parse("earliest"), replay_id="again")
+    drain(spark, url, what)
+    assert_each_once(folder / "orders.ss", folder / "t")
+    assert len(set(DeltaTable(what.table).to_pyarrow_table(columns=["number"])["number"].to_pylist())) == 20
 
 
 def comments(table: str) -> dict[str, object]:

@@ -6,18 +6,24 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from fastavro import schemaless_writer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_jobs.batches.ingest import IngestJob
 from spark_jobs.batches.ingestion import Batch, BatchReport, Ingestion, Step
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.decoding.schema_registry import SchemaRegistry
+from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import drain as follow
 from spark_jobs.writing import new_fields
 from spark_jobs.writing.layout import TableLayout
@@ -25,11 +31,12 @@ from stream_consumers.create import open_batch_source
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
-from stream_consumers.options import SchemaChanges
+from stream_consumers.options import DataLoss, Limits, OnBadRows, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 from tests.support.kafka_topics import Broker, Pipeline
 from tests.support.redis_tables import Stream
+from tests.support.schema_registry import Registry, schema_registry
 
 pytestmark = pytest.mark.spark
 
@@ -204,6 +211,142 @@ def test_fields_within_arrays_and_maps(spark: SparkSession, url: StreamUrl, what
     drain(spark, str(url), what)
     assert rows(spark, what)[1]["items"] == [{"a": 1, "b": None}, {"a": None, "b": 2}]
     assert rows(spark, what)[1]["by"] == {"x": {"a": 1, "b": 2}}
+
+
+@pytest.mark.slow
+def test_a_transform_that_makes_another_type_of_a_new_field_gets_it_as_it_is_each_time(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    def moments(batch: DataFrame) -> DataFrame:
+        return batch.withColumn("at", f.timestamp_millis("at")) if "at" in batch.columns else batch
+
+    what = replace(what, transform=moments)
+    for number in (1, 2):
+        send(url, {"id": number, "at": 1_709_208_000_000 + number})
+        (report,) = drain(spark, str(url), what)
+        assert (report.rows, report.dead) == (1, 0)
+    assert kinds(spark, what) == {"id": "bigint", "at": "timestamp"}
+    assert [row["at"].microsecond for row in rows(spark, what)] == [1000, 2000]
+
+
+@pytest.mark.slow
+def test_numbers_among_which_is_nan_are_numbers(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    send(url, {"id": 1, "ratio": 1.5, "part": {"of": 1}}, b'{"id": 2, "ratio": NaN, "part": {"of": Infinity}}')
+    drain(spark, str(url), what)
+    assert kinds(spark, what) == {"id": "bigint", "ratio": "double", "part": "struct<of:double>"}
+    assert [repr(row["ratio"]) for row in rows(spark, what)] == ["1.5", "nan"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver_records", [0, 1000], ids=["executors", "driver"])
+def test_columns_with_dots_in_their_names_are_no_obstacle_to_bad_rows(
+    spark: SparkSession, url: StreamUrl, what: Ingestion, driver_records: int
+) -> None:
+    def odd(batch: DataFrame) -> DataFrame:
+        return reject(batch, "id % 2 = 0", "is even")
+
+    what = replace(what, driver_records=driver_records)
+    send(url, {"id": 1, "service.name": "a", "service": {"name": "b"}})
+    drain(spark, str(url), what)
+    send(url, {"id": 2, "service.name": "c"}, {"id": 3, "service.name": "d"})
+    (report,) = drain(spark, str(url), replace(what, transform=odd))
+    assert (report.rows, report.dead) == (1, 1)
+    assert rows(spark, what)[-1] == {"id": 3, "service.name": "d", "service": None}
+    memory_broker(url).messages[Shard("orders")].pop(0)
+    with open_batch_source(str(url)) as source:
+        list(drain_batches(ReplayJob(spark, source, replace(what, on_data_loss=DataLoss.RECORD), Replay())))
+    assert [(row["id"], row["service.name"]) for row in rows(spark, what)] == [(1, "a"), (2, "c"), (3, "d")]
+
+
+@pytest.mark.slow
+def test_columns_with_defaults_keep_them(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:
+    spark.sql(
+        f"CREATE TABLE delta.`{what.table}` (id BIGINT, status STRING NOT NULL DEFAULT 'new', _stream STRING, "
+        "_shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP) USING DELTA TBLPROPERTIES "
+        "('delta.feature.allowColumnDefaults' = 'supported', 'delta.constraints.known' = \"status IN ('new', 'done')\")"
+    )
+    send(url, {"id": 1}, {"id": 2})
+    (report,) = drain(spark, str(url), replace(what, on_bad_rows=OnBadRows.DEAD_LETTER))
+    assert (report.rows, report.dead) == (2, 0)
+    send(url, {"id": 3, "status": "done"})
+    drain(spark, str(url), what)
+    assert [row["status"] for row in rows(spark, what)] == ["new", "new", "done"]
+
+
+@pytest.mark.slow
+def test_another_group_makes_a_column_of_the_same_field_and_of_another_type(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    elsewhere = StreamUrl.parse(f"{url}-of-others")
+    send(url, {"id": 0})
+    drain(spark, str(url), what)
+    send(elsewhere, {"id": 10, "price": 1.5})
+    send(url, {"id": 1, "price": 1}, {"id": 2, "price": 2})
+    raced: list[Step] = []
+
+    def race(step: Step, batch: Batch | None) -> None:
+        # The types are known by now, and nothing is written yet.
+        if step is Step.WRITING and not raced:
+            raced.append(step)
+            drain(spark, str(elsewhere), replace(what, group="others"))
+
+    drain(spark, str(url), what, race)
+    assert raced
+    assert kinds(spark, what) == {"id": "bigint", "price": "double"}
+    assert sorted((row["id"], row["price"] or 0) for row in rows(spark, what)) == [
+        (0, 0),
+        (1, 1.0),
+        (2, 2.0),
+        (10, 1.5),
+    ]
+    forget_memory_broker(elsewhere)
+
+
+@pytest.mark.slow
+def test_a_run_that_stays_sees_that_a_column_of_ours_is_gone(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    send(url, {"id": 1}, {"id": 2})
+    with open_batch_source(str(url)) as source:
+        job = IngestJob(spark, source, replace(what, limits=Limits(max_records=1)))
+        first = job.plan()
+        assert first is not None
+        job.run(first)
+        spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+        spark.sql(f"ALTER TABLE delta.`{what.table}` RENAME COLUMN _sequence TO place")
+        with pytest.raises(SchemaMismatchError, match="_sequence"):
+            job.plan()
+
+
+@pytest.mark.slow
+def test_a_key_whose_schema_grows_in_a_registry_has_the_new_field(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    first = {"type": "record", "name": "Key", "fields": [{"name": "user", "type": "string"}]}
+    second = {**first, "fields": [*first["fields"], {"name": "region", "type": "string", "default": ""}]}
+
+    def keyed(registry: Registry, schema: Any, **value: str) -> bytes:
+        written = BytesIO()
+        schemaless_writer(written, schema, value)
+        return b"\0" + registry.register("orders-key", json.dumps(schema)).to_bytes(4, "big") + written.getvalue()
+
+    with schema_registry() as registry:
+        key = Avro(registry=SchemaRegistry(registry.url), subject="orders-key")
+        what = replace(what, decoder=Json("id BIGINT", key=key), limits=Limits(max_records=1))
+        send(url, {"id": 1}, {"id": 2})
+        messages = memory_broker(url).messages[Shard("orders")]
+        messages[:] = [replace(message, key=keyed(registry, first, user="ada")) for message in messages]
+        with open_batch_source(str(url)) as source:
+            job = IngestJob(spark, source, what)
+            batch = job.plan()
+            assert batch is not None
+            job.run(batch)
+            messages[1] = replace(messages[1], key=keyed(registry, second, user="bob", region="eu"))
+            batch = job.plan()
+            assert batch is not None
+            job.run(batch)
+    assert kinds(spark, what)["key"] == "struct<user:string,region:string>"
+    assert rows(spark, what)[1]["key"] == {"user": "bob", "region": "eu"}
 
 
 def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, what: Ingestion) -> None:

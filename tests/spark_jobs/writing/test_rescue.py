@@ -94,6 +94,24 @@ def test_a_table_of_before_gets_one_column_and_no_more(spark: SparkSession, fold
     assert rows(spark, what)[0].keys() == {"id", "_rescued"}
 
 
+@pytest.mark.slow
+def test_parts_of_an_object_from_the_decoder_and_from_the_table_are_in_one(
+    spark: SparkSession, folder: Path, url: StreamUrl
+) -> None:
+    what = ingestion(folder / "t", decoder=Json("id BIGINT, shop STRUCT<name: STRING>"))
+    send(url, {"id": 1})
+    drain(spark, str(url), what)
+    decoder = Json("id BIGINT, shop STRUCT<name: STRING, city: STRING>, at TIMESTAMP, local TIMESTAMP_NTZ", rescue=True)
+    times = {"at": "2024-02-29T12:30:15.123456+02:00", "local": "2024-02-29T12:30:15.123456"}
+    send(url, {"id": 2, "shop": {"name": "a", "city": "b", "zip": 1.50}, **times}, {"id": 3, "shop": {"zip": 2}})
+    drain(spark, str(url), replace(what, decoder=decoder, schema_changes=SchemaChanges.RESCUE))
+    assert [json.loads(row["_rescued"] or "null") for row in rows(spark, what)] == [
+        None,
+        {"shop": {"zip": 1.5, "city": "b"}, **times, "at": "2024-02-29T10:30:15.123456Z"},
+        {"shop": {"zip": 2}},
+    ]
+
+
 def test_fields_within_arrays_do_not_fit(spark: SparkSession, folder: Path, url: StreamUrl) -> None:
     what = ingestion(folder / "t", decoder=Json(FIRST), schema_changes=SchemaChanges.RESCUE)
     send(url, DOCUMENT)
