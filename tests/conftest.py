@@ -51,7 +51,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = create_session(
         SparkOptions(
             master="local[2]",
-            config={**SMALL, "spark.sql.warehouse.dir": str(warehouse)},
+            config={
+                **SMALL,
+                "spark.sql.warehouse.dir": str(warehouse),
+                # A JVM works where the first session of the process was made: in a folder of a test, perhaps.
+                "spark.executorEnv.PYTHONPATH": str(ROOT),
+            },
         )
     )
     yield session

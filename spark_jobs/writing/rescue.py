@@ -79,7 +79,8 @@ def _object(columns: list[Column]) -> Column:
 def _together(first: Column, second: Column, *, has_parts: bool) -> Column:
     """Two JSON objects in one; ``has_parts`` says that both may have an object of the same name."""
     if has_parts:
-        return f.udf(united, StringType())(first, second)
+        # Without Arrow, Spark would look for its way in the annotations, and warn.
+        return f.udf(united, StringType(), useArrow=False)(first, second)
     head = f.substring(first, 1, f.length(first) - 1)
     both = f.concat(head, f.lit(","), f.substring(second, 2, f.length(second)))
     return f.coalesce(f.when(first.isNotNull() & second.isNotNull(), both), first, second)

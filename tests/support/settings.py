@@ -18,6 +18,4 @@ SMALL = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # A JVM serves all sessions of a process, and works where the first one was made: in a folder of a test, perhaps.
-    "spark.executorEnv.PYTHONPATH": str(ROOT),
 }
