@@ -177,19 +177,24 @@ class Lookups:
         self._unknown: dict[int, tuple[float, SchemaNotFoundError]] = {}
 
     @contextmanager
-    def session(self) -> Iterator[Any]:
-        """The client; it ends with the last one who uses it."""
+    def session(self) -> Iterator[None]:
+        """A client that is made meanwhile is kept; it ends with the last one who may use it."""
         with self._lock:
-            self._client = self._client or self._made()
             self._users += 1
         try:
-            yield self._client
+            yield
         finally:
             with self._lock:
                 self._users -= 1
-                if not self._users:
+                if not self._users and self._client is not None:
                     self._client.close()
                     self._client = None
+
+    def _connected(self) -> Any:
+        with self._lock:
+            # It takes 30 ms to make one: a block of messages whose schemas are known needs none.
+            self._client = self._client or self._made()
+            return self._client
 
     def _made(self) -> Any:
         try:
@@ -250,8 +255,8 @@ class Lookups:
         module = _client_module()
         where = f"the schema registry {self._url}"
         try:
-            with self.session() as client:
-                found = ask(client)
+            with self.session():
+                found = ask(self._connected())
             if not getattr(found, "schema", found).schema_str:
                 raise ValueError("an answer without a schema")
             return found

@@ -88,6 +88,15 @@ def test_each_schema_is_asked_for_once_in_a_process(registry):
     assert sorted(registry.asked) == ["GET /schemas/ids/1", "GET /schemas/ids/2"]
 
 
+def test_a_block_whose_schemas_are_known_makes_no_client(registry, monkeypatch):
+    """It takes longer than the block."""
+    payloads = written(registry, FIRST, {"id": 1})
+    decoder = stored(registry).resolved()
+    assert decode(decoder, payloads)[1] == [None]
+    monkeypatch.setattr("spark_jobs.decoding.schema_registry.Lookups._made", None)
+    assert decode(decoder, payloads)[1] == [None]
+
+
 def test_an_unknown_id_is_a_dead_letter_and_is_asked_for_once_in_a_while(registry, monkeypatch):
     (payload,) = written(registry, FIRST, {"id": 1})
     decoder = stored(registry).resolved()
