@@ -31,7 +31,8 @@ from tests.support.redis_server import redis_server
 from tests.support.schema_registry import schema_registry
 from tests.support.topics import create_topic
 
-OURS, PEER, LIMIT = "stream-assets", "availableNow", "bare loop"
+OURS, PEER, LIMIT, APPEND = "stream-assets", "availableNow", "bare loop", "append by Spark"
+OF_APPEND = "; the append has Spark write the Parquet files of that loop into a Delta table, and reads no stream."
 
 
 def ours(
@@ -78,6 +79,15 @@ def bare(pool: ProcessPoolExecutor, loops: Sequence[Callable[[Path], None]], exp
             running.result()
 
     return Case(LIMIT, work, partial(check_parquet, expected=expected), is_bare=True)
+
+
+def append(spark: SparkSession, rows: Path, expected: Sequences) -> Case:
+    """What writing takes of the time: Spark appends rows of Parquet files to a Delta table, and no stream is read."""
+
+    def work(table: Path) -> None:
+        spark.read.parquet(str(rows)).write.format("delta").mode("append").save(str(table))
+
+    return Case(APPEND, work, partial(check_delta, expected=expected))
 
 
 def kafka(bench: Bench) -> None:
@@ -203,13 +213,18 @@ def redis(bench: Bench) -> None:
         bench.tell(f"adding {count:,} entries")
         expected = messages.to_redis(address, "orders", documents(count))
         loops = [partial(_xrange, address, list(range(PARTITIONS))[n::CORES]) for n in range(CORES)]
+        read = bench.place()
+        read.mkdir()
+        for loop in loops:
+            loop(read)
         medians = bench.compare(
             f"Redis, raw: {count:,} entries of {SMALL} bytes",
             "A stream of 4 keys into a new Delta table, at the default limits; the bare loop is XRANGE in two "
-            "processes, and Parquet.",
+            f"processes, and Parquet{OF_APPEND}",
             [
                 ours(spark, f"redis://{address}/orders", decoder=Raw(), expected=expected),
                 bare(pool, loops, expected),
+                append(spark, read, expected),
             ],
             messages=count,
         )
@@ -235,10 +250,11 @@ def file(bench: Bench) -> None:
         medians = bench.compare(
             f"File, raw: {count:,} messages of {SMALL} bytes",
             "A stream file with 4 shards into a new Delta table, at the default limits; the bare loop walks the "
-            "frames in one process, since nothing but a walk tells where they begin, and writes Parquet.",
+            f"frames in one process, since nothing but a walk tells where they begin, and writes Parquet{OF_APPEND}",
             [
                 ours(spark, f"file://{path}/orders", decoder=Raw(), expected=expected),
                 bare(pool, [partial(bare_loops.walk, path)], expected),
+                append(spark, walked, expected),
             ],
             messages=count,
         )

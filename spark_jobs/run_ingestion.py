@@ -18,7 +18,7 @@ from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import LOOK_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
 from spark_jobs.batches.interruption import HeldSignals
-from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.job import drain_batches, handed_over
 from spark_jobs.batches.linger import Linger
 from spark_jobs.batches.retries import Retries
 from spark_jobs.claims.job import ClaimJob
@@ -161,7 +161,7 @@ def _claimed_reports(
                 report, since = job.run(batch), time.monotonic()
                 if report is not None:
                     count += 1
-                    yield report
+                    yield from handed_over(report)
                 continue
         if job.is_drained():
             if not linger.until(job.has_more, on_idle=on_next):

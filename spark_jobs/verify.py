@@ -251,9 +251,8 @@ class _DeadLetters:
         self._log = table.log()
         self._group = ledger.group
         snapshot = self._log.snapshot()
-        self._is_there = snapshot is not None
         self._version = snapshot.version if snapshot is not None else None
-        self._uncounted = table.uncounted(ledger) if self._is_there else {}
+        self._uncounted = table.uncounted(ledger) if snapshot is not None else {}
 
     def unplaced(self) -> Counter[Shard]:
         """How many have no sequence: their framing was lost, or they stand for what was gone."""
@@ -264,7 +263,7 @@ class _DeadLetters:
         return found
 
     def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
-        if self._is_there:
+        if self._version is not None:
             yield from self._table.scan(self._group, self._uncounted, PLACE, where=where, version=self._version)
 
     def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
@@ -275,11 +274,11 @@ class _DeadLetters:
 
     def by_batch(self) -> Counter[str]:
         """How many there are of each batch, also of those that do not count."""
-        return self._table.by_batch(version=self._version) if self._is_there else Counter()
+        return self._table.by_batch(version=self._version) if self._version is not None else Counter()
 
     def most_deleted(self, bid: str, replaced: Mapping[Shard, Intervals]) -> int:
         """How many of a batch may be gone from ranges that were replaced, where they do not count."""
-        if not replaced or not self._is_there:
+        if not replaced or self._version is None:
             return sum(parts.size for parts in replaced.values())
         commit: Commit | None = None
         with suppress(LedgerUnreadableError):

@@ -245,11 +245,15 @@ def drain_batches(
             report = job.run(batch)
             if report is not None:
                 count += 1
-                try:
-                    yield report
-                finally:
-                    # What the process logs behind the last batch is not about it.
-                    about({})
+                yield from handed_over(report)
+
+
+def handed_over(report: BatchReport) -> Iterator[BatchReport]:
+    """The report of a batch; what the process logs when it was told is not about the batch any more."""
+    try:
+        yield report
+    finally:
+        about({})
 
 
 def parallelism(spark: SparkSession) -> int:

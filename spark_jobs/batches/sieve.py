@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.decoding.ddl import quoted
+from spark_jobs.decoding.ddl import first_twice, quoted
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, by_shard, in_ranges
 from spark_jobs.reading.rejection import REASON, Rejections, Treatment, let_pass, treating
@@ -138,8 +138,7 @@ class Sieve:
                 f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
                 remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
             ) from error
-        names = [field.name.lower() for field in fields]
-        if twice := next((one for place, one in enumerate(names) if one in names[:place]), None):
+        if twice := first_twice(field.name for field in fields):
             raise TransformError(
                 f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
                 remedy=_CORRECT_IT,

@@ -27,6 +27,7 @@ from spark_jobs.batches.ingestion import (
 from spark_jobs.batches.sieve import Sieve, Sifted, caching
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
 from spark_jobs.ledger.delta_log import Commit
@@ -415,19 +416,14 @@ class BatchWriter:
         """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
 
         What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
-        values give the types first.
+        values give the types first, and widen a column only where the rows would not fit without that.
         """
-        for table in (self._columns,) if self._ingestion.transform is None else (None, self._columns):
+        own, widens = self._columns, self._lets_widen()
+        ways = ((own, widens),) if self._ingestion.transform is None else ((None, False), (None, widens), (own, widens))
+        for table, widens in ways:
             self._watching = grown = grow(table=table)
             with suppress(TransformError, SchemaMismatchError):
-                rows = self._sieve.transformed(self._nothing()).schema
-                if self._ingestion.transform is not None:
-                    check_columns(
-                        rows,
-                        self._columns,
-                        path=self._ingestion.table,
-                        schema_changes=self._ingestion.schema_changes,
-                    )
+                self._check_fit(self._sieve.transformed(self._nothing()).schema, widens=widens)
                 return grown
         return None
 
@@ -551,11 +547,11 @@ class BatchWriter:
         try:
             self._check_columns(state)
         except SchemaMismatchError:
-            declared = watching(self._decoder) if self._watching is not None and self._decoder is not None else None
-            if declared is None or self._watching is None or declared.decoder == decoder:
+            own = self._decoder
+            if self._watching is None or not isinstance(own, Json) or own == decoder:
                 raise
             # Somebody else has made columns of new fields, of other types.
-            self._watching = replace(self._watching, decoder=declared.decoder)
+            self._watching = replace(self._watching, decoder=own)
             self._check_columns(state)
         if state.newest is not None:
             self._fitting = self.decoder, state.schema
@@ -579,13 +575,15 @@ class BatchWriter:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
-        check_columns(
-            rows,
-            self._columns,
-            path=self._ingestion.table,
-            schema_changes=self._ingestion.schema_changes,
-            widens=snapshot is not None and lets_widen(snapshot.configuration),
-        )
+        self._check_fit(rows, widens=self._lets_widen())
+
+    def _lets_widen(self) -> bool:
+        snapshot = self.ledger.log.snapshot() if self._columns is not None else None
+        return snapshot is not None and lets_widen(snapshot.configuration)
+
+    def _check_fit(self, rows: StructType, *, widens: bool) -> None:
+        ingestion = self._ingestion
+        check_columns(rows, self._columns, path=ingestion.table, schema_changes=ingestion.schema_changes, widens=widens)
 
     def look_again(self, outdated: OutdatedError) -> None:
         """The stream is not what it was when the batch was planned; the next plan says what is missing.

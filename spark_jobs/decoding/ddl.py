@@ -61,11 +61,23 @@ def check_distinct(names: Sequence[str], path: str) -> None:
         stream_consumers.errors.SchemaMismatchError: shop.Order has the field 'ID' twice, whether in upper or lower \
 case. Spark does not tell them apart: read with a schema that has one of them.
     """
+    if twice := first_twice(names):
+        raise SchemaMismatchError(
+            f"{path} has the field {twice!r} twice, whether in upper or lower case",
+            remedy="Spark does not tell them apart: read with a schema that has one of them.",
+        )
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """The first name that was there before, in upper or lower case: neither Spark nor Delta tells these apart.
+
+    Example:
+        >>> first_twice(["id", "user", "ID"])
+        'ID'
+    """
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
-            raise SchemaMismatchError(
-                f"{path} has the field {name!r} twice, whether in upper or lower case",
-                remedy="Spark does not tell them apart: read with a schema that has one of them.",
-            )
+            return name
         seen.add(name.lower())
+    return None

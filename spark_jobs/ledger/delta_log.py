@@ -37,8 +37,9 @@ _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
-# What the reader says of the table feature catalogManaged, and of its preview.
+# How far an identity column has counted: part of a table's schema.
 _IDENTITIES = re.compile(r'"delta\.identity\.highWaterMark":"?-?[0-9]+"?')
+# What the reader says of the table feature catalogManaged, and of its preview.
 _CATALOG_MANAGED = "catalog-managed table"
 
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from spark_jobs.decoding.ddl import first_twice
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
@@ -72,11 +73,9 @@ def _check_names(names: Sequence[str]) -> None:
         raise SchemaMismatchError(
             f"the schema uses names of stream-assets: {', '.join(taken)}", remedy="Rename these columns."
         )
-    # Neither Spark nor Delta tells names apart by upper and lower case.
-    twice = [name for place, name in enumerate(names) if name.lower() in map(str.lower, names[:place])]
-    if twice:
+    if twice := first_twice(names):
         raise SchemaMismatchError(
-            f"the column {twice[0]!r} is there twice, whether in upper or lower case",
+            f"the column {twice!r} is there twice, whether in upper or lower case",
             remedy="Give each column, the key and the headers a name of their own.",
         )
 

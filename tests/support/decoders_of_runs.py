@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from io import BytesIO
-
-from fastavro import schemaless_writer
 
 from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Decoder
@@ -38,7 +35,4 @@ def in_registry(registry: Registry) -> dict[str, str]:
 
 def order_in_avro(registry: Registry, number: int) -> bytes:
     """A payload in Confluent's wire format."""
-    schema_id = registry.register(SUBJECT, _TEXT)
-    written = BytesIO()
-    schemaless_writer(written, _SCHEMA, {"id": number, "user": f"u{number % 7}"})
-    return b"\0" + schema_id.to_bytes(4, "big") + written.getvalue()
+    return registry.framed(SUBJECT, _SCHEMA, {"id": number, "user": f"u{number % 7}"})

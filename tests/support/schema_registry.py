@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from spark_jobs.decoding.protobuf_files import compiled
+from tests.support.avro_schemas import encoded
 
 SCHEMA_MISSING, SUBJECT_MISSING, VERSION_MISSING = 40403, 40401, 40402
 
@@ -49,6 +50,10 @@ class Registry:
         if number not in versions:
             versions.append(number)
         return number
+
+    def framed(self, subject: str, schema: Any, value: Any) -> bytes:
+        """A value in Confluent's wire format, of an Avro schema that is registered."""
+        return b"\0" + self.register(subject, json.dumps(schema)).to_bytes(4, "big") + encoded(schema, value)
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
         """The status and the document of an answer."""

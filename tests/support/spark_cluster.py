@@ -75,6 +75,7 @@ def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator
         "PYTHONPATH": str(without_checkout(folder, site)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "SPARK_WORKER_DIR": str(folder / "work"),
     }
     leader = [sys.executable, "-c", _LEADER, str(_SPARK_CLASS)]

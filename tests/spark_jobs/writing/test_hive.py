@@ -19,7 +19,6 @@ from tests.support.streams import assert_each_once, write_stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SECONDS = 600.0
-# The client of Hive tries again by itself, for half a minute.
 # The clients of Hive try again by themselves, for half a minute and more.
 HIVE = {
     "spark.sql.catalogImplementation": "hive",

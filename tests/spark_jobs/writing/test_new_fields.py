@@ -6,13 +6,11 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from fastavro import schemaless_writer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -36,7 +34,7 @@ from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import drain, ingestion
 from tests.support.kafka_topics import Broker, Pipeline
 from tests.support.redis_tables import Stream
-from tests.support.schema_registry import Registry, schema_registry
+from tests.support.schema_registry import schema_registry
 
 pytestmark = pytest.mark.spark
 
@@ -319,29 +317,41 @@ def test_a_run_that_stays_sees_that_a_column_of_ours_is_gone(
 
 
 @pytest.mark.slow
+def test_a_declared_column_may_be_widened_where_a_transform_gets_new_fields(
+    spark: SparkSession, url: StreamUrl, what: Ingestion
+) -> None:
+    what = replace(what, transform=lambda frame: frame.withColumn("doubled", f.col("id") * 2))
+    send(url, {"id": 1})
+    drain(spark, str(url), replace(what, decoder=Json("id INT")))
+    spark.sql(f"ALTER TABLE delta.`{what.table}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    send(url, {"id": 2**40, "color": "red"})
+    (report,) = drain(spark, str(url), what)
+    assert (report.rows, report.dead) == (1, 0)
+    assert kinds(spark, what) == {"id": "bigint", "doubled": "bigint", "color": "string"}
+    assert rows(spark, what)[-1] == {"id": 2**40, "doubled": 2**41, "color": "red"}
+
+
+@pytest.mark.slow
 def test_a_key_whose_schema_grows_in_a_registry_has_the_new_field(
     spark: SparkSession, url: StreamUrl, what: Ingestion
 ) -> None:
     first = {"type": "record", "name": "Key", "fields": [{"name": "user", "type": "string"}]}
     second = {**first, "fields": [*first["fields"], {"name": "region", "type": "string", "default": ""}]}
 
-    def keyed(registry: Registry, schema: Any, **value: str) -> bytes:
-        written = BytesIO()
-        schemaless_writer(written, schema, value)
-        return b"\0" + registry.register("orders-key", json.dumps(schema)).to_bytes(4, "big") + written.getvalue()
-
     with schema_registry() as registry:
         key = Avro(registry=SchemaRegistry(registry.url), subject="orders-key")
         what = replace(what, decoder=Json("id BIGINT", key=key), limits=Limits(max_records=1))
         send(url, {"id": 1}, {"id": 2})
         messages = memory_broker(url).messages[Shard("orders")]
-        messages[:] = [replace(message, key=keyed(registry, first, user="ada")) for message in messages]
+        key_of_ada = registry.framed("orders-key", first, {"user": "ada"})
+        messages[:] = [replace(message, key=key_of_ada) for message in messages]
         with open_batch_source(str(url)) as source:
             job = IngestJob(spark, source, what)
             batch = job.plan()
             assert batch is not None
             job.run(batch)
-            messages[1] = replace(messages[1], key=keyed(registry, second, user="bob", region="eu"))
+            key_of_bob = registry.framed("orders-key", second, {"user": "bob", "region": "eu"})
+            messages[1] = replace(messages[1], key=key_of_bob)
             batch = job.plan()
             assert batch is not None
             job.run(batch)
