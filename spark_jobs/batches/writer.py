@@ -311,8 +311,7 @@ class BatchWriter:
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
         """The rows to write while they are read; ``None`` if Spark might not read every split to its end."""
-        read = read_splits(self._spark, batch.plan.splits, self._source_of_batch(), identities=batch.identities)
-        frame = read.drop(*DEAD_LETTER_COLUMNS)
+        frame = read_splits(self._spark, batch.plan.splits, self._source_of_batch(), identities=batch.identities)
         if self._ingestion.transform is None:
             return self._sieve.transform(frame)
         with suppress(StreamAssetsError):
@@ -516,15 +515,17 @@ class BatchWriter:
         """The messages that would become dead letters although they can be decoded, and why; nothing is written.
 
         Args:
-            splits: to be read; each message can be decoded.
+            splits: to be read; each message can be decoded, without the new fields that it may have.
 
         Raises:
             TransformError: the transform raised, or fails for some of them.
         """
         with caching() as cached:
-            frame = cached.keep(read_splits(self._spark, splits, self.source))
+            frame = cached.keep(read_splits(self._spark, splits, self._source_of_batch()))
+            if self._finds_new_fields(frame):
+                return self.refused(splits)
             sifted = self._sieve.sift(frame, cached).frame
-            if sifted is frame:
+            if sifted is frame and self._watching is None:
                 return {}
             bad = sifted.where(f.col("_error").isNotNull()).select(*PLACE, "_error").collect()
             return {(Shard(row["_stream"], row["_shard"]), row["_sequence"]): row["_error"] for row in bad}

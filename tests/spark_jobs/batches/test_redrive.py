@@ -21,12 +21,13 @@ from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.dead_letters import DeadLetters, LetterFilter
 from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.reading.rejection import reject
 from spark_jobs.run_ingestion import drain
 from spark_jobs.verify import verify
 from spark_jobs.writing.dead_letters import LETTER_SCHEMA
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import StreamNotFoundError
-from stream_consumers.options import Limits, SchemaChanges
+from stream_consumers.options import Limits, OnBadRows, SchemaChanges
 from stream_consumers.urls import StreamUrl
 from tests.support.decoders_of_runs import in_registry, order_in_avro
 from tests.support.killed_runs import kill_in_turn, logs, running
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.spark
 STRICT, TODAY = Json("id BIGINT, user STRING NOT NULL"), Json("id BIGINT, user STRING")
 # What only the decoder of today can read, and what no decoder can.
 FIXED, HOPELESS = range(3, 60, 7), (5, 33)
+COLORS = b"red", b"blue"
 # One dead letter a batch: their numbers begin at 1, and each run writes one or two before it is killed.
 FAULTS = ["planned@2", "read@3", "dead letters written@4", "mid-write@5", "rows written@6", "verified@7", "writing@8"]
 
@@ -63,12 +65,12 @@ class Lake:
         folder: Path,
         *,
         records: int = 25,
-        avro: Callable[[int], bytes] | None = None,
+        fixed: Callable[[int], bytes] | None = None,
         **more: object,
     ) -> Lake:
         what = Ingestion("lakehouse", str(folder / "t"), STRICT, limits=Limits(max_records=records), retry_seconds=0.0)
         lake = cls(spark, f"file://{folder}/orders.ss/orders", replace(what, **more))  # type: ignore[arg-type]
-        lake = replace(lake, fixed=avro) if avro else lake
+        lake = replace(lake, fixed=fixed) if fixed else lake
         lake.send(range(60))
         lake.ingest(lake.strict)
         return lake
@@ -268,6 +270,24 @@ def test_a_preview_knows_the_columns_that_were_made_of_new_fields(spark: SparkSe
     assert lake.job(decoder=decoder).preview().decoded == lake.redrive(decoder=decoder).decoded == 0
 
 
+@pytest.mark.slow
+def test_what_a_transform_rejects_for_a_new_field_is_a_dead_letter_once(spark: SparkSession, folder: Path) -> None:
+    lake = Lake.of(spark, folder, fixed=lambda number: b'{"id": %d, "color": "%s"}' % (number, COLORS[number % 2]))
+
+    def no_red(rows: DataFrame) -> DataFrame:
+        return reject(rows, rows["color"] == "red", "it is red") if "color" in rows.columns else rows
+
+    today = {"schema_changes": SchemaChanges.ADD_COLUMNS, "transform": no_red, "on_bad_rows": OnBadRows.DEAD_LETTER}
+    expected = lake.job(**today).preview()
+    assert expected.decoded == sum(number % 2 for number in FIXED)
+    assert lake.redrive(**today) == expected
+    red = [number for number in FIXED if not number % 2]
+    lake.assert_each_once(dead=[*red, *HOPELESS])
+    version = DeltaTable(f"{lake.strict.table}_dead_letters").version()
+    assert lake.redrive(**today).decoded == 0
+    assert DeltaTable(f"{lake.strict.table}_dead_letters").version() == version
+
+
 def test_a_table_without_dead_letters_and_one_that_is_not_there(spark: SparkSession, folder: Path) -> None:
     lake = Lake(spark, f"file://{folder}/orders.ss/orders", Ingestion("lakehouse", str(folder / "t"), STRICT))
     with pytest.raises(StreamNotFoundError, match="Ingest first"):
@@ -310,7 +330,7 @@ def test_a_redrive_of_payloads_whose_schema_is_in_a_registry_is_killed(
 ) -> None:
     """What was read as JSON is Avro."""
     with schema_registry() as registry:
-        lake = Lake.of(spark, folder, avro=partial(order_in_avro, registry))
+        lake = Lake.of(spark, folder, fixed=partial(order_in_avro, registry))
         assert_killed_in_turn(lake, server, in_registry(registry))
 
 
