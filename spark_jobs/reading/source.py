@@ -90,14 +90,15 @@ def read_splits(
 ) -> DataFrame:
     """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
 
-    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``.
+    Rows with ``_error`` are dead letters; unless others are asked to, only they carry ``_payload``. Where there may be
+    none, these columns are left out.
 
     Args:
         spark: reads them.
         splits: what to read.
         source: the decoder of the payloads, and its columns.
-        identities: of the streams that were planned. With them, a read to the end fails unless it is clean; see
-            :class:`spark_jobs.reading.clean.CleanRead`.
+        identities: of the streams that were planned. With them, a read to the end fails unless it is clean, without
+            any dead letter; see :class:`spark_jobs.reading.clean.CleanRead`.
         keeps_payloads: every row carries what its dead letter would need.
     """
     if not splits:
@@ -120,8 +121,9 @@ def read_splits(
     # A partition for each split. A data source of Python would start three more Python processes a session, one after
     # the other, and ask two of them at each read.
     count = len(splits)
-    rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, schema)
-    return with_variants(plain_strings(rows, schema.fields), source.columns)
+    given = schema if identities is None else StructType(schema.fields[: -len(DEAD_LETTER_COLUMNS)])
+    rows = spark.range(0, count, 1, count).mapInArrow(stream_assets_splits, given)
+    return with_variants(plain_strings(rows, given.fields), source.columns)
 
 
 def _clean(split: Split, identities: Mapping[str, str] | None) -> CleanRead | None:
@@ -174,7 +176,7 @@ class SplitPartition:
         if self.clean is None:
             return rows
         assert isinstance(self.split, CountedSplit)
-        return self.clean.checked(rows, self.split)
+        return (batch.drop_columns(list(DEAD_LETTER_COLUMNS)) for batch in self.clean.checked(rows, self.split))
 
 
 def decode_batch(
