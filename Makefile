@@ -4,12 +4,13 @@ export STREAM_ASSETS_CACHE := $(CURDIR)/.cache
 export DAGSTER_DISABLE_TELEMETRY := 1
 BIN := .venv/bin
 READY := .venv/ready
+CLASSES := .cache/spark-classes.jsa
 PYTEST := $(BIN)/pytest -p no:cacheprovider
 # Processes that share the tests; each has a Spark session, which takes 2 GB. On 2 cores a third one works while the
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures bench kafka redis test test-all lint types tests soak format lock test-versions clean
+.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests soak format lock test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -41,9 +42,9 @@ kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until 
 redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C
 	@$(BIN)/python -m tests.support.redis_server --port 6379
 
-test: lint types tests ## Lint, types and the first tier of the tests: a quarter of an hour on 2 cores
+test: checks tests ## Lint, types and the first tier of the tests: a quarter of an hour on 2 cores
 
-test-all: lint types ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
+test-all: checks ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
 	@tools/browser
 	@tools/postgres
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -56,7 +57,15 @@ lint: setup ## Ruff, formatting included, and the direction of imports
 types: setup ## mypy, strict
 	$(BIN)/mypy
 
-tests: setup ## The first tier of the tests
+# None of the three keeps two cores busy.
+checks: setup
+	@$(MAKE) --no-print-directory --output-sync --jobs 2 lint types $(CLASSES)
+
+# Two fifths of the CPU that a JVM of Spark needs until its first commits go into reading classes.
+$(CLASSES): $(READY)
+	$(BIN)/python -m tests.support.class_archive
+
+tests: setup $(CLASSES) ## The first tier of the tests
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
 
 soak: setup ## The property and model tests with many random examples: 20 times as many, or SOAK_FACTOR=100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ def connect_server(
     storage_options: Mapping[str, str] | None = None,
     packages: Path = ROOT,
     more: Mapping[str, str] | None = None,
+    stop: signal.Signals = signal.SIGKILL,
 ) -> Iterator[str]:
     """A running server; its address.
 
@@ -37,14 +39,15 @@ def connect_server(
         storage_options: for that table.
         packages: a folder that its Python workers import from.
         more: settings of Spark.
+        stop: ends it.
     """
     config = {**delta_spark_config(table, storage_options), **(more or {})}
-    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages)) as address:
+    with anew(lambda: _server(Path(tempfile.mkdtemp(dir=folder)), config, packages, stop)) as address:
         yield address
 
 
 @contextmanager
-def _server(folder: Path, config: Mapping[str, str], packages: Path) -> Iterator[str]:
+def _server(folder: Path, config: Mapping[str, str], packages: Path, stop: signal.Signals) -> Iterator[str]:
     settings = {
         **config,
         **SMALL,
@@ -64,7 +67,9 @@ def _server(folder: Path, config: Mapping[str, str], packages: Path) -> Iterator
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(submit), "--master", "local[2]", "--class", MAIN, *words, "spark-internal"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(packages)}
-    with running("the Spark Connect server", command, folder / "server.log", environment=environment) as server:
+    with running(
+        "the Spark Connect server", command, folder / "server.log", environment=environment, stop=stop
+    ) as server:
         said = server.until(
             lambda: server.said(r"Spark Connect server started at: (\S+:\d+)"), seconds=START_SECONDS, what="its start"
         )

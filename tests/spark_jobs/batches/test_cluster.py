@@ -17,7 +17,7 @@ from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, TABLE_VARIABLE
 from tests.support.polling import until
 from tests.support.s3_server import object_store
-from tests.support.spark_cluster import Cluster, spark_cluster, without_checkout
+from tests.support.spark_cluster import QUICK, Cluster, spark_cluster, without_checkout
 from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -28,8 +28,7 @@ SLOW = ("lakehouse", "resumable", "", "main", "slow")
 
 def environment(cluster: Cluster, **config: str) -> Mapping[str, str]:
     """For a run whose driver is here and whose executors are there."""
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": quick, "spark.cores.max": "2"}
+    of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.cores.max": "2"}
     settings = {**of_executors, **config}
     return {
         MASTER_VARIABLE: cluster.master,
@@ -75,7 +74,7 @@ def test_a_worker_is_killed_while_its_executor_reads(folder: Path, tmp_path_fact
 def test_drivers_are_killed_where_executors_are_at_work(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     url = write_stream(folder / "orders.ss", 400, malformed=frozenset({7, 200}))
     # Of the other steps the executors know nothing.
-    faults = ["planned", "dead letters written", "mid-write", "rows written"]
+    faults = ["planned", "dead letters written", "mid-write", "verified"]
     with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         kill_in_turn(url, folder / "t", faults, environment=environment(cluster))
         assert 0 < sum(sequences_in_table(folder / "t").values()) < 400, "each was killed on the way"
