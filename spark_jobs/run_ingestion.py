@@ -210,7 +210,7 @@ class SharedDrain:
     """One member of a group that drains the shards it is given, several at a time, each in its own sequence.
 
     Nothing is fenced and nothing is owned: a member that wakes up late races with the new owner for the next
-    transaction number of the shard, and Delta picks one (protocol b10).
+    transaction number of the shard, and Delta picks one.
 
     Args:
         source: the stream.

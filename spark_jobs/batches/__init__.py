@@ -1,6 +1,6 @@
 """Micro-batches: the jobs that plan, write, verify and commit them.
 
-The commit order of a batch; every step may be the last one of a process (protocol 3.1):
+The commit order of a batch; every step may be the last one of a process:
 
 1. *Snapshot.* One table version gives the next number of the transaction sequence and the positions.
 2. *Init.* The first commit of a group is empty and records the resolved origin of each shard.

@@ -274,7 +274,7 @@ def lag(source: BatchSource, state: LedgerState, extents: Mapping[Shard, Extent]
 
 
 def check_sharing(state: LedgerState, ingestion: Ingestion) -> None:
-    """Refuse a group with other transaction sequences than ours: a batch in flight there would land next to ours (I4).
+    """Refuse a group with other transaction sequences than ours: a batch in flight there would land next to ours.
 
     Raises:
         InvalidOptionError: with the mode of the group and the way to change it.
@@ -316,7 +316,7 @@ def check_other_group(ingestion: Ingestion, streams: frozenset[str], *, url: Str
 
 
 def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, Range]) -> Mapping[Shard, Range]:
-    """What of ``gaps`` is gone from the stream, if that is to be recorded (I5).
+    """What of ``gaps`` is gone from the stream, if that is to be recorded.
 
     Raises:
         DataLossError: if it is not, with the numbers.
@@ -337,7 +337,7 @@ def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, R
 
 
 def check_source(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-    """Refuse a stream that is not the one the ledger remembers, or that ends before the position (I5).
+    """Refuse a stream that is not the one the ledger remembers, or that ends before the position.
 
     Args:
         source: the stream, by the names of its epochs.

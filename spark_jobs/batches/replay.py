@@ -1,6 +1,6 @@
 """A bounded replay: messages that are in the table already are read again, and their rows replaced.
 
-It follows the commit order of :mod:`spark_jobs.batches`, with these differences (protocol 3.6):
+It follows the commit order of :mod:`spark_jobs.batches`, with these differences:
 
  1. What it replaces is clamped to what the ledger covers, once, when it begins; each of its commits carries that goal
     and the replay's id, so that a replay that was killed continues after its last batch.

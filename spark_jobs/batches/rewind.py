@@ -1,7 +1,7 @@
 """Moves the position of a group, backwards or forwards, by one empty commit in each of its transaction sequences.
 
-Backwards: the commit replaces nothing itself, but says up to where the batches that follow replace (protocol 3.6,
-``until``); the ledger remembers what is left of that across crashes. Forwards: what is skipped counts as covered, and
+Backwards: the commit replaces nothing itself, but says up to where the batches that follow replace
+(``until``); the ledger remembers what is left of that across crashes. Forwards: what is skipped counts as covered, and
 the ledger says that it was skipped. A batch that is on its way loses its number to the commit and is planned again.
 """
 

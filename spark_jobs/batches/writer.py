@@ -188,7 +188,7 @@ class BatchWriter:
         return self.ledger.entry(kind, state, identities=identities, **made, **fields)
 
     def initialize(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
-        """The first commit of a group: empty, with the resolved origin (I9)."""
+        """The first commit of a group: empty, with the resolved origin."""
         self.ledger.check_first(origin)
         self.check_unwritten(state, identities)
         entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)

@@ -1,4 +1,4 @@
-"""Batches of entries that are claimed one by one, where members share a Redis group (protocol 3.3).
+"""Batches of entries that are claimed one by one, where members share a Redis group.
 
 Each batch attempt has a consumer name of its own, ``<member>/<number>/<batch id>``, and the ledger tells what became of
 it: open (the number may still be written), written (it is in the table), dead (it never will be). One batch:
@@ -191,7 +191,7 @@ class ClaimJob(BatchJob):
         return self._retries.call(self._claims.is_drained)
 
     def _give_up(self, error: BrokerUnavailableError) -> None:
-        """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it (R4)."""
+        """Part of a reply was lost: the name may hold more than its batch would, so nothing is made of it."""
         self._given_up += 1
         if self._given_up >= MAX_GIVEN_UP:
             raise error
@@ -231,7 +231,7 @@ class ClaimJob(BatchJob):
                     self._claims.forget(shard, name)
 
     def _settle_names(self, state: LedgerState) -> list[_Abandoned] | None:
-        """Rules R1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
+        """Step 1: what others hold that may be taken over; ``None`` after a fence, since numbers have changed."""
         holders = {shard: self._touchable(shard, names) for shard, names in self._claims.holders().items()}
         parsed = {name for names in holders.values() for name in names if isinstance(name, ClaimName)}
         statuses = self._statuses.of(parsed)
@@ -250,7 +250,7 @@ class ClaimJob(BatchJob):
         return abandoned
 
     def _fence(self, member: str, number: int) -> None:
-        """Take the next number of another member, so that a batch that is on its way with it never lands (R1)."""
+        """Take the next number of another member, so that a batch that is on its way with it never lands."""
 
         def fields(state: LedgerState) -> Mapping[str, object] | None:
             check_restored(self._ledger, state, self._ingestion)
@@ -293,7 +293,7 @@ class ClaimJob(BatchJob):
                 return
 
     def _claim(self, state: LedgerState, abandoned: list[_Abandoned]) -> Batch | None:
-        """Rules R2 to R5: fill a new name; from here on nothing is added to it."""
+        """Step 3: fill a new name; from here on nothing is added to it."""
         policy, limits = self._claims.policy, self._pace.limits
         worst = max((one.entry.deliveries for one in abandoned), default=0)
         records = policy.most(limits.max_records, deliveries=worst)
@@ -354,7 +354,7 @@ class ClaimJob(BatchJob):
             unread = {shard: left for shard, left in unread.items() if left > 0}
 
     def _acknowledge_all(self, held: ClaimedEntries) -> None:
-        """Rule R6: every entry of the batch, whoever holds it by now."""
+        """Step 5: every entry of the batch, whoever holds it by now."""
         self._claims.acknowledge(held.ids)
         for shard in held.ids:
             self._claims.forget(shard, held.name)

@@ -1,4 +1,4 @@
-"""Entries that are gone before they were in the table: told, or recorded once (I5).
+"""Entries that are gone before they were in the table: told, or recorded once: data loss is never silent.
 
 A loss is recorded by a batch without rows in the transaction sequence of its shard, so that of several members that see
 it one records it; only then are the entries acknowledged, or accounted for at the server.

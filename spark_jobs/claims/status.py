@@ -1,4 +1,4 @@
-"""What became of a claim: the ledger says whether the batch that claimed the entries is in the table (protocol 3.3)."""
+"""What became of a claim: the ledger says whether the batch that claimed the entries is in the table."""
 
 from __future__ import annotations
 

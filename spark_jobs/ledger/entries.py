@@ -81,7 +81,7 @@ class ClaimedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One commit of ours; protocol §2 lists the fields.
+    """One commit of ours.
 
     Some are full: they say all that the ledger knew at their base. The others say what they change only, which is
     little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.

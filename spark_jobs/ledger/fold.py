@@ -1,6 +1,6 @@
 """The fold: what the ledger knows after each of its commits.
 
-It (protocol §4) goes over the commits in log order:
+It goes over the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered

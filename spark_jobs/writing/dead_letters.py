@@ -117,7 +117,7 @@ class DeadLetterTable:
         return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
     def write(self, dead_letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
-        """Write the dead letters of a batch under the table's own next number (protocol 3.5, D1 to D3).
+        """Write the dead letters of a batch under the table's own next number.
 
         Args:
             dead_letters: rows of the source with ``_error`` set.
@@ -247,7 +247,7 @@ class DeadLetterTable:
         return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
 
     def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:
-        """Delete the dead letters that will never count (D5), and tell which of the others do not count.
+        """Delete the dead letters that will never count, and tell which of the others do not count.
 
         Never will those of a batch whose number the main ledger has given to another one; and where the log reaches
         back to no RESTORE, those of a batch that was removed, or replaced, by a commit that was cleaned since.

@@ -1,6 +1,6 @@
 """Redis groups in claim mode, whose members share by claiming entries: new ones, those of dead members, heartbeat.
 
-Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.job` asks the ledger (protocol 3.3).
+Whether a name may be taken from is not decided here: :mod:`spark_jobs.claims.job` asks the ledger.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class RedisClaims(ClosesOnExit):
         """Claim new entries of a shard, in order, up to the captured end; whether the limit of bytes was reached.
 
         Raises:
-            StreamAssetsError: it is unknown whether entries were claimed: give up the name (protocol R4).
+            StreamAssetsError: it is unknown whether entries were claimed: give up the name.
         """
         key, end, left = self.server.key(shard), self.ends.get(shard, 0), records
         while left > 0 and end:
@@ -330,7 +330,7 @@ class RedisClaims(ClosesOnExit):
             Whether the limit of bytes was reached, and the ids of entries that are no longer in the stream.
 
         Raises:
-            StreamAssetsError: it is unknown whether entries were moved: give up the name (protocol R4).
+            StreamAssetsError: it is unknown whether entries were moved: give up the name.
         """
         gone: list[bytes] = []
         least = self.policy.min_idle_ms if idle else 0

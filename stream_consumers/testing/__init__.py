@@ -14,7 +14,7 @@ Extend the contracts in a test module, and give them a fixture ``harness``::
     class TestProducer(ProducerContract): ...
     class TestBatchSource(BatchSourceContract): ...
 
-The backends of this package run the same tests. They need pytest: ``pip install '.[testing]'``, in a clone.
+The backends of this package run the same tests. They need pytest, as the extra ``testing`` has it.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The traps of Delta and of consumers (D4 to D7 and K14 in the list of hidden traps) for replays and rewinds."""
+"""The traps of Delta and of consumers, for replays and rewinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis groups whose members claim entries: traps R1 to R18 by name, and what else the protocol promises."""
+"""Redis groups whose members claim entries: what others do to them at odd moments, and what the protocol promises."""
 
 from __future__ import annotations
 

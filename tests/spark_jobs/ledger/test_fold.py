@@ -1,4 +1,4 @@
-"""Ledger.read(), from the newest state that an entry carries, against a naive fold of the whole log (protocol §4)."""
+"""Ledger.read(), from the newest state that an entry carries, against a naive fold of the whole log."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""The traps of Delta (D1 to D7 in the list of hidden traps), over streams in memory."""
+"""The traps of Delta, over streams in memory."""
 
 from __future__ import annotations
 

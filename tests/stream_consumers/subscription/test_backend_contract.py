@@ -463,7 +463,7 @@ def test_ack_counts_what_was_pending(other: Any, stream: str) -> None:
     ids = filled(backend, stream, 3)
     backend.read_new(stream, GROUP, ME, 3, 0)
     assert backend.ack(stream, GROUP, ids[0]) == 1
-    # R7: fewer than given is no error.
+    # Fewer than given is no error.
     assert backend.ack_many(stream, GROUP, ids) == 2
     assert backend.ack_many(stream, GROUP, []) == 0
     assert other.pending(stream, GROUP) == {}
