@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_jobs.decoding import avro_blocks
 from spark_jobs.decoding.avro import Avro
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError
 from tests.support.arrow_columns import arrow_columns
@@ -124,7 +125,9 @@ def only(decoder, *payloads):
         (logical("string", "of-our-own"), "STRING", "x", "x"),
     ],
 )
-def test_each_type(kind, ddl, value, expected):
+@pytest.mark.parametrize("fewest_rows", [avro_blocks.FEWEST_ROWS, 0], ids=["one by one", "as a block"])
+def test_each_type(kind, ddl, value, expected, fewest_rows, monkeypatch):
+    monkeypatch.setattr(avro_blocks, "FEWEST_ROWS", fewest_rows)
     decoder = Avro(record(kind))
     assert decoder.ddl() == f"`f0` {ddl}"
     assert only(decoder, encoded(record(kind), {"f0": value})) == [expected]
