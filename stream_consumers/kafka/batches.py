@@ -43,6 +43,8 @@ Partition = tuple[str, int]
 # So long a read waits behind the last message of a range that ends in a marker.
 POLL_SECONDS = 0.05
 STALL_SECONDS = 60.0
+# The client's own default, of each partition.
+MOST_AHEAD = 100_000
 SAMPLE_MESSAGES = 256
 # A batch whose size, guessed from a sample, is below this part of the limit is not measured message by message.
 SAFE_PART = 0.5
@@ -107,7 +109,11 @@ class RangeReader(ClosesOnExit):
         self.next: dict[Partition, int] = {
             (s.stream, s.id): ranges[s].start for s in ranges if (s.stream, s.id) in self._ends
         }
-        self._consumer: Consumer = cluster.consumer(enable_partition_eof=True)
+        # What the client fetches ahead of a partition's end is fetched for nothing, and held.
+        ahead = max(1, min(MOST_AHEAD, max(widths(ranges).values(), default=1)))
+        self._consumer: Consumer = cluster.consumer(
+            enable_partition_eof=True, queued_min_messages=cluster.settings.get("queued.min.messages", ahead)
+        )
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in sorted(self.next.items())])
 
     def close(self) -> None:
