@@ -15,7 +15,13 @@ from tests.support.settings import ROOT
 
 # An environment of some 400 MB is downloaded unless it is cached, and five JVMs start one after the other.
 PATIENCE = 1500
-pytestmark = [pytest.mark.slow, pytest.mark.dagster, pytest.mark.kill, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.dagster,
+    pytest.mark.kill,
+    pytest.mark.timeout(3 * PATIENCE),
+    pytest.mark.xdist_group("wheel"),
+]
 Run = Callable[..., str]
 
 

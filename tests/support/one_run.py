@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark_jobs.batches.ingestion import Batch, Ingestion, Step
+from spark_jobs.batches.ingestion import RETRY_SECONDS, Batch, Ingestion, Step
 from spark_jobs.run_ingestion import drain
 from spark_jobs.session import SPARK_VARIABLE, SparkOptions, create_session
 from spark_jobs.spark_server.folder import SERVERS_VARIABLE, server_folders
@@ -75,6 +75,8 @@ CONFIG_VARIABLE = "SPARK_OF_THE_RUN"
 TABLE_VARIABLE = "TABLE_OF_THE_RUN"
 # Batches of so many messages are read by its driver, not by executors.
 DRIVER_RECORDS_VARIABLE = "DRIVER_RECORDS_OF_THE_RUN"
+# How long it tries again what may be gone soon.
+RETRY_VARIABLE = "RETRY_SECONDS_OF_THE_RUN"
 
 
 def _session(remote: str, table: str) -> SparkSession:
@@ -129,6 +131,7 @@ def main(
         member=member,
         transform=TRANSFORMS.get("poison" if fault == "poison" else transform),
         driver_records=int(os.environ.get(DRIVER_RECORDS_VARIABLE, "0")),
+        retry_seconds=float(os.environ.get(RETRY_VARIABLE, RETRY_SECONDS)),
         on_bad_rows=OnBadRows.DEAD_LETTER if transform == "bad rows" else OnBadRows.FAIL,
     )
     spark = _session(remote, where)

@@ -14,7 +14,7 @@ from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.urls import StreamUrl
 from tests.support.killed_runs import kill_in_turn, logs, running
-from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, TABLE_VARIABLE
+from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, RETRY_VARIABLE, TABLE_VARIABLE
 from tests.support.polling import until
 from tests.support.s3_server import object_store
 from tests.support.spark_cluster import QUICK, Cluster, spark_cluster, without_checkout
@@ -152,7 +152,7 @@ def test_executors_that_do_not_reach_the_broker_say_so(
     site = _CUT_OFF.format(port=redis_address.rpartition(":")[2])
     with (
         spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1, site=site) as cluster,
-        running(url, folder / "t", environment=environment(cluster)) as run,
+        running(url, folder / "t", environment={**environment(cluster), RETRY_VARIABLE: "0"}) as run,
     ):
         assert run.wait() == 1
     assert "executor worker-7: " in logs(folder / "t")

@@ -169,7 +169,7 @@ def test_members_and_a_replay_go_on_when_the_broker_is_back(
 ) -> None:
     server, address = kafka_of_ours
     topic = create_topic(address, 3)
-    fill(address, topic, 90, partitions=3)
+    fill(address, topic, 60, partitions=3)
     pipe = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", records=10, group=unique_group()).shared()
     pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, Step.VERIFIED)
@@ -184,5 +184,5 @@ def test_members_and_a_replay_go_on_when_the_broker_is_back(
         job = ReplayJob(spark, opened, what, Replay(), observer=watch, on_wait=server.start_when_told)
         replaced = sum(report.replaced or 0 for report in drain_batches(job))
     assert len(server.told) > told
-    assert replaced == 90
+    assert replaced == 60
     assert pipe.rows() == wanted
