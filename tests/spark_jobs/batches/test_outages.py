@@ -16,8 +16,10 @@ from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
 from spark_jobs.run_ingestion import drain
 from stream_consumers.errors import BrokerUnavailableError
+from stream_consumers.kafka import membership
 from tests.support.command_line import SCHEMA, run
 from tests.support.kafka_topics import Once, Pipeline
+from tests.support.one_run import QUICK
 from tests.support.outages import Stoppable, stoppable_kafka, stoppable_redis
 from tests.support.redis_tables import Stream
 from tests.support.topics import create_topic, ends, fill, sequences_in_topic, unique_group
@@ -165,12 +167,15 @@ def test_an_ingestion_from_kafka_goes_on_when_the_broker_is_back(
 
 @pytest.mark.slow
 def test_members_and_a_replay_go_on_when_the_broker_is_back(
-    spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str]
+    spark: SparkSession, folder: Path, kafka_of_ours: tuple[Stoppable, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A member waits longer for a broker that is silent than this test has to.
+    monkeypatch.setattr(membership, "COMMIT_SECONDS", 6.0)
     server, address = kafka_of_ours
     topic = create_topic(address, 3)
     fill(address, topic, 60, partitions=3)
-    pipe = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", records=10, group=unique_group()).shared()
+    url = f"kafka://{address}/{topic}"
+    pipe = Pipeline.of(spark, url, folder / "t", records=10, group=unique_group(), client=QUICK).shared()
     pipe = pipe.having(retry_seconds=BUDGET_SECONDS)
     watch = stopping(server, Step.VERIFIED)
     list(drain(spark, pipe.source, pipe.ingestion, observer=watch, on_wait=server.start_when_told))
