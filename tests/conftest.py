@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.session import SparkOptions, create_session
-from tests.support.class_archive import OPTIONS_VARIABLE, archive_options
+from tests.support.class_archive import OPTIONS_VARIABLE, quick_options
 from tests.support.kafka_broker import Listeners, kafka_broker
 from tests.support.profiles import load_profile
 from tests.support.redis_server import redis_server
@@ -23,7 +23,7 @@ from tests.support.spark_connect import connect_server
 os.environ.setdefault("STREAM_ASSETS_CACHE", str(ROOT / ".cache"))
 # A test that is about the server that outlives runs says so; the others leave nothing behind.
 os.environ.setdefault("STREAM_ASSETS_SPARK", "in-process")
-os.environ.setdefault(OPTIONS_VARIABLE, archive_options())
+os.environ.setdefault(OPTIONS_VARIABLE, quick_options())
 load_profile()
 
 

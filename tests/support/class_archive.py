@@ -14,6 +14,7 @@ from pathlib import Path
 from spark_jobs.jars import cache_folder
 from spark_jobs.session import SparkOptions, create_session
 from tests.support.ingesting import drain, ingestion
+from tests.support.settings import QUICK_JVM
 from tests.support.spark_connect import connect_server
 from tests.support.streams import write_stream
 
@@ -22,9 +23,10 @@ OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 ARCHIVE = "spark-classes.jsa"
 
 
-def archive_options() -> str:
-    """For a JVM that has Spark's jars first in its class path."""
-    return f"-XX:SharedArchiveFile={cache_folder() / ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+def quick_options() -> str:
+    """For a JVM of Spark that lives for some minutes: the archive, and no optimising compiler."""
+    archive = f"-XX:SharedArchiveFile={cache_folder() / ARCHIVE} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+    return f"{QUICK_JVM} {archive}"
 
 
 def make_archive() -> None:

@@ -28,7 +28,6 @@ DAY_MS = 86_400_000
 DROPPED = {"old": 3, "new": 4}
 # The old files do not end where a day does; a replay of the day is one batch.
 PER_BATCH = {"old": 40, "new": 1000}
-QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
 Row = tuple[Any, ...]
 
 
@@ -64,7 +63,7 @@ def declare(
         decode=Json("id BIGINT, user STRING"),
         max_records=PER_BATCH[made_by],
         partitions=partitions,
-        spark=SparkSessionResource(master="local[2]", spark_config=QUICK),
+        spark=SparkSessionResource(master="local[2]", spark_config={"spark.sql.shuffle.partitions": "2"}),
     )
     def orders(batch: DataFrame) -> DataFrame:
         """Orders, each once."""

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pyspark
 
-from tests.support.class_archive import archive_options
+from tests.support.class_archive import quick_options
 from tests.support.servers import Server, anew, running
 from tests.support.settings import ROOT
 
 START_SECONDS = 300.0
-QUICK = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive_options()}"
-"""For JVMs that live for a minute."""
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _DEPLOY = "org.apache.spark.deploy"
 # A session of its own, so that its executors are ended with it.
@@ -78,7 +76,7 @@ def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator
         "PYTHONPATH": str(without_checkout(folder, site)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_JAVA_OPTS": quick_options(),
         "SPARK_WORKER_DIR": str(folder / "work"),
     }
     leader = [sys.executable, "-c", _LEADER, str(_SPARK_CLASS)]

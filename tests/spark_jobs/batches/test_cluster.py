@@ -13,11 +13,12 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.urls import StreamUrl
+from tests.support.class_archive import quick_options
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, RETRY_VARIABLE, TABLE_VARIABLE
 from tests.support.polling import until
 from tests.support.s3_server import object_store
-from tests.support.spark_cluster import QUICK, Cluster, spark_cluster, without_checkout
+from tests.support.spark_cluster import Cluster, spark_cluster, without_checkout
 from tests.support.spark_connect import connect_server
 from tests.support.streams import assert_each_once, sequences_in_table, write_stream
 
@@ -28,8 +29,8 @@ SLOW = ("lakehouse", "resumable", "", "main", "slow")
 
 def environment(cluster: Cluster, **config: str) -> Mapping[str, str]:
     """For a run whose driver is here and whose executors are there."""
-    of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.cores.max": "2"}
-    settings = {**of_executors, **config}
+    of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": quick_options()}
+    settings = {**of_executors, "spark.cores.max": "2", **config}
     return {
         MASTER_VARIABLE: cluster.master,
         CONFIG_VARIABLE: json.dumps(settings),
