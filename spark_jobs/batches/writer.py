@@ -402,30 +402,31 @@ class BatchWriter:
             computed=(snapshot.computed_columns if snapshot else frozenset()) | made_by_transform,
             any_name=snapshot is not None and takes_any_name(snapshot.configuration),
         )
-        if (grown := self._suiting(partial(grow, before, seen))) is not None:
+        widens = snapshot is not None and lets_widen(snapshot.configuration)
+        if (grown := self._suiting(partial(grow, before, seen), widens=widens)) is not None:
             return grown
         # Some of them do not suit the transform, like one whose name it gives to another column.
         kept = before
         for name in seen.fields:
-            grown = self._suiting(partial(grow, kept, seen.only(name)))
+            grown = self._suiting(partial(grow, kept, seen.only(name)), widens=widens)
             kept = grown if grown is not None else replace(kept, known=kept.known | {(name,)})
         return kept
 
-    def _suiting(self, grow: Callable[..., Watching]) -> Watching | None:
+    def _suiting(self, grow: Callable[..., Watching], *, widens: bool) -> Watching | None:
         """The decoder with new fields that the transform takes, and of whose rows the table does; ``None``: neither.
 
         What a transform gets is not what the table has of it: text, for instance, of which it makes a time. So the
         values give the types first, and widen a column only where the rows would not fit without that.
         """
-        own, widens = self._columns, self._lets_widen()
+        own = self._columns
         ways = ((own, widens),) if self._ingestion.transform is None else ((None, False), (None, widens), (own, widens))
-        for table, widens in ways:
+        for table, may_widen in ways:
             self._watching = grown = grow(table=table)
             with suppress(TransformError, SchemaMismatchError):
                 rows = self._sieve.transformed(self._nothing()).schema
                 # Where nobody transforms the rows new fields always suit; what else does not fit is told later.
                 if self._ingestion.transform is not None:
-                    self._check_fit(rows, widens=widens)
+                    self._check_fit(rows, widens=may_widen)
                 return grown
         return None
 
@@ -579,11 +580,7 @@ class BatchWriter:
             layout.check_columns(rows.names)
         if state.newest is not None and layout.catalog_table:
             register(self._spark, self._ingestion.table, layout.catalog_table)
-        self._check_fit(rows, widens=self._lets_widen())
-
-    def _lets_widen(self) -> bool:
-        snapshot = self.ledger.log.snapshot() if self._columns is not None else None
-        return snapshot is not None and lets_widen(snapshot.configuration)
+        self._check_fit(rows, widens=snapshot is not None and lets_widen(snapshot.configuration))
 
     def _check_fit(self, rows: StructType, *, widens: bool) -> None:
         ingestion = self._ingestion
