@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests soak format lock test-versions clean
+.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests bytecode soak format lock test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -44,7 +44,7 @@ redis: setup ## A real Redis server at localhost:6379 for examples/redis, until 
 
 test: checks tests ## Lint, types and the first tier of the tests: a quarter of an hour on 2 cores
 
-test-all: checks ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
+test-all: checks bytecode ## The same with the second tier: long kill chains, the demo, the browser; ARGS="--durations=30"
 	@tools/browser
 	@tools/postgres
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -65,7 +65,11 @@ checks: setup
 $(CLASSES): $(READY)
 	$(BIN)/python -m tests.support.class_archive
 
-tests: setup $(CLASSES) ## The first tier of the tests
+# Where PYTHONDONTWRITEBYTECODE is set, each of the processes that tests start would compile all of it.
+bytecode: setup
+	@$(BIN)/python -m compileall -q -j 2 stream_consumers spark_jobs sensors stream_assets tests
+
+tests: setup bytecode $(CLASSES) ## The first tier of the tests
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
 
 soak: setup ## The property and model tests with many random examples: 20 times as many, or SOAK_FACTOR=100

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,13 +26,15 @@ from stream_consumers.batches import (
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
 from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
+from stream_consumers.file.frames import Damage, Frame, Run
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
 CHECKPOINT_FRAMES = 4096
+MOST_STRETCHES = 1024
 DEADLINE_FRAMES = 64
 QUIET_SECONDS = 2.0
 
@@ -51,6 +52,35 @@ class Checkpoint:
 
 
 START = Checkpoint(HEADER_SIZE, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a walk has found between two checkpoints, so that a plan need not walk there again.
+
+    Args:
+        begin: where it begins.
+        end: where it ends.
+        counts: the messages of each shard; ``None`` if there is damage among them.
+        payload_bytes: the bytes of their payloads.
+    """
+
+    begin: Checkpoint
+    end: Checkpoint
+    counts: Mapping[Shard, int] | None
+    payload_bytes: int
+
+    def bounds(self) -> Mapping[Shard, tuple[int, int]]:
+        """Of each shard a sequence that is not after its first one, and its last one."""
+        before, behind = self.begin.positions, self.end.positions
+        return {shard: (before.get(shard, 0), behind[shard] - 1) for shard in self.counts or ()}
+
+    def join(self, other: Stretch) -> Stretch:
+        """This one and the one behind it as one."""
+        counts = total_counts((self.counts, other.counts))
+        return Stretch(self.begin, other.end, counts, self.payload_bytes + other.payload_bytes)
+
+
 _NOTHING = Range(0, 0)
 _ENDLESS = Range(0, 2**63)
 
@@ -89,6 +119,11 @@ class _Walk:
         self._positions.update((shard, last + 1) for shard, (_, last) in bounds.items())
         self.offset = end
 
+    def step_stretch(self, stretch: Stretch) -> None:
+        """Step over what another walk has found, where no damage is open."""
+        self._positions = dict(stretch.end.positions)
+        self.offset = stretch.end.offset
+
     def _step_with_damage(self, item: Frame | Damage) -> None:
         if item.shard is not None and item.sequence is not None:
             self._ahead[item.shard] = item.sequence + 1
@@ -104,6 +139,43 @@ class _Walk:
         return Checkpoint(self.offset, dict(self._positions))
 
 
+class _Stretches:
+    """What a walk from ``begin`` finds of these streams, in stretches of some thousand messages and more."""
+
+    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
+        self._begin = begin
+        self._streams = streams
+        self._found: list[Stretch] = []
+        self._counts: Mapping[Shard, int] | None = {}
+        self._payload_bytes = self._messages = 0
+
+    def add(self, block: Run | Frame | Damage, walk: _Walk) -> None:
+        """Count ``block``, which ``walk`` has stepped over."""
+        if isinstance(block, Damage):
+            self._counts = None
+        elif (block.stream if isinstance(block, Run) else block.shard.stream) in self._streams:
+            counts = block.counts if isinstance(block, Run) else {block.shard: 1}
+            self._counts = total_counts((self._counts, counts))
+            self._payload_bytes += _payload_bytes(block)
+        self._messages += len(block.sizes) if isinstance(block, Run) else 1
+        if self._messages >= CHECKPOINT_FRAMES and walk.open_damage is None:
+            self._cut(walk.checkpoint())
+
+    def _cut(self, end: Checkpoint) -> None:
+        self._found.append(Stretch(self._begin, end, self._counts, self._payload_bytes))
+        if len(self._found) == MOST_STRETCHES:
+            # They are kept while the batches are planned: their number must not grow with the file.
+            self._found = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
+        self._begin, self._counts = end, {}
+        self._payload_bytes = self._messages = 0
+
+    def up_to(self, end: Checkpoint) -> list[Stretch]:
+        """All of them, the last one up to ``end``, where the walk has ended."""
+        if end.offset > self._begin.offset:
+            self._cut(end)
+        return self._found
+
+
 class _Batch:
     """What becomes one batch of a walk from ``begin`` over the items of a file: messages in ``gaps``, within limits."""
 
@@ -113,6 +185,7 @@ class _Batch:
         self.counts: list[Mapping[Shard, int] | None] = [{}]
         self.ends: dict[Shard, int] = {}
         self.records = 0
+        self.is_full = False
         self._bytes = 0
         self._cut_at = 0
         self._behind: set[Shard] = set()
@@ -120,43 +193,57 @@ class _Batch:
         self._limits = limits
 
     @property
-    def is_complete(self) -> bool:
-        """Whether nothing of the gaps lies behind."""
-        return len(self._behind) == len(self._gaps) and self.walk.open_damage is None
+    def is_over(self) -> bool:
+        """Whether it is full, or nothing of the gaps lies behind."""
+        return self.is_full or (len(self._behind) == len(self._gaps) and self.walk.open_damage is None)
+
+    def take_stretch(self, stretch: Stretch) -> bool:
+        """Step over a stretch in one go; ``False`` if there is damage, or the batch, or a gap, begins or ends in it."""
+        if stretch.counts is None or not self._is_whole(stretch.bounds(), stretch.counts, stretch.payload_bytes):
+            return False
+        self.walk.step_stretch(stretch)
+        self._cover(stretch.bounds(), stretch.counts, stretch.payload_bytes)
+        return True
 
     def take(self, block: Run | Frame | Damage) -> bool:
         """Step over ``block`` as far as the batch reaches; whether it may go on behind it."""
         if isinstance(block, Damage):
             self.counts[-1] = None
         if not isinstance(block, Run):
-            payload_bytes = len(block.payload) if isinstance(block, Frame) else block.end - block.offset
-            return self._take_item(block, payload_bytes)
-        return self._take_run(block) or all(map(self._take_item, block.frames(), block.sizes))
+            return self._take_item(block, _payload_bytes(block))
+        bounds, counts, size = block.bounds, block.counts, _payload_bytes(block)
+        if self.walk.open_damage is not None or not self._is_whole(bounds, counts, size):
+            return all(map(self._take_item, block.frames(), block.sizes.tolist()))
+        self.walk.step_run(bounds, block.end)
+        self._cover(bounds, counts, size)
+        return not self.is_over
 
-    def _take_run(self, run: Run) -> bool:
-        """Step over a run in one go; ``False`` if the batch, or a gap, begins or ends in it."""
-        bounds, count, size = run.bounds(), len(run.sizes), sum(run.sizes)
-        if self.walk.open_damage is not None:
-            return False
-        if all(shard not in self._gaps or last < self._gaps[shard].start for shard, (_, last) in bounds.items()):
-            self.walk.step_run(bounds, run.end)
+    def _is_whole(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> bool:
+        """Whether of these messages all belong to the batch, or none, as they are before its gaps."""
+        if self._is_before_gaps(bounds):
             return True
-        if not _is_within(bounds, self._gaps) or any(
-            last + 1 >= self._gaps[shard].end for shard, (_, last) in bounds.items()
-        ):
-            return False
-        if self.records + count > self._limits.max_records or self._bytes + size > self._limits.max_bytes:
-            return False
-        self.walk.step_run(bounds, run.end)
-        self.ends.update((shard, last + 1) for shard, (_, last) in bounds.items())
-        self._count({Shard(run.stream, number): part for number, part in Counter(run.numbers).items()}, size)
-        return True
+        records, payload_bytes = self.records + sum(counts.values()), self._bytes + size
+        is_within_limits = records <= self._limits.max_records and payload_bytes <= self._limits.max_bytes
+        return is_within_limits and _is_within(bounds, self._gaps)
+
+    def _is_before_gaps(self, bounds: Mapping[Shard, tuple[int, int]]) -> bool:
+        return all(shard not in self._gaps or last < self._gaps[shard].start for shard, (_, last) in bounds.items())
+
+    def _cover(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> None:
+        """Count messages that were stepped over, if they belong to the batch."""
+        if self._is_before_gaps(bounds):
+            return
+        ends = {shard: last + 1 for shard, (_, last) in bounds.items()}
+        self.ends.update(ends)
+        self._behind.update(shard for shard, end in ends.items() if end == self._gaps[shard].end)
+        self._count(counts, size)
 
     def _take_item(self, item: Frame | Damage, payload_bytes: int) -> bool:
         shard, sequence = item.shard, item.sequence
         if shard is not None and sequence is not None and sequence in self._gaps.get(shard, _NOTHING):
             limits = self._limits
             if self.records and (self.records >= limits.max_records or self._bytes + payload_bytes > limits.max_bytes):
+                self.is_full = True
                 return False
             self.ends[shard] = sequence + 1
             self.walk.step(item)
@@ -165,7 +252,7 @@ class _Batch:
             self.walk.step(item)
         if shard is not None and sequence is not None and sequence + 1 >= self._gaps.get(shard, _ENDLESS).end:
             self._behind.add(shard)
-        return not self.is_complete
+        return not self.is_over
 
     def _count(self, counts: Mapping[Shard, int], size: int) -> None:
         self.records += sum(counts.values())
@@ -216,15 +303,20 @@ class FileSplit:
                     f"{self.path} was replaced while it was read", remedy="Run again.", planned=self.created_at_ms
                 )
             damages: list[Damage] = []
-            for block in _until(self.stop, scanner, is_checked=True):
-                if isinstance(block, Run) and not damages and self._is_planned(block):
-                    yield _record_batch(block)
+
+            def is_plain(block: Run | Frame | Damage) -> bool:
+                return isinstance(block, Run) and not damages and self._is_planned(block)
+
+            for are_plain, blocks in groupby(_until(self.stop, scanner, is_checked=True), is_plain):
+                if are_plain:
+                    yield from (_record_batch(block) for block in blocks if isinstance(block, Run))
                 else:
-                    yield from record_batches(self._rows(_items(block), damages, scanner))
+                    items = chain.from_iterable(map(_items, blocks))
+                    yield from record_batches(self._rows(items, damages, scanner))
 
     def _is_planned(self, run: Run) -> bool:
         """Whether all messages of the run are to be read."""
-        return run.stream in self.streams and _is_within(run.bounds(), self.ranges)
+        return run.stream in self.streams and _is_within(run.bounds, self.ranges)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
@@ -264,8 +356,9 @@ class FileSplit:
 class FileBatchSource(BatchSource):
     """A ``.ss`` file as a batch source.
 
-    Every byte behind the ledger's position is walked once to find the messages, in bounded memory. A batch is a
-    contiguous part of the file, so that executors read each byte once, whatever the number of shards.
+    Every byte behind the ledger's position is walked once to find the messages, in bounded memory, and a plan walks
+    again only where a batch begins or ends, or damage was found. A batch is a contiguous part of the file, so that
+    executors read each byte once, whatever the number of shards.
 
     Args:
         url: ``file://path/to/orders.ss/orders``.
@@ -281,7 +374,7 @@ class FileBatchSource(BatchSource):
         super().__init__(url)
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
-        self._checkpoints: list[Checkpoint] = [START]
+        self._stretches: list[Stretch] = []
         self._extents: dict[Shard, Extent] = {}
         with StreamFile(self._path) as file:
             self._header = file.header
@@ -300,13 +393,12 @@ class FileBatchSource(BatchSource):
             self._header, self._frozen_size = file.header, file.size
         first = self._first_checkpoint(resume)
         deadline = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
-        self._checkpoints = [first]
         self._tail = None
         self._is_exact = True
         starts: dict[Shard, int] = {}
-        walk = _Walk(first, self._streams)
-        with FrameScanner(self._path, start=first.offset, previous=_previous(first), stop=self._frozen_size) as scanner:
-            unmarked = unwatched = 0
+        walk, found = _Walk(first, self._streams), _Stretches(first, self._streams)
+        with self._scanner(first) as scanner:
+            unwatched = 0
             for block in scanner.blocks(most=CHECKPOINT_FRAMES, is_checked=False):
                 bounds = _bounds(block)
                 if isinstance(block, Run) and walk.open_damage is None:
@@ -314,14 +406,11 @@ class FileBatchSource(BatchSource):
                 else:
                     for item in _items(block):
                         walk.step(item)
+                found.add(block, walk)
                 for shard, (sequence, _) in bounds.items():
                     if shard.stream in self._streams:
                         starts.setdefault(shard, sequence)
-                count = len(block.sizes) if isinstance(block, Run) else 1
-                unmarked, unwatched = unmarked + count, unwatched + count
-                if unmarked >= CHECKPOINT_FRAMES and walk.offset > self._checkpoints[-1].offset:
-                    self._checkpoints.append(walk.checkpoint())
-                    unmarked = 0
+                unwatched += len(block.sizes) if isinstance(block, Run) else 1
                 if unwatched >= DEADLINE_FRAMES:
                     unwatched = 0
                     if time.monotonic() > deadline:
@@ -329,7 +418,8 @@ class FileBatchSource(BatchSource):
                         break
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner)
-        self._end, ends = walk.offset, walk.checkpoint().positions
+        end = walk.checkpoint()
+        self._stretches, self._end, ends = found.up_to(end), end.offset, end.positions
         self._extents = {
             shard: Extent(starts.get(shard, end), end)
             for shard, end in sorted(ends.items())
@@ -359,16 +449,17 @@ class FileBatchSource(BatchSource):
         open_gaps = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
         if not open_gaps:
             return None
-        begin = next((c for c in reversed(self._checkpoints) if c.is_before(open_gaps)), START)
-        return self._plan_from(begin, open_gaps, limits, parallelism)
+        return self._plan_within(open_gaps, limits, parallelism)
 
-    def _plan_from(
-        self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int
-    ) -> BatchPlan | None:
-        batch = _Batch(begin, gaps, limits, self._streams)
-        with FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size) as scanner:
-            is_cut = not all(map(batch.take, _until(self._end, scanner, is_checked=True)))
-        ends = batch.ends if is_cut and not batch.is_complete else {shard: gap.end for shard, gap in gaps.items()}
+    def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
+        stretches = self._stretches_from(gaps)
+        batch = _Batch(stretches[0].begin, gaps, limits, self._streams)
+        for stretch in stretches:
+            if not batch.take_stretch(stretch):
+                self._walk(stretch, batch)
+            if batch.is_over:
+                break
+        ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
         place = batch.walk.checkpoint()
         splits = self._splits(batch.cuts, batch.counts, place.offset, ranges, parallelism)
@@ -379,6 +470,22 @@ class FileBatchSource(BatchSource):
         }
         return BatchPlan(ranges, splits, batch.records, hint)
 
+    def _stretches_from(self, gaps: Mapping[Shard, Range]) -> Sequence[Stretch]:
+        """What the last :meth:`extents` found from the last place on that is before all gaps, or all of the file."""
+        for place in reversed(range(len(self._stretches))):
+            if self._stretches[place].begin.is_before(gaps):
+                return self._stretches[place:]
+        return [Stretch(START, Checkpoint(self._end, {}), None, 0)]
+
+    def _walk(self, stretch: Stretch, batch: _Batch) -> None:
+        with self._scanner(stretch.begin) as scanner:
+            for block in _until(stretch.end.offset, scanner):
+                if not batch.take(block):
+                    return
+
+    def _scanner(self, begin: Checkpoint) -> FrameScanner:
+        return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
+
     def _splits(
         self,
         cuts: list[Checkpoint],
@@ -387,6 +494,8 @@ class FileBatchSource(BatchSource):
         ranges: Mapping[Shard, Range],
         parallelism: int,
     ) -> list[FileSplit]:
+        # The last cut may be the end of the batch.
+        cuts = cuts[:1] + [cut for cut in cuts[1:] if cut.offset < stop]
         step = math.ceil(len(cuts) / parallelism)
         starts = cuts[::step]
         stops = [cut.offset for cut in starts[1:]] + [stop]
@@ -504,10 +613,16 @@ def _items(block: Run | Frame | Damage) -> Iterable[Frame | Damage]:
 def _bounds(block: Run | Frame | Damage) -> Mapping[Shard, tuple[int, int]]:
     """The first and the last sequence of each shard."""
     if isinstance(block, Run):
-        return block.bounds()
+        return block.bounds
     if block.shard is None or block.sequence is None:
         return {}
     return {block.shard: (block.sequence, block.sequence)}
+
+
+def _payload_bytes(block: Run | Frame | Damage) -> int:
+    if isinstance(block, Run):
+        return int(block.sizes.sum())
+    return len(block.payload) if isinstance(block, Frame) else block.end - block.offset
 
 
 def _is_within(bounds: Mapping[Shard, tuple[int, int]], ranges: Mapping[Shard, Range]) -> bool:

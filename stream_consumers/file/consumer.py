@@ -12,7 +12,8 @@ from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, 
 from stream_consumers.errors import InvalidOptionError, StreamRemovedError
 from stream_consumers.file.beacon_search import BeaconSearch
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.frames import Damage, Frame
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
 from stream_consumers.options import AutoStreamReset, choice
 from stream_consumers.urls import StreamUrl

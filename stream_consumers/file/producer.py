@@ -18,7 +18,8 @@ from stream_consumers.errors import (
     StreamNotFoundError,
 )
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header, checksum
-from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.file.frames import Frame
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.writer import NEW_SHARD, FrameWriter, ShardState
 from stream_consumers.messages import INTERNAL_KEY, Receipt, Shard, now_milliseconds
 from stream_consumers.options import FileCreation, FileProducerOptions

@@ -12,96 +12,23 @@ What a frame is depends on the bytes alone, never on where the walk began, so th
 from __future__ import annotations
 
 import os
-import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice, repeat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
+from stream_consumers.file.frames import MAX_SEQUENCE, Damage, Frame, Run, read_run
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard, check_stream_key
 
 WINDOW_BYTES = 1024 * 1024
-TRAILER_SIZE = 3
 TAIL_BYTES = 64 * 1024 * 1024
-MAX_SEQUENCE = 2**63 - 1
-
-
-class Frame(NamedTuple):
-    """A whole message frame; ``offset`` and ``end`` are file offsets."""
-
-    offset: int
-    end: int
-    shard: Shard
-    sequence: int
-    timestamp_ms: int
-    payload: bytes
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it is one of SeaStreamer's own messages (end of stream)."""
-        return self.shard.stream == INTERNAL_KEY
-
-
-class Damage(NamedTuple):
-    """Bytes ``[offset, end)`` of the file that are not a usable message.
-
-    ``shard``, ``sequence`` and ``timestamp_ms`` are those of the frame where its framing is intact, else ``None``.
-    """
-
-    offset: int
-    end: int
-    reason: str
-    shard: Shard | None = None
-    sequence: int | None = None
-    timestamp_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Messages of one stream that follow each other in the file, as columns; ``offset`` and ``end`` are file offsets.
-
-    Args:
-        offset: where the first one begins.
-        end: where the last one ends.
-        stream: their stream key.
-        numbers: the shard of each.
-        sequences: the sequence of each; they grow within a shard.
-        timestamps_ms: the time of each.
-        sizes: the bytes of each payload.
-        payloads: the payloads; none where checksums were not asked for.
-    """
-
-    offset: int
-    end: int
-    stream: str
-    numbers: Sequence[int]
-    sequences: Sequence[int]
-    timestamps_ms: Sequence[int]
-    sizes: Sequence[int]
-    payloads: Sequence[bytes]
-
-    def bounds(self) -> Mapping[Shard, tuple[int, int]]:
-        """The first and the last sequence of each shard."""
-        last = dict(zip(self.numbers, self.sequences))
-        first = dict(zip(reversed(self.numbers), reversed(self.sequences)))
-        return {Shard(self.stream, number): (first[number], sequence) for number, sequence in last.items()}
-
-    def frames(self) -> Iterator[Frame]:
-        """The messages one by one; without a payload where it was not asked for."""
-        shards = {number: Shard(self.stream, number) for number in set(self.numbers)}
-        around = 1 + len(self.stream) + FRAME_FIELDS.size + TRAILER_SIZE
-        offset = self.offset
-        columns = zip(self.numbers, self.sequences, self.timestamps_ms, self.sizes)
-        for (number, sequence, moment, size), payload in zip(columns, self.payloads or repeat(b"")):
-            end = offset + around + size
-            yield Frame(offset, end, shards[number], sequence, moment, payload)
-            offset = end
+# Columns of fewer bytes take longer than their messages one by one.
+SMALLEST_RUN_BYTES = 4096
 
 
 class _Splice(NamedTuple):
@@ -329,55 +256,23 @@ class FrameScanner(ClosesOnExit):
 
     def _read_run(self, most: int, stop: int | None, is_checked: bool) -> Run | None:
         """Messages up to the next beacon, or the first item that is anything else; ``None`` if there are none."""
-        start = position = self._position
+        start = self._position
         limit = self._splices[0].at if self._splices else len(self._buffer)
         limit = limit if stop is None else min(limit, stop - self._shift)
-        if start >= limit:
+        if start + SMALLEST_RUN_BYTES > limit:
             return None
-        key = bytes(self._buffer[start : start + 1 + self._buffer[start]])
-        head = _head(len(key))
-        if start + head.size > limit or start + head.size + head.unpack_from(self._buffer, start)[-1] + 3 > limit:
+        shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
+        if shard is None or shard.stream == INTERNAL_KEY:
             return None
         if self._copy is None:
             # Slices of bytes are payloads; those of the buffer would be copied once more.
             self._copy = bytes(self._buffer)
-        data, unpack, size_of_head = self._copy, head.unpack_from, head.size
-        lasts: dict[int, int] = {}
-        numbers: list[int] = []
-        sequences: list[int] = []
-        times: list[int] = []
-        sizes: list[int] = []
-        payloads: list[bytes] = []
-        while len(sizes) < most and position + size_of_head <= limit:
-            found, number, sequence, moment, size = unpack(data, position)
-            begin = position + size_of_head
-            end = begin + size + 3
-            if end > limit or found != key or data[end - 1] != END:
-                break
-            if number not in lasts:
-                shard = self._shard(key[1:], number)
-                if shard is None or shard.stream == INTERNAL_KEY:
-                    break
-                lasts[number] = self._last.get(shard, -1)
-            if not lasts[number] < sequence <= MAX_SEQUENCE or moment > MAX_TIMESTAMP_MS:
-                break
-            if is_checked:
-                payload = data[begin : end - 3]
-                if checksum(payload) != data[end - 3] << 8 | data[end - 2]:
-                    break
-                payloads.append(payload)
-            lasts[number] = sequence
-            numbers.append(number)
-            sequences.append(sequence)
-            times.append(moment)
-            sizes.append(size)
-            position = end
-        if not sizes:
+        run = read_run(self._copy, start, limit, stream=shard.stream, last=self._last, most=most, is_checked=is_checked)
+        if run is None:
             return None
-        stream = key[1:].decode("ascii")
-        self._last.update((Shard(stream, number), last) for number, last in lasts.items() if last >= 0)
-        self._position = position
-        return Run(start + self._shift, position + self._shift, stream, numbers, sequences, times, sizes, payloads)
+        self._last.update((shard, last) for shard, (_, last) in run.bounds.items())
+        self._position = run.end
+        return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
 
     def _read_frame(self) -> Frame | Damage | str | None:
         """The frame at the position; ``None`` if it is not whole yet, a reason if it cannot be one."""
@@ -476,12 +371,6 @@ class FrameScanner(ClosesOnExit):
             if splice.remaining != end - splice.at:
                 return False
         return True
-
-
-@lru_cache(maxsize=64)
-def _head(key_bytes: int) -> struct.Struct:
-    """What stands before a payload: a stream key of so many bytes, with its length, and the fields."""
-    return struct.Struct(f">{key_bytes}s{FRAME_FIELDS.format.removeprefix('>')}")
 
 
 def _places(data: bytes, needle: bytes) -> Iterator[int]:

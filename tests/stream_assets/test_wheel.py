@@ -49,7 +49,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     call(place, uv, "build", "--quiet", "--out-dir", str(place), str(ROOT))
     call(place, uv, "venv", "--quiet", "--python", sys.executable, "venv")
     (wheel,) = place.glob("*.whl")
-    call(place, uv, "pip", "install", "--quiet", "--python", "venv/bin/python", str(wheel))
+    # Or where nothing is to write bytecode, each of some twenty processes would compile Dagster and PySpark.
+    call(place, uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", "venv/bin/python", str(wheel))
 
     def run_installed(folder: Path, command: str, *words: str) -> str:
         return call(folder, str(place / "venv" / "bin" / command), *words)

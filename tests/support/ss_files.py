@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE, Header
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner
+from stream_consumers.file.frames import Damage, Frame
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.writer import FrameWriter
 from stream_consumers.messages import INTERNAL_KEY, Shard
 

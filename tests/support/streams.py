@@ -9,7 +9,8 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from stream_consumers.create import create_producer
-from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.file.frames import Frame
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import Shard
 
 Identity = tuple[str, int, int]

@@ -28,7 +28,6 @@ from tests.support.streams import Identity
 
 pytestmark = [pytest.mark.spark, pytest.mark.kill, pytest.mark.slow]
 MESSAGES = 400
-RECORDS = 24
 MALFORMED = frozenset(range(5, MESSAGES, 10))
 GOOD = [number for number in range(MESSAGES) if number not in MALFORMED]
 MIDDLE = range(80, 320)
@@ -41,12 +40,13 @@ AFTER_REWIND += ["verified", "committed", "writing"]
 
 @dataclass(frozen=True)
 class Lake:
-    """A feed, and the table that all of it is in."""
+    """A feed, the table that all of it is in, and how many records a batch of a replay has."""
 
     spark: SparkSession
     feed: Feed
     what: Ingestion
     environment: Mapping[str, str]
+    records: int
 
     @classmethod
     def of(
@@ -56,6 +56,8 @@ class Lake:
         folder: Path,
         request: pytest.FixtureRequest,
         registry: Registry | None = None,
+        *,
+        records: int = 24,
     ) -> Lake:
         feed = make_feed(kind, folder, request.getfixturevalue)
         if registry is not None:
@@ -63,7 +65,7 @@ class Lake:
         feed.send(MESSAGES, malformed=MALFORMED)
         environment = in_registry(registry) if registry is not None else {}
         what = Ingestion(feed.group, str(folder / "t"), decoder_of(environment), old, limits=Limits(max_records=100))
-        lake = cls(spark, feed, what, environment)
+        lake = cls(spark, feed, what, environment, records)
         for _ in drain(spark, StreamSource(StreamUrl.parse(feed.url)), lake.what):
             pass
         lake.assert_made(by_new=range(0))
@@ -81,7 +83,7 @@ class Lake:
             faults,
             self.feed.group,
             *words,
-            records=RECORDS,
+            records=self.records,
             module="one_replay",
             environment=self.environment,
         )
@@ -90,7 +92,7 @@ class Lake:
         """The last process is let live."""
         words = ("", self.feed.group, *words)
         with running(
-            self.feed.url, self.table, *words, records=RECORDS, module="one_replay", environment=self.environment
+            self.feed.url, self.table, *words, records=self.records, module="one_replay", environment=self.environment
         ) as process:
             assert process.wait() == 0, logs(self.table)
 
@@ -135,10 +137,10 @@ def test_a_replay_that_is_killed_at_each_step_in_turn_is_gone_on_with(
 def test_a_replay_that_is_killed_with_its_jvm_in_the_middle_of_its_write(
     spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    lake = Lake.of(spark, "file", folder, request)
+    lake = Lake.of(spark, "file", folder, request, records=60)
     bounds = ("the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
     words = ("mid-write@3", lake.feed.group, "", *bounds)
-    with running(lake.feed.url, lake.table, *words, records=RECORDS, module="one_replay") as process:
+    with running(lake.feed.url, lake.table, *words, records=lake.records, module="one_replay") as process:
         assert process.wait() == -signal.SIGKILL, logs(lake.table)
     lake.finish(server, *bounds)
     lake.assert_made(by_new=MIDDLE)
@@ -159,7 +161,7 @@ def test_a_rewind_and_its_ingestion_that_are_killed_at_each_step_in_turn_are_gon
 def test_a_replay_and_then_a_rewind_are_killed_on_a_broker(
     spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    lake = Lake.of(spark, kind, folder, request)
+    lake = Lake.of(spark, kind, folder, request, records=40)
     words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
     lake.kill(["mid-dead-letters@2", "mid-write@3", "rows written@4", "verified@5"], *words)
     assert lake.feed.told() == lake.feed.done(MESSAGES), "a replay moves no group"
@@ -178,7 +180,7 @@ def test_a_replay_and_then_a_rewind_of_payloads_whose_schema_is_in_a_registry_ar
     spark: SparkSession, server: str, folder: Path, request: pytest.FixtureRequest
 ) -> None:
     with schema_registry() as registry:
-        lake = Lake.of(spark, "file", folder, request, registry)
+        lake = Lake.of(spark, "file", folder, request, registry, records=32)
         words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
         lake.kill(["read@3", "mid-dead-letters@4", "mid-write@5", "rows written@6", "verified@7"], *words)
         assert 0 < lake.news() < len(MIDDLE) * 8 // 10, "each was killed on the way"

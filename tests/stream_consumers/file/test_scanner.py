@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
-from stream_consumers.file.scanner import Damage, Frame, FrameScanner, Run
+from stream_consumers.file.frames import Damage, Frame, Run
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.writer import FrameWriter
-from stream_consumers.messages import Shard
+from stream_consumers.messages import MAX_TIMESTAMP_MS, Shard
 from tests.support.ss_files import (
     CREATED_MS,
     END_OF_STREAM,
     ORDERS,
+    START_MS,
     Sent,
     damages,
     file_bytes,
@@ -31,6 +36,11 @@ from tests.support.ss_files import (
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 SHARDS = (ORDERS, Shard("orders", 1), Shard("clicks", 7))
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_a_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_scanner, "SMALLEST_RUN_BYTES", 1)
 
 
 @pytest.mark.parametrize("interval", [128, 640, 1024, 4096, 1024 * 1024])
@@ -451,7 +461,8 @@ def test_runs_are_the_items_one_by_one(
                     assert (frames[0].offset, frames[-1].end) == (block.offset, block.end)
                     firsts = {frame.shard: frame.sequence for frame in reversed(frames)}
                     lasts = {frame.shard: frame.sequence for frame in frames}
-                    assert block.bounds() == {shard: (firsts[shard], lasts[shard]) for shard in lasts}
+                    assert block.bounds == {shard: (firsts[shard], lasts[shard]) for shard in lasts}
+                    assert block.counts == Counter(frame.shard for frame in frames)
                     found += frames
                 else:
                     found.append(block)
@@ -465,3 +476,50 @@ def test_intact_messages_are_in_few_runs(tmp_path: Path) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(3000, shards=SHARDS[:2]), interval=1024 * 1024)
     with FrameScanner(path) as scanner:
         assert [type(block) for block in scanner.blocks(most=1000)] == [Run, Run, Run]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Sent(ORDERS, 3, START_MS, b"a sequence again"),
+        Sent(ORDERS, 2**63, START_MS, b"a sequence that is too great"),
+        Sent(SHARDS[1], 2**64 - 1, START_MS, b"the greatest sequence"),
+        Sent(ORDERS, 100, MAX_TIMESTAMP_MS + 1, b"a time that is too late"),
+        Sent(ORDERS, 100, 2**64 - 1, b"the latest time"),
+        Sent(Shard("orders", 2**63), 1, START_MS, b"a shard that is too great"),
+        Sent(Shard("prders", 0), 1, START_MS, b"a stream with a name as long"),
+        Sent(Shard("or", 0), 1, START_MS, b"a stream with a shorter name"),
+        END_OF_STREAM,
+    ],
+    ids=lambda odd: odd.payload.decode(),
+)
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("place_of_it", [0, 1, 12, 40])
+def test_runs_end_where_a_message_is_odd(tmp_path: Path, odd: Sent, is_checked: bool, place_of_it: int) -> None:
+    messages = numbered(40, shards=SHARDS[:2], first=10)
+    messages.insert(place_of_it, odd)
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    previous = {ORDERS: 5}
+    with FrameScanner(path, previous=previous) as scanner:
+        found = list(items_of(scanner.blocks(most=1000, is_checked=is_checked)))
+    expected = items(path, previous=previous)
+    assert list(map(place, found)) == list(map(place, expected))
+    assert [type(item) for item in found] == [type(item) for item in expected]
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("mask", [0x01, 0x80])
+def test_runs_end_where_a_byte_is_damaged(tmp_path: Path, is_checked: bool, mask: int) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(40, shards=SHARDS[:2]), interval=4096)
+    frame = items(path)[12]
+    for offset in range(frame.offset, frame.end):
+        flip(path, offset, mask)
+        with FrameScanner(path) as scanner:
+            found = list(items_of(scanner.blocks(most=1000, is_checked=is_checked)))
+        assert list(map(place, found)) == list(map(place, items(path)))
+        flip(path, offset, mask)
+
+
+def items_of(blocks: Iterable[Run | Frame | Damage]) -> Iterator[Frame | Damage]:
+    for block in blocks:
+        yield from block.frames() if isinstance(block, Run) else (block,)

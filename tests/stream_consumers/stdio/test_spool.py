@@ -23,7 +23,8 @@ from stream_consumers.errors import (
     StreamNotFoundError,
     StreamRemovedError,
 )
-from stream_consumers.file.scanner import Frame, FrameScanner
+from stream_consumers.file.frames import Frame
+from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.options import FileProducerOptions
 from stream_consumers.stdio.broker import StdioBroker
 from stream_consumers.stdio.spool import Spooled, default_spool_path, spool_stdin, spool_url
