@@ -30,8 +30,8 @@ REASONS = {
         "with raw messages, is the rest."
     ),
     "File: times as fast as the bare loop": (
-        "The append alone takes longer than the bare loop. Before a batch is read the driver walks the file twice: "
-        "0.6 s for its end, 1.2 s for the plan, which checks each frame."
+        "The append alone takes longer than the bare loop. Before the first batch is read the driver walks the file to "
+        "find its end, and executors walk it again, and compare checksums."
     ),
     "a look-up at 10,000 versions, times one at 10": (
         "delta-rs reads all file actions of a checkpoint, also for one who asks for the transactions only."

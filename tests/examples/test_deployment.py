@@ -97,7 +97,11 @@ def check_killed_run(instance: dg.DagsterInstance, home: Path) -> None:
     workspace.write_text(WORKSPACE_YAML.format(module=module, root=ROOT))
     environment = {**os.environ, "DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), DIED: str(home / "has-died")}
     command = [sys.executable, "-m", "tests.support.quick_daemon", "run", "-w", str(workspace)]
-    with running("the Dagster daemon", command, home / "daemon.log", environment=environment, stop=signal.SIGINT) as it:
+    log = home / "daemon.log"
+    # Its code server would wait for the run that was killed, for ever.
+    with running(
+        "the Dagster daemon", command, log, environment=environment, stop=signal.SIGINT, with_children=True
+    ) as it:
         wanted = dg.RunsFilter(job_name="die", statuses=[dg.DagsterRunStatus.SUCCESS])
         (again,) = it.until(lambda: instance.get_runs(wanted), seconds=RETRY_SECONDS, what="a run that succeeds")
     assert again.parent_run_id is not None

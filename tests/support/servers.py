@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import secrets
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -69,8 +70,12 @@ def running(
     *,
     environment: Mapping[str, str] | None = None,
     stop: signal.Signals = signal.SIGKILL,
+    with_children: bool = False,
 ) -> Iterator[Server]:
-    """A running process; it works in the folder of its log, and gets ``stop`` at the end."""
+    """A running process; it works in the folder of its log, and gets ``stop`` at the end.
+
+    With ``with_children`` what it has started is killed then, and does not see a Ctrl-C before.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -79,6 +84,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=with_children,
         )
         try:
             yield Server(name, process, log)
@@ -89,6 +95,9 @@ def running(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if with_children:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
