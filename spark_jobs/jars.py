@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-from stream_consumers.errors import MissingDependencyError
+from stream_consumers.errors import InvalidOptionError, MissingDependencyError
 
 # Delta has an artifact for each Spark line, and its jars and its Python package have one version.
 SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
@@ -39,8 +39,21 @@ COMPLETE = "complete"
 
 
 def cache_folder() -> Path:
-    """Where resolved jars are kept: ``$STREAM_ASSETS_CACHE``, else ``~/.cache/stream-assets``."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "stream-assets")
+    """Where resolved jars are kept: ``$STREAM_ASSETS_CACHE``, else ``~/.cache/stream-assets``.
+
+    Raises:
+        InvalidOptionError: there is neither.
+    """
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "stream-assets"
+    except RuntimeError as error:
+        raise InvalidOptionError(
+            f"the user {os.getuid()} has no home directory, in which jars could be kept",
+            remedy=f"Set {CACHE_VARIABLE} to a folder that can be written, or HOME.",
+        ) from error
 
 
 def java() -> str:

@@ -376,6 +376,8 @@ class SharedDrain:
             job = self._jobs[shard] = self._job_of(self._open(), replace(self._ingestion, shard=shard))
         while self._is_ours(shard):
             batch = job.plan()
+            if self._stop.is_set():
+                return False
             if batch is None or not self._start():
                 return True
             report = job.run(batch)

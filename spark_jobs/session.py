@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
 from spark_jobs.executors import send_packages
-from spark_jobs.jars import LOG_STORE_CLASS, delta_jars, java
+from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
 from spark_jobs.spark_server.folder import UnusableFolderError
 from spark_jobs.spark_start import start_context
@@ -104,9 +105,13 @@ def create_session(options: SparkOptions = SparkOptions()) -> SparkSession:
         return check_session(_session(options))
     except (PySparkException, RuntimeError, OSError) as error:
         where = without_secrets(options.remote) if options.remote else options.master
-        raise SparkSessionError(
-            f"no Spark session at {where}: {first_line(error)}", remedy="Check the address, and that Java 17 runs."
-        ) from error
+        remedy = "Check the address, and that Java 17 runs."
+        if isinstance(error, OSError) and not options.remote:
+            remedy = (
+                f"Jars and Spark servers are kept in {cache_folder()}, Spark's own files in {tempfile.gettempdir()}: "
+                f"both need room, and rights to write; {CACHE_VARIABLE} and TMPDIR name other places."
+            )
+        raise SparkSessionError(f"no Spark session at {where}: {first_line(error)}", remedy=remedy) from error
 
 
 def _session(options: SparkOptions) -> SparkSession:
@@ -160,6 +165,17 @@ def running_session() -> SparkSession | None:
         return session
     session.stop()
     return None
+
+
+def check_served(session: SparkSession) -> None:
+    """Notice early that the local Spark server of a session has ended; of other sessions nothing is known.
+
+    Raises:
+        SparkEndedError: it has.
+    """
+    check = getattr(session, "check_served", None)
+    if check is not None:
+        check()
 
 
 def check_session(session: SparkSession) -> SparkSession:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 
 STANDARD_ERROR = 2
 _CHUNK = 65536
-# What Spark itself does not show of its settings (spark.redaction.regex).
-_SECRET = re.compile(r"secret|password|token|(access|account)[.]?key", re.IGNORECASE)
+# What Spark itself does not show of its settings (spark.redaction.regex), and what the object stores call theirs.
+_SECRET = re.compile(r"secret|password|token|credential|private|key|[.]sas[.]", re.IGNORECASE)
 _NEEDLESS = re.compile(
     rb"WARNING: Using incubator modules: "
     rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"

@@ -29,6 +29,7 @@ from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.entries import ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.session import check_served
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range, Resume
 from stream_consumers.errors import DataLossError
 from stream_consumers.messages import Shard
@@ -82,6 +83,7 @@ class IngestJob(SourceJob):
         self._resume: Resume | None = None
         self._version = -1
         self._look_at = 0.0
+        self._is_drained = False
 
     def _next_batch(self) -> Batch | None:
         """Steps 1 to 4: the next batch, or ``None`` if everything up to the captured ends is in the table.
@@ -112,6 +114,7 @@ class IngestJob(SourceJob):
             except OutdatedError as outdated:
                 self._look_again(outdated)
                 continue
+            self._is_drained = batch is None
             if batch is None:
                 # The last batches may have passed the number of one that was dropped.
                 self._writer.delete_orphaned(state, again=True)
@@ -135,8 +138,9 @@ class IngestJob(SourceJob):
         whether somebody else wrote to the table: a RESTORE or a rewind leaves something to read.
 
         Raises:
-            StreamAssetsError: the stream or the ledger cannot be read.
+            StreamAssetsError: the stream or the ledger cannot be read, or the Spark server of the run has ended.
         """
+        check_served(self._spark)
         is_more = self._retries.call(self._look)
         if not is_more:
             # Nothing is left to do, so that nothing can be wrong with it.
@@ -173,7 +177,10 @@ class IngestJob(SourceJob):
 
     def _is_reached(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> bool:
         positions = state.positions
-        return all(positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items())
+        # A shard that is new and empty has no position, by which its end would be known to be reached.
+        return self._is_drained or all(
+            positions.get(shard, -1) >= extent.end for shard, extent in self._own(extents).items()
+        )
 
     def _end(self, shard: Shard, extent: Extent) -> int:
         return min(extent.end, self._stops.get(shard, extent.end))

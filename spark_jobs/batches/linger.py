@@ -15,7 +15,7 @@ _GROWTH = 1.5
 class Linger:
     """The time that a run has, counted from now, however much of it goes into writing.
 
-    What has come until then is written; then the run ends, so that the next one begins with fresh memory and the code
+    What the run knows of by then is written; then it ends, so that the next one begins with fresh memory and the code
     of that moment.
 
     Args:

@@ -29,6 +29,7 @@ from spark_jobs.claims.losses import ClaimLosses, OpenBatch, check_restored
 from spark_jobs.claims.status import ClaimStatus, ClaimStatuses
 from spark_jobs.ledger.entries import ClaimedRange
 from spark_jobs.ledger.ledger import LedgerState
+from spark_jobs.session import check_served
 from stream_consumers.batches import fair_shares
 from stream_consumers.errors import BrokerUnavailableError, StreamAssetsError
 from stream_consumers.messages import Shard
@@ -168,8 +169,9 @@ class ClaimJob(BatchJob):
         """Whether entries were added, or shards, since the ends were captured; then they are captured anew.
 
         Raises:
-            StreamAssetsError: the server cannot be asked.
+            StreamAssetsError: the server cannot be asked, or the Spark server of the run has ended.
         """
+        check_served(self._spark)
         is_look = time.monotonic() >= self._look_at
         is_more = self._retries.call(lambda: self._claims.has_grown(with_new_shards=is_look))
         self._look_at = time.monotonic() + LOOK_SECONDS if is_look else self._look_at

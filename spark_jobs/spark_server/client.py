@@ -23,12 +23,13 @@ from spark_jobs.spark_server.configuration import CORES, configuration_key, last
 from spark_jobs.spark_server.folder import (
     Address,
     ServerFolder,
+    UnusableFolderError,
     server_folders,
     servers_folder,
     tidying,
     write_private,
 )
-from spark_jobs.spark_server.process import USER
+from spark_jobs.spark_server.process import USER, idle_seconds
 from stream_consumers.errors import SparkEndedError, SparkSessionError
 
 START_SECONDS = 300.0
@@ -62,6 +63,15 @@ class ServerSession(ConnectSession):
     def is_served(self) -> bool:
         """Whether its server lives."""
         return self._policy.is_alive()
+
+    def check_served(self) -> None:
+        """Notice that the server has ended, without a call.
+
+        Raises:
+            SparkEndedError: it has.
+        """
+        if not self.is_served:
+            raise self._policy.ended()
 
     def stop(self) -> None:
         """Give the session back; the server closes it, and ends its workers."""
@@ -109,10 +119,14 @@ class WhileItLives(DefaultPolicy):
             return False
         if self.is_alive():
             return super().can_retry(e)
-        raise SparkEndedError(
+        raise self.ended() from e
+
+    def ended(self) -> SparkEndedError:
+        """What is to be said when it has ended."""
+        return SparkEndedError(
             f"the local Spark server of this run (process {self._address.pid}) has ended",
             remedy=f"Nothing is lost: run again, and another one is started. Why it ended is in {self._folder.log}.",
-        ) from e
+        )
 
 
 def connect(settings: Mapping[str, str]) -> SparkSession:
@@ -123,8 +137,10 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
 
     Raises:
         UnusableFolderError: a server cannot be kept safely on this machine.
+        InvalidOptionError: the time that it is to be kept is none.
         SparkSessionError: it cannot be started.
     """
+    idle_seconds(settings)
     folder = ServerFolder(servers_folder() / configuration_key(settings))
     with tidying():
         folder.make()
@@ -142,17 +158,17 @@ def connect(settings: Mapping[str, str]) -> SparkSession:
     return cast(SparkSession, session)
 
 
-def end(folder: ServerFolder) -> None:
-    """End a server, whoever uses it."""
+def end(folder: ServerFolder) -> bool:
+    """End a server, whoever uses it; ``False`` if it lives all the same."""
     folder.withdraw()
     if _becomes(lambda: not folder.is_alive(), END_SECONDS):
-        return
+        return True
     # It still holds its lock, so that the process of this number is still the server, which leads its process group.
     process = folder.process()
     if process is not None:
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
-    _becomes(lambda: not folder.is_alive(), END_SECONDS)
+    return _becomes(lambda: not folder.is_alive(), END_SECONDS)
 
 
 def make_room(folder: ServerFolder) -> None:
@@ -185,6 +201,11 @@ def _running(folder: ServerFolder) -> Address | None:
     address = folder.address()
     if address is not None and folder.is_alive() and _answers(address):
         return address
+    if folder.is_alive() and (runs := len(folder.connected())):
+        raise UnusableFolderError(
+            f"the local Spark server (process {folder.process()}) does not answer, and {runs} runs use it; "
+            "stream-assets spark stop --force ends it"
+        )
     end(folder)
     return None
 
@@ -202,32 +223,40 @@ def _answers(address: Address) -> bool:
 
 def _started(folder: ServerFolder, settings: Mapping[str, str]) -> Address:
     folder.withdraw()
-    write_private(folder.settings, settings)
     command = [sys.executable, "-m", "spark_jobs.spark_server.process", str(folder.path)]
     if folder.is_alive():
         raise SparkSessionError(
             f"the local Spark server (process {folder.process()}) neither answers nor ends",
             remedy=f"Kill it; what it said is in {folder.log}.",
         )
-    with folder.life() as life, folder.log.open("ab") as log:
-        subprocess.run(  # noqa: S603 - fixed words
-            [*command, str(life)],
-            env=lasting(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[life],
-            check=False,
-        )
-    _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
-    return folder.address() or _fail(folder)
+    try:
+        write_private(folder.settings, settings)
+        with folder.life() as life, folder.log.open("ab") as log:
+            said = log.tell()
+            subprocess.run(  # noqa: S603 - fixed words
+                [*command, str(life)],
+                env=lasting(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[life],
+                check=False,
+            )
+        _becomes(lambda: folder.address() is not None or not folder.is_alive(), START_SECONDS)
+    finally:
+        # One that died at once has not read them; there may be secrets among them.
+        folder.settings.unlink(missing_ok=True)
+    return folder.address() or _fail(folder, said)
 
 
-def _fail(folder: ServerFolder) -> NoReturn:
-    lines = folder.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+def _fail(folder: ServerFolder, since: int) -> NoReturn:
+    """Say why a server did not start, which its log does from byte ``since`` on."""
+    with folder.log.open("rb") as log:
+        log.seek(since)
+        lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
     end(folder)
     raise SparkSessionError(
-        f"the local Spark server did not start; the end of {folder.log}:\n" + "\n".join(lines) + "\n",
+        f"the local Spark server did not start; the end of {folder.log}:\n" + "\n".join(lines or ["(nothing)"]) + "\n",
         remedy="Correct it, or run Spark in the process of the run (in_process=True, --in-process).",
     )
 

@@ -27,7 +27,12 @@ PASSING_VARIABLES = frozenset({
     "TERMINFO_DIRS", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "TERM_SESSION_ID", "TMUX", "TMUX_PANE",
     "WATCHDOG_PID", "WATCHDOG_USEC", "WINDOW", "WINDOWID", "WT_PROFILE_ID", "WT_SESSION",
 })  # fmt: skip
-PASSING_PREFIXES = ("DAGSTER_", "VSCODE_", "XDG_SESSION_")
+PASSING_PREFIXES = (
+    "ALACRITTY_", "DAGSTER_", "GNOME_TERMINAL_", "ITERM_", "KITTY_", "KONSOLE_", "SUDO_", "TILIX_", "VSCODE_",
+    "WEZTERM_", "XDG_SESSION_", "ZELLIJ",
+)  # fmt: skip
+# The folders whose files have settings of Spark and Hadoop.
+CONFIGURATION_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 
 def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
@@ -50,7 +55,8 @@ def configuration_key(settings: Mapping[str, str], environment: Mapping[str, str
         "environment": lasting(environment),
         "python": [sys.executable, sys.version, *_looks([sys.executable])],
         "pyspark": [pyspark.__version__, pyspark.__file__],
-        "jars": _looks(jar for jar in settings.get("spark.jars", "").split(",") if "://" not in jar),
+        "jars": _looks(_jars(settings)),
+        "files": _looks(_configuration_files(environment)),
         "server": [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
         "cwd": [str(here), *_looks([str(here)], of_folder=True)],
         "rights": [os.geteuid(), os.getegid(), sorted(os.getgroups()), _umask()],
@@ -65,6 +71,21 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name not in PASSING_VARIABLES and not name.startswith(PASSING_PREFIXES)
     }
+
+
+def _jars(settings: Mapping[str, str]) -> list[str]:
+    """The jars of this machine."""
+    named = settings.get("spark.jars", "").split(",") + settings.get("spark.driver.extraClassPath", "").split(":")
+    named = [jar.removeprefix("file://") for jar in named]
+    return [jar for jar in named if "://" not in jar]
+
+
+def _configuration_files(environment: Mapping[str, str]) -> list[str]:
+    """The files with settings that Spark reads by itself."""
+    home = environment.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    folders = [environment.get(name, "") for name in CONFIGURATION_FOLDERS]
+    folders[0] = folders[0] or f"{home}/conf"
+    return sorted(str(file) for folder in folders if folder for file in Path(folder).glob("*"))
 
 
 def _umask() -> int:

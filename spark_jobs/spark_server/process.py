@@ -7,6 +7,7 @@ session with the plugin of Spark Connect, says where it listens, and ends when n
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shlex
@@ -26,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
+from stream_consumers.errors import InvalidOptionError
 
 USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
@@ -76,7 +78,23 @@ def main(words: list[str]) -> None:
     settings = json.loads(folder.settings.read_bytes())
     folder.settings.unlink()
     with _context(settings, folder) as (context, token):
-        serve(context, folder, token, idle_seconds=float(settings.get(IDLE_SETTING, IDLE_SECONDS)))
+        serve(context, folder, token, idle_seconds=idle_seconds(settings))
+
+
+def idle_seconds(settings: Mapping[str, str]) -> float:
+    """How long a server with these settings is kept without a run.
+
+    Raises:
+        InvalidOptionError: it is no number of seconds.
+    """
+    said = settings.get(IDLE_SETTING, str(IDLE_SECONDS))
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise InvalidOptionError(f"{IDLE_SETTING} is {said!r}", remedy="Use a number of seconds from 0 on: 900.")
+    return seconds
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from stream_consumers.batches import Range
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError, TruncatedTailError
-from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
 
@@ -126,6 +126,7 @@ def ingest(
         retry_seconds=retry_seconds,
     )
     tails: list[str] = []
+    check_range("linger_seconds", linger)
     with progress_bar() as progress:
         # What is wrong with either of them is told before Spark starts.
         maker.check(ingestion.ledger().read())

@@ -56,18 +56,19 @@ def stop(force: bool) -> None:
     """
     from spark_jobs.spark_server.client import end
 
-    used = 0
+    living = 0
     for server in _living():
         with server.starting():
             runs = 0 if force else len(server.connected())
-            if not runs:
-                end(server)
+            has_ended = not runs and end(server)
+        living += not has_ended
         if runs:
-            used += 1
             tell(f"{server.path.name} is used by {runs} runs: it stays; --force ends it", style="yellow")
-        else:
+        elif has_ended:
             tell(f"{server.path.name} has ended", style="green")
-    sys.exit(1 if used else 0)
+        else:
+            tell(f"{server.path.name} does not end; its process is {server.process()}: kill it", style="red")
+    sys.exit(1 if living else 0)
 
 
 def _living() -> list[ServerFolder]:

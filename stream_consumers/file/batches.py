@@ -35,6 +35,8 @@ from stream_consumers.urls import StreamUrl
 
 CHECKPOINT_FRAMES = 4096
 MOST_STRETCHES = 1024
+# Each stretch has a place in every shard: where there are more shards, there are fewer stretches.
+FEWEST_STRETCHES, SHARDS_OF_ALL = 16, 100
 DEADLINE_FRAMES = 64
 QUIET_SECONDS = 2.0
 
@@ -62,13 +64,15 @@ class Stretch:
         begin: where it begins.
         end: where it ends.
         counts: the messages of each shard; ``None`` if there is damage among them.
+        records: all of them.
         payload_bytes: the bytes of their payloads.
     """
 
     begin: Checkpoint
     end: Checkpoint
-    counts: Mapping[Shard, int] | None
-    payload_bytes: int
+    counts: Mapping[Shard, int] | None = None
+    records: int = 0
+    payload_bytes: int = 0
 
     def bounds(self) -> Mapping[Shard, tuple[int, int]]:
         """Of each shard a sequence that is not after its first one, and its last one."""
@@ -78,11 +82,11 @@ class Stretch:
     def join(self, other: Stretch) -> Stretch:
         """This one and the one behind it as one."""
         counts = total_counts((self.counts, other.counts))
-        return Stretch(self.begin, other.end, counts, self.payload_bytes + other.payload_bytes)
+        records, payload_bytes = self.records + other.records, self.payload_bytes + other.payload_bytes
+        return Stretch(self.begin, other.end, counts, records, payload_bytes)
 
 
 _NOTHING = Range(0, 0)
-_ENDLESS = Range(0, 2**63)
 
 
 class _Walk:
@@ -146,28 +150,41 @@ class _Stretches:
         self._begin = begin
         self._streams = streams
         self._found: list[Stretch] = []
-        self._counts: Mapping[Shard, int] | None = {}
+        self._size = CHECKPOINT_FRAMES
+        self._start()
+
+    def _start(self) -> None:
+        self._counts: dict[Shard, int] = {}
+        self._has_damage = False
         self._payload_bytes = self._messages = 0
 
     def add(self, block: Run | Frame | Damage, walk: _Walk) -> None:
         """Count ``block``, which ``walk`` has stepped over."""
         if isinstance(block, Damage):
-            self._counts = None
-        elif (block.stream if isinstance(block, Run) else block.shard.stream) in self._streams:
-            counts = block.counts if isinstance(block, Run) else {block.shard: 1}
-            self._counts = total_counts((self._counts, counts))
+            self._has_damage = True
+        elif isinstance(block, Run):
+            if block.stream in self._streams:
+                _add(self._counts, block.counts)
+                self._payload_bytes += _payload_bytes(block)
+        elif block.shard.stream in self._streams and not block.is_control:
+            _add(self._counts, {block.shard: 1})
             self._payload_bytes += _payload_bytes(block)
         self._messages += len(block.sizes) if isinstance(block, Run) else 1
-        if self._messages >= CHECKPOINT_FRAMES and walk.open_damage is None:
+        if self._messages >= self._size and walk.open_damage is None:
             self._cut(walk.checkpoint())
 
     def _cut(self, end: Checkpoint) -> None:
-        self._found.append(Stretch(self._begin, end, self._counts, self._payload_bytes))
-        if len(self._found) == MOST_STRETCHES:
+        counts = None if self._has_damage else self._counts
+        self._found.append(Stretch(self._begin, end, counts, sum(self._counts.values()), self._payload_bytes))
+        self._begin = end
+        self._start()
+        most = max(FEWEST_STRETCHES, MOST_STRETCHES // (1 + len(end.positions) // SHARDS_OF_ALL))
+        if len(self._found) >= most:
             # They are kept while the batches are planned: their number must not grow with the file.
-            self._found = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
-        self._begin, self._counts = end, {}
-        self._payload_bytes = self._messages = 0
+            *others, last = self._found
+            pairs = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
+            self._found = pairs if len(others) % 2 else [*pairs, last]
+            self._size *= 2
 
     def up_to(self, end: Checkpoint) -> list[Stretch]:
         """All of them, the last one up to ``end``, where the walk has ended."""
@@ -182,7 +199,8 @@ class _Batch:
     def __init__(self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, streams: frozenset[str]) -> None:
         self.walk = _Walk(begin, streams)
         self.cuts = [begin]
-        self.counts: list[Mapping[Shard, int] | None] = [{}]
+        self.counts: list[dict[Shard, int]] = [{}]
+        self.damaged: set[int] = set()
         self.ends: dict[Shard, int] = {}
         self.records = 0
         self.is_full = False
@@ -208,7 +226,7 @@ class _Batch:
     def take(self, block: Run | Frame | Damage) -> bool:
         """Step over ``block`` as far as the batch reaches; whether it may go on behind it."""
         if isinstance(block, Damage):
-            self.counts[-1] = None
+            self.damaged.add(len(self.cuts) - 1)
         if not isinstance(block, Run):
             return self._take_item(block, _payload_bytes(block))
         bounds, counts, size = block.bounds, block.counts, _payload_bytes(block)
@@ -250,14 +268,14 @@ class _Batch:
             self._count({shard: 1}, payload_bytes)
         else:
             self.walk.step(item)
-        if shard is not None and sequence is not None and sequence + 1 >= self._gaps.get(shard, _ENDLESS).end:
+        if shard is not None and shard in self._gaps and sequence is not None and sequence + 1 >= self._gaps[shard].end:
             self._behind.add(shard)
         return not self.is_over
 
     def _count(self, counts: Mapping[Shard, int], size: int) -> None:
         self.records += sum(counts.values())
         self._bytes += size
-        self.counts[-1] = total_counts((self.counts[-1], counts))
+        _add(self.counts[-1], counts)
         if self.records - self._cut_at >= CHECKPOINT_FRAMES and self.walk.open_damage is None:
             self.cuts.append(self.walk.checkpoint())
             self.counts.append({})
@@ -375,6 +393,7 @@ class FileBatchSource(BatchSource):
         self._path = Path(url.path).absolute()
         self._streams = frozenset(url.required_streams())
         self._stretches: list[Stretch] = []
+        self._place = START
         self._extents: dict[Shard, Extent] = {}
         with StreamFile(self._path) as file:
             self._header = file.header
@@ -419,6 +438,7 @@ class FileBatchSource(BatchSource):
             else:
                 self._tail = self._describe_tail(walk.open_damage, scanner)
         end = walk.checkpoint()
+        self._place = START
         self._stretches, self._end, ends = found.up_to(end), end.offset, end.positions
         self._extents = {
             shard: Extent(starts.get(shard, end), end)
@@ -454,15 +474,19 @@ class FileBatchSource(BatchSource):
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
         stretches = self._stretches_from(gaps)
         batch = _Batch(stretches[0].begin, gaps, limits, self._streams)
+        most = min(limits.max_records, sum(stretch.records for stretch in stretches)) / parallelism / 2
         for stretch in stretches:
-            if not batch.take_stretch(stretch):
+            # A split is at least a stretch.
+            is_small = stretch.records < max(2 * CHECKPOINT_FRAMES, most)
+            if not (is_small and batch.take_stretch(stretch)):
                 self._walk(stretch, batch)
             if batch.is_over:
                 break
         ends = batch.ends if batch.is_full else {shard: gap.end for shard, gap in gaps.items()}
         ranges = {shard: Range(gaps[shard].start, end) for shard, end in sorted(ends.items())}
         place = batch.walk.checkpoint()
-        splits = self._splits(batch.cuts, batch.counts, place.offset, ranges, parallelism)
+        self._place = place
+        splits = self._splits(batch, place.offset, ranges, parallelism)
         hint = {
             "created_at_ms": self._header.created_at_ms,
             "offset": place.offset,
@@ -472,10 +496,14 @@ class FileBatchSource(BatchSource):
 
     def _stretches_from(self, gaps: Mapping[Shard, Range]) -> Sequence[Stretch]:
         """What the last :meth:`extents` found from the last place on that is before all gaps, or all of the file."""
-        for place in reversed(range(len(self._stretches))):
-            if self._stretches[place].begin.is_before(gaps):
-                return self._stretches[place:]
-        return [Stretch(START, Checkpoint(self._end, {}), None, 0)]
+        for number in reversed(range(len(self._stretches))):
+            stretch = self._stretches[number]
+            if stretch.begin.is_before(gaps):
+                # The plan before this one may have ended within it.
+                if stretch.begin.offset < self._place.offset < stretch.end.offset and self._place.is_before(gaps):
+                    stretch = Stretch(self._place, stretch.end)
+                return [stretch, *self._stretches[number + 1 :]]
+        return [Stretch(START, Checkpoint(self._end, {}))]
 
     def _walk(self, stretch: Stretch, batch: _Batch) -> None:
         with self._scanner(stretch.begin) as scanner:
@@ -486,34 +514,33 @@ class FileBatchSource(BatchSource):
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
         return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
 
-    def _splits(
-        self,
-        cuts: list[Checkpoint],
-        counts: list[Mapping[Shard, int] | None],
-        stop: int,
-        ranges: Mapping[Shard, Range],
-        parallelism: int,
-    ) -> list[FileSplit]:
-        # The last cut may be the end of the batch.
-        cuts = cuts[:1] + [cut for cut in cuts[1:] if cut.offset < stop]
-        step = math.ceil(len(cuts) / parallelism)
-        starts = cuts[::step]
-        stops = [cut.offset for cut in starts[1:]] + [stop]
-        totals = [total_counts(counts[place : place + step]) for place in range(0, len(cuts), step)]
-        return [
-            FileSplit(
-                self._path,
-                cut.offset,
-                end,
-                _previous(cut),
-                ranges,
-                self._streams,
-                self._frozen_size,
-                self._header.created_at_ms,
-                total,
+    def _splits(self, batch: _Batch, stop: int, ranges: Mapping[Shard, Range], parallelism: int) -> list[FileSplit]:
+        """Parts of about as many messages, between two cuts each."""
+        sizes = [sum(counts.values()) for counts in batch.counts]
+        share = math.ceil(batch.records / parallelism)
+        firsts = [0]
+        for number in range(1, len(sizes)):
+            # The last cut may be the end of the batch.
+            if sum(sizes[firsts[-1] : number]) >= share and batch.cuts[number].offset < stop:
+                firsts.append(number)
+        splits = []
+        for first, behind in zip(firsts, [*firsts[1:], len(sizes)]):
+            is_damaged = not batch.damaged.isdisjoint(range(first, behind))
+            end = stop if behind == len(sizes) else batch.cuts[behind].offset
+            splits.append(
+                FileSplit(
+                    self._path,
+                    batch.cuts[first].offset,
+                    end,
+                    _previous(batch.cuts[first]),
+                    ranges,
+                    self._streams,
+                    self._frozen_size,
+                    self._header.created_at_ms,
+                    None if is_damaged else total_counts(batch.counts[first:behind]),
+                )
             )
-            for cut, end, total in zip(starts, stops, totals)
-        ]
+        return splits
 
     def at(self, timestamp_ms: int) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.at`; walks the file until every shard has got there."""
@@ -617,6 +644,12 @@ def _bounds(block: Run | Frame | Damage) -> Mapping[Shard, tuple[int, int]]:
     if block.shard is None or block.sequence is None:
         return {}
     return {block.shard: (block.sequence, block.sequence)}
+
+
+def _add(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
+    """Count some more, in place: there may be thousands of shards."""
+    for shard, count in counts.items():
+        total[shard] = total.get(shard, 0) + count
 
 
 def _payload_bytes(block: Run | Frame | Damage) -> int:

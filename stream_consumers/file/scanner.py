@@ -21,7 +21,7 @@ from typing import NamedTuple
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import InvalidStreamKeyError
 from stream_consumers.file.format import END, FRAME_FIELDS, HEADER_SIZE, BeaconError, checksum, decode_beacon
-from stream_consumers.file.frames import MAX_SEQUENCE, Damage, Frame, Run, read_run
+from stream_consumers.file.frames import MAX_SEQUENCE, TRAILER_SIZE, Damage, Frame, Run, read_run
 from stream_consumers.file.stream_file import StreamFile
 from stream_consumers.messages import INTERNAL_KEY, MAX_TIMESTAMP_MS, Shard, check_stream_key
 
@@ -29,6 +29,7 @@ WINDOW_BYTES = 1024 * 1024
 TAIL_BYTES = 64 * 1024 * 1024
 # Columns of fewer bytes take longer than their messages one by one.
 SMALLEST_RUN_BYTES = 4096
+SMALLEST_PORTION, LARGEST_PORTION, LONGEST_PAUSE = 16, 4096, 256
 
 
 class _Splice(NamedTuple):
@@ -72,6 +73,7 @@ class FrameScanner(ClosesOnExit):
         self._interval = self.header.beacon_interval
         self._stop = stop
         self._window = window
+        self._portion, self._pause, self._singles = SMALLEST_PORTION, 1, 0
         self._shards: dict[bytes, dict[int, Shard]] = {}
         self._last: dict[Shard, int] = dict(previous or {})
         self._reset(start)
@@ -259,7 +261,15 @@ class FrameScanner(ClosesOnExit):
         start = self._position
         limit = self._splices[0].at if self._splices else len(self._buffer)
         limit = limit if stop is None else min(limit, stop - self._shift)
-        if start + SMALLEST_RUN_BYTES > limit:
+        if self._singles:
+            self._singles -= 1
+            return None
+        body = start + 1 + (self._buffer[start] if start < limit else 0)
+        payload_at = body + FRAME_FIELDS.size
+        if start + SMALLEST_RUN_BYTES > limit or payload_at > limit:
+            return None
+        # Whatever is larger than what was read is not copied each time that more is read.
+        if payload_at + FRAME_FIELDS.unpack_from(self._buffer, body)[-1] + TRAILER_SIZE > limit:
             return None
         shard = self._shard(bytes(self._buffer[start + 1 : start + 1 + self._buffer[start]]), 0)
         if shard is None or shard.stream == INTERNAL_KEY:
@@ -267,12 +277,26 @@ class FrameScanner(ClosesOnExit):
         if self._copy is None:
             # Slices of bytes are payloads; those of the buffer would be copied once more.
             self._copy = bytes(self._buffer)
-        run = read_run(self._copy, start, limit, stream=shard.stream, last=self._last, most=most, is_checked=is_checked)
+        wanted = min(most, self._portion)
+        run = read_run(
+            self._copy, start, limit, stream=shard.stream, last=self._last, most=wanted, is_checked=is_checked
+        )
+        self._adapt(wanted, len(run.sizes) if run else 0)
         if run is None:
             return None
         self._last.update((shard, last) for shard, (_, last) in run.bounds.items())
         self._position = run.end
         return replace(run, offset=run.offset + self._shift, end=run.end + self._shift)
+
+    def _adapt(self, wanted: int, found: int) -> None:
+        """Ask for more as long as all of it is one run; where runs are short, go one by one for a while."""
+        if found == wanted:
+            self._portion = min(4 * wanted, LARGEST_PORTION)
+        elif found < SMALLEST_PORTION:
+            self._portion = SMALLEST_PORTION
+            self._singles, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        if found >= SMALLEST_PORTION:
+            self._pause = 1
 
     def _read_frame(self) -> Frame | Damage | str | None:
         """The frame at the position; ``None`` if it is not whole yet, a reason if it cannot be one."""

@@ -83,7 +83,16 @@ def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.Monk
     monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)
     names = ("secret.key", "access.key", "session.token")
     secrets = {f"spark.hadoop.fs.s3a.{name}": "s3cret-of-the-lake" for name in names}
-    secrets["spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net"] = "s3cret-of-the-lake"
+    more = (
+        "azure.account.key.lake.dfs.core.windows.net",
+        "azure.sas.fixed.token.lake",
+        "azure.sas.box.lake.dfs.core.windows.net",
+        "gs.auth.service.account.private.key",
+        "gs.encryption.key",
+        "s3a.encryption.key",
+        "s3a.server-side-encryption.key",
+    )
+    secrets |= {f"spark.hadoop.fs.{name}": "s3cret-of-the-lake" for name in more}
     start_context({**secrets, "spark.driver.memory": "1g"}, "local[1]")
     assert "s3cret-of-the-lake" not in spoken.values()
     assert (spoken["spark.driver.memory"], spoken["spark.master"]) == ("1g", "local[1]")

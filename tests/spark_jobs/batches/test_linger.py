@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +22,13 @@ from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.run_ingestion import drain
 from stream_consumers.batches import Range
 from stream_consumers.create import StreamSource, create_producer
-from stream_consumers.errors import InvalidOptionError, SourceRecreatedError
+from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, SparkEndedError
 from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset
 from stream_consumers.urls import StreamUrl
 from tests.support.ingesting import ingestion
-from tests.support.kafka_topics import Pipeline
+from tests.support.kafka_topics import Broker, Pipeline, orders, pipeline
 from tests.support.outages import stoppable_redis
 from tests.support.redis_tables import Stream
 from tests.support.streams import assert_each_once, sequences_in_table, shard, write_stream
@@ -228,6 +230,38 @@ def test_kafka_is_followed(spark: SparkSession, folder: Path, kafka: str, mode: 
     assert sum(report.rows for report in found) == 40
     assert pipe.rows() == dict.fromkeys(sequences_in_topic(kafka, topic), 1)
     assert pipe.positions() == ends(kafka, topic)
+
+
+@pytest.mark.spark
+def test_a_partition_that_is_new_and_empty_holds_nothing_up(
+    spark: SparkSession, folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "LOOK_SECONDS", 0.05)
+    topic = broker.create()
+    broker.send(topic, orders(10))
+    what = pipeline(spark, broker, folder, topic)
+    acts = [
+        lambda: broker.add_partitions(topic, 2),
+        lambda: broker.send(topic, orders(5)),
+        lambda: broker.send(topic, orders(3), partition=1),
+    ]
+    found = staying(spark, what.source, what.ingestion, *acts, batches=3)
+    assert [dict(report.messages) for report in found] == [
+        {Shard(topic, 0): 10},
+        {Shard(topic, 0): 5},
+        {Shard(topic, 1): 3},
+    ]
+
+
+@pytest.mark.parametrize("kind", [ingest.IngestJob, job.ClaimJob])
+def test_a_run_that_waits_notices_that_its_server_has_ended(kind: type[Any]) -> None:
+    def ended() -> None:
+        raise SparkEndedError("the local Spark server of this run has ended", remedy="Run again.")
+
+    waiting = kind.__new__(kind)
+    waiting._spark = SimpleNamespace(check_served=ended)
+    with pytest.raises(SparkEndedError):
+        waiting.has_more()
 
 
 @pytest.mark.slow

@@ -200,3 +200,19 @@ def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, brok
         follow()
     thread.join()
     assert sorted(found) == [("orders/0", 0, 1), ("orders/1", 0, 1)]
+
+
+def test_a_member_that_is_asked_to_end_while_it_plans_begins_no_batch(folder: Path, broker: MemoryBroker) -> None:
+    drain = member_of(folder, linger=600.0, on_next=lambda: None, began=pytest.fail)
+
+    class Planning:
+        def plan(self) -> str:
+            drain._stop.set()
+            return "a batch"
+
+        def run(self, batch: str) -> None:
+            pytest.fail("nobody would interrupt it")
+
+    job: Any = Planning()
+    drain._jobs[ZERO] = job
+    assert drain._drain_shard(ZERO) is False

@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from spark_jobs.spark_server import client
-from spark_jobs.spark_server.client import WhileItLives, end, make_room
-from spark_jobs.spark_server.folder import tidying
-from stream_consumers.errors import SparkEndedError
+from spark_jobs.spark_server.client import WhileItLives, connect, end, make_room
+from spark_jobs.spark_server.configuration import configuration_key
+from spark_jobs.spark_server.folder import UnusableFolderError, tidying
+from stream_consumers.errors import InvalidOptionError, SparkEndedError, SparkSessionError
 from tests.support.held_servers import client_of, made, obedient, process
 from tests.support.polling import until
 
@@ -64,7 +65,7 @@ def test_a_process_that_has_the_number_of_a_dead_server_is_left_alone(
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     (server.path / "alive").write_text(str(other.pid))
     with server.life():
-        end(server)
+        assert not end(server)
     assert other.communicate(b"\n", timeout=60) == (None, None)
     assert other.returncode == 0
 
@@ -96,3 +97,47 @@ def test_a_server_that_is_gone_is_told_at_once_and_without_its_token(tmp_path: P
     server.publish(address)
     with pytest.raises(SparkEndedError):
         policy.can_retry(RefusedError(code))
+
+
+SETTINGS = {"spark.master": "local[1]", "spark.hadoop.fs.s3a.secret.key": "secret"}
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "servers"
+    monkeypatch.setenv("STREAM_ASSETS_SPARK_SERVERS", str(folder))
+    return folder
+
+
+def test_a_server_that_dies_at_once_leaves_no_settings_and_is_told_by_its_own_words(
+    servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = servers.with_name("python")
+    python.write_text("#!/bin/sh\necho the disk is full >&2\nexit 1\n")
+    python.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(python))
+    server = made(servers, configuration_key(SETTINGS))
+    server.log.write_text("what an earlier server said\n")
+    with pytest.raises(SparkSessionError, match="the disk is full") as failed:
+        connect(SETTINGS)
+    assert "earlier" not in str(failed.value)
+    assert not server.settings.exists()
+    assert "secret" not in "".join(path.read_text() for path in server.path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("seconds", ["5m", "nan", "-1"])
+def test_a_time_to_keep_a_server_that_is_none_is_refused_before_it_starts(servers: Path, seconds: str) -> None:
+    with pytest.raises(InvalidOptionError, match=f"idleSeconds is '{seconds}'"):
+        connect({**SETTINGS, "spark.stream_assets.server.idleSeconds": seconds})
+    assert not servers.exists()
+
+
+def test_a_server_that_does_not_answer_is_left_to_those_who_use_it(
+    servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_answers", lambda address: False)
+    server = made(servers, configuration_key(SETTINGS))
+    with process(obedient, server), process(client_of, server):
+        with pytest.raises(UnusableFolderError, match=r"does not answer, and 1 runs use it.*stop --force"):
+            connect(SETTINGS)
+        assert server.is_alive()

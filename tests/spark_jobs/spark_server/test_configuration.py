@@ -36,6 +36,32 @@ def test_what_a_run_could_notice_is_another_server(tmp_path: Path, monkeypatch: 
     assert not any("secret" in key for key in keys)
 
 
+@pytest.mark.parametrize("variable", ["SPARK_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_HOME"])
+def test_files_with_settings_count(tmp_path: Path, variable: str) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    environment = {variable: str(tmp_path if variable == "SPARK_HOME" else folder)}
+    keys = {configuration_key(SETTINGS, environment)}
+    for text in ("spark.ui.enabled true", "spark.ui.enabled false"):
+        (folder / "spark-defaults.conf").write_text(text)
+        keys.add(configuration_key(SETTINGS, environment))
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize("name", ["spark.driver.extraClassPath", "spark.jars"])
+def test_jars_by_other_names_count(tmp_path: Path, name: str) -> None:
+    jar = tmp_path / "a.jar"
+    settings = {**SETTINGS, name: f"/elsewhere.jar:{jar}" if "Path" in name else f"file://{jar}"}
+    before = configuration_key(settings)
+    jar.write_text("1")
+    assert configuration_key(settings) != before
+
+
+@pytest.mark.parametrize("name", ["KITTY_WINDOW_ID", "ITERM_SESSION_ID", "WEZTERM_PANE", "SUDO_COMMAND", "ZELLIJ"])
+def test_what_a_terminal_says_of_itself_does_not_count(name: str) -> None:
+    assert configuration_key(SETTINGS, {"TZ": "UTC", name: "1"}) == configuration_key(SETTINGS, {"TZ": "UTC"})
+
+
 def test_a_working_directory_that_was_made_again_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

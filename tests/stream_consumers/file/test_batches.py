@@ -20,11 +20,11 @@ from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file.batches import FileBatchSource, FileSplit
 from stream_consumers.file.format import HEADER_SIZE, Header
-from stream_consumers.file.frames import Damage, Frame
+from stream_consumers.file.frames import Damage, Frame, Run
 from stream_consumers.file.producer import FileProducer
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.writer import FrameWriter
-from stream_consumers.messages import Shard
+from stream_consumers.messages import INTERNAL_KEY, Shard
 from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.ss_files import (
@@ -208,6 +208,7 @@ def test_a_whole_file_by_one_look(tmp_path: Path, max_records: int) -> None:
 def test_a_plan_does_not_walk_again_where_messages_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "orders.ss"
     write_file(path, numbered(240, shards=SHARDS))
+    monkeypatch.setattr(file_batches, "MOST_STRETCHES", 1024)
     walks: list[int] = []
 
     class Counted(FrameScanner):
@@ -228,6 +229,58 @@ def test_a_plan_does_not_walk_again_where_messages_were_found(tmp_path: Path, mo
     assert [part.records for part in parts] == [100, 100, 40]
     # Where a batch ends, and the next one begins.
     assert len(walks) <= 5
+
+
+@pytest.mark.parametrize("other", [CLICKS, SHARDS[1]], ids=["another stream", "another shard"])
+def test_the_greatest_sequence_of_a_shard_that_is_not_asked_for_ends_no_batch(tmp_path: Path, other: Shard) -> None:
+    messages = numbered(10)
+    messages.insert(3, Sent(other, 2**63 - 1, CREATED_MS, b"the greatest"))
+    path = write_file(tmp_path / "orders.ss", messages)
+    with FileBatchSource(url_of(path)) as source:
+        source.extents()
+        found = [len(list(read(plan))) for plan in plans(source, {ORDERS: Range(1, 11)}, Limits(max_records=4))]
+    assert found == [4, 4, 2]
+
+
+def test_a_file_that_names_the_stream_of_control_messages(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", [*numbered(5), END_OF_STREAM])
+    assert sum(drain(path, "orders", INTERNAL_KEY, max_records=100, parallelism=1).values()) == 5
+
+
+def test_long_files_are_planned_by_walking_each_message_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
+    walked: list[int] = []
+    take = file_batches._Batch.take
+
+    def counted(batch: Any, block: Any) -> bool:
+        walked.append(len(block.sizes) if isinstance(block, Run) else 1)
+        return take(batch, block)
+
+    monkeypatch.setattr(file_batches._Batch, "take", counted)
+    with FileBatchSource(url_of(path)) as source:
+        gaps = {shard: Range(extent.start, extent.end) for shard, extent in source.extents().items()}
+        found = source._stretches
+        sizes = [sum((stretch.counts or {}).values()) for stretch in found]
+        records = [plan.records for plan in plans(source, gaps, Limits(max_records=40))]
+    assert len(found) <= 16
+    assert max(sizes) <= 2.5 * sorted(sizes)[len(sizes) // 2], "they are of about one size"
+    assert records == [40] * 50
+    assert sum(walked) <= 2 * 2000
+
+
+@pytest.mark.parametrize("parallelism", [2, 3, 8])
+def test_splits_have_about_as_many_messages_each(tmp_path: Path, parallelism: int) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
+    with FileBatchSource(url_of(path)) as source:
+        gaps = {shard: Range(extent.start, extent.end) for shard, extent in source.extents().items()}
+        plan = source.plan(gaps, limits=Limits(max_records=2000), parallelism=parallelism)
+    assert plan is not None
+    counted = [sum((split.counts() or {}).values()) for split in plan.splits if isinstance(split, FileSplit)]
+    assert sum(counted) == 2000
+    assert len(counted) in (parallelism, parallelism - 1)
+    assert max(counted) <= 1.5 * 2000 / parallelism
 
 
 def test_damage_between_shards_when_batches_hold_one_shard_only(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stream_consumers.errors import FormatError, StreamNotFoundError, StreamRemovedError
+from stream_consumers.file import frames
 from stream_consumers.file import scanner as file_scanner
 from stream_consumers.file.format import FRAME_FIELDS, HEADER_SIZE, Header, checksum, decode_beacon
 from stream_consumers.file.frames import Damage, Frame, Run
@@ -475,7 +477,56 @@ def test_runs_are_the_items_one_by_one(
 def test_intact_messages_are_in_few_runs(tmp_path: Path) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(3000, shards=SHARDS[:2]), interval=1024 * 1024)
     with FrameScanner(path) as scanner:
-        assert [type(block) for block in scanner.blocks(most=1000)] == [Run, Run, Run]
+        sizes = [len(block.sizes) if isinstance(block, Run) else 0 for block in scanner.blocks(most=1000)]
+    assert sizes == [16, 64, 256, 1000, 1000, 664]
+
+
+@pytest.mark.parametrize("other", ["clicks", "click"])
+def test_streams_in_turn_are_not_looked_at_again_and_again(
+    tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(2000, shards=(ORDERS, Shard(other))), interval=1024 * 1024)
+    calls: list[int] = []
+    read_run = file_scanner.read_run
+    monkeypatch.setattr(file_scanner, "read_run", lambda *a, **k: (calls.append(1), read_run(*a, **k))[1])
+    with FrameScanner(path) as scanner:
+        assert len(list(items_of(scanner.blocks(most=1000)))) == 2000
+    assert len(calls) < 40
+
+
+def test_sequences_that_begin_again_are_not_looked_at_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [Sent(ORDERS, 10**6, START_MS, b""), *numbered(2000)]
+    path = write_file(tmp_path / "orders.ss", messages, interval=1024 * 1024)
+    looked: list[int] = []
+    chain = frames._chain
+
+    def counted(*words: Any, **options: Any) -> Any:
+        found = chain(*words, **options)
+        looked.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(frames, "_chain", counted)
+    with FrameScanner(path) as scanner:
+        assert len(list(items_of(scanner.blocks(most=1000)))) == 2001
+    assert sum(looked) < 1000
+
+
+def test_a_message_that_is_not_read_yet_is_not_copied_each_time_that_more_is(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(1, size=8 * 1024 * 1024), interval=1024 * 1024 * 1024)
+    copies: list[int] = []
+
+    class Copying(FrameScanner):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "_copy" and isinstance(value, bytes):
+                copies.append(len(value))
+            super().__setattr__(name, value)
+
+    with Copying(path, window=64 * 1024) as scanner:
+        (block,) = scanner.blocks(most=1000)
+    assert block.end == path.stat().st_size
+    assert len(copies) <= 1, "of 129 parts"
 
 
 @pytest.mark.parametrize(
