@@ -27,6 +27,9 @@ from stream_consumers.urls import StreamUrl
 POLL_SECONDS = 0.02
 COMMIT_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
+# The leader of a group shares out a new partition when it sees it; by itself it would look every five minutes.
+METADATA_MS = 5000
+_REFRESH = "topic.metadata.refresh.interval.ms"
 _log = logging.getLogger(__name__)
 # What concerns reading, which a member does not do.
 _READ_ERRORS = {KafkaError._AUTO_OFFSET_RESET, KafkaError._PARTITION_EOF, KafkaError.OFFSET_OUT_OF_RANGE}
@@ -61,7 +64,8 @@ class KafkaMembership(Membership):
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
 
         self._closing = threading.Event()
-        self._consumer: Consumer = self._cluster.consumer(group=group)
+        own = {} if _REFRESH in self._cluster.settings else {_REFRESH.replace(".", "_"): METADATA_MS}
+        self._consumer: Consumer = self._cluster.consumer(group=group, **own)
         self._consumer.subscribe(
             list(url.required_streams()), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
         )

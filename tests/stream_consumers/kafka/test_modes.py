@@ -355,6 +355,16 @@ def test_a_partition_that_is_added_is_read_from_its_first_message(
             assert until(lambda: consumer.next(0.2)) == found
 
 
+def test_a_member_gets_a_partition_that_is_added(kafka: str) -> None:
+    from confluent_kafka.admin import NewPartitions
+
+    topic = create_topic(kafka, 1)
+    with KafkaMembership(url(kafka, topic), unique_group()) as member:
+        until(lambda: member.shards() == {Shard(topic, 0)}, what="the first partition")
+        admin(kafka).create_partitions([NewPartitions(topic, 2)])[topic].result(10)
+        until(lambda: member.shards() == {Shard(topic, 0), Shard(topic, 1)}, seconds=100, what="the new one")
+
+
 def test_messages_that_are_gone_are_an_error_with_the_numbers(kafka: str) -> None:
     from confluent_kafka import TopicPartition
 
