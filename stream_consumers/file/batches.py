@@ -25,261 +25,27 @@ from stream_consumers.batches import (
     total_counts,
 )
 from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.file import stretches
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.frames import Damage, Frame, Run
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.file.stream_file import StreamFile
+from stream_consumers.file.stretches import (
+    NOTHING,
+    START,
+    Checkpoint,
+    PlannedBatch,
+    Stretch,
+    Stretches,
+    Walk,
+    is_within,
+)
 from stream_consumers.messages import DeadLetter, Shard
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
-CHECKPOINT_FRAMES = 4096
-MOST_STRETCHES = 1024
-# Each stretch has a place in every shard: where there are more shards, there are fewer stretches.
-FEWEST_STRETCHES, SHARDS_OF_ALL = 16, 100
 DEADLINE_FRAMES = 64
 QUIET_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A place between two frames: every message before ``offset`` has a sequence below ``positions``."""
-
-    offset: int
-    positions: Mapping[Shard, int]
-
-    def is_before(self, gaps: Mapping[Shard, Range]) -> bool:
-        """Whether no message of ``gaps`` lies before this place."""
-        return all(shard not in gaps or end <= gaps[shard].start for shard, end in self.positions.items())
-
-
-START = Checkpoint(HEADER_SIZE, {})
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What a walk has found between two checkpoints, so that a plan need not walk there again.
-
-    Args:
-        begin: where it begins.
-        end: where it ends.
-        counts: the messages of each shard; ``None`` if there is damage among them.
-        records: all of them.
-        payload_bytes: the bytes of their payloads.
-    """
-
-    begin: Checkpoint
-    end: Checkpoint
-    counts: Mapping[Shard, int] | None = None
-    records: int = 0
-    payload_bytes: int = 0
-
-    def bounds(self) -> Mapping[Shard, tuple[int, int]]:
-        """Of each shard a sequence that is not after its first one, and its last one."""
-        before, behind = self.begin.positions, self.end.positions
-        return {shard: (before.get(shard, 0), behind[shard] - 1) for shard in self.counts or ()}
-
-    def join(self, other: Stretch) -> Stretch:
-        """This one and the one behind it as one."""
-        counts = total_counts((self.counts, other.counts))
-        records, payload_bytes = self.records + other.records, self.payload_bytes + other.payload_bytes
-        return Stretch(self.begin, other.end, counts, records, payload_bytes)
-
-
-_NOTHING = Range(0, 0)
-
-
-class _Walk:
-    """Finds the places at which a walk over the items of a file may be resumed, later and by another process.
-
-    That is behind a message, never behind the end-of-stream message (an appending producer cuts it off), nor between
-    damage whose place in a shard is unknown and the message that it is counted with.
-    """
-
-    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
-        self.offset = begin.offset
-        self.open_damage: Damage | None = None
-        self._streams = streams
-        self._positions = dict(begin.positions)
-        self._ahead: dict[Shard, int] = {}
-
-    def is_own(self, item: Frame | Damage) -> bool:
-        """Whether the item counts towards these streams."""
-        return item.shard is None or item.shard.stream in self._streams
-
-    def step(self, item: Frame | Damage) -> None:
-        """Step over ``item``."""
-        shard, sequence = item.shard, item.sequence
-        if isinstance(item, Frame) and item.is_control:
-            return
-        if self.open_damage is not None or shard is None or sequence is None:
-            self._step_with_damage(item)
-            return
-        self._positions[shard] = sequence + 1
-        self.offset = item.end
-
-    def step_run(self, bounds: Mapping[Shard, tuple[int, int]], end: int) -> None:
-        """Step over messages up to ``end``, where no damage is open: of each shard, from one sequence to another."""
-        self._positions.update((shard, last + 1) for shard, (_, last) in bounds.items())
-        self.offset = end
-
-    def step_stretch(self, stretch: Stretch) -> None:
-        """Step over what another walk has found, where no damage is open."""
-        self._positions = dict(stretch.end.positions)
-        self.offset = stretch.end.offset
-
-    def _step_with_damage(self, item: Frame | Damage) -> None:
-        if item.shard is not None and item.sequence is not None:
-            self._ahead[item.shard] = item.sequence + 1
-        if self.is_own(item):
-            self.open_damage = item if item.sequence is None and isinstance(item, Damage) else None
-        if self.open_damage is None:
-            self._positions.update(self._ahead)
-            self._ahead.clear()
-            self.offset = item.end
-
-    def checkpoint(self) -> Checkpoint:
-        """The last place at which the walk may be resumed."""
-        return Checkpoint(self.offset, dict(self._positions))
-
-
-class _Stretches:
-    """What a walk from ``begin`` finds of these streams, in stretches of some thousand messages and more."""
-
-    def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
-        self._begin = begin
-        self._streams = streams
-        self._found: list[Stretch] = []
-        self._size = CHECKPOINT_FRAMES
-        self._start()
-
-    def _start(self) -> None:
-        self._counts: dict[Shard, int] = {}
-        self._has_damage = False
-        self._payload_bytes = self._messages = 0
-
-    def add(self, block: Run | Frame | Damage, walk: _Walk) -> None:
-        """Count ``block``, which ``walk`` has stepped over."""
-        if isinstance(block, Damage):
-            self._has_damage = True
-        elif isinstance(block, Run):
-            if block.stream in self._streams:
-                _add(self._counts, block.counts)
-                self._payload_bytes += _payload_bytes(block)
-        elif block.shard.stream in self._streams and not block.is_control:
-            _add(self._counts, {block.shard: 1})
-            self._payload_bytes += _payload_bytes(block)
-        self._messages += len(block.sizes) if isinstance(block, Run) else 1
-        if self._messages >= self._size and walk.open_damage is None:
-            self._cut(walk.checkpoint())
-
-    def _cut(self, end: Checkpoint) -> None:
-        counts = None if self._has_damage else self._counts
-        self._found.append(Stretch(self._begin, end, counts, sum(self._counts.values()), self._payload_bytes))
-        self._begin = end
-        self._start()
-        most = max(FEWEST_STRETCHES, MOST_STRETCHES // (1 + len(end.positions) // SHARDS_OF_ALL))
-        if len(self._found) >= most:
-            # They are kept while the batches are planned: their number must not grow with the file.
-            *others, last = self._found
-            pairs = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
-            self._found = pairs if len(others) % 2 else [*pairs, last]
-            self._size *= 2
-
-    def up_to(self, end: Checkpoint) -> list[Stretch]:
-        """All of them, the last one up to ``end``, where the walk has ended."""
-        if end.offset > self._begin.offset:
-            self._cut(end)
-        return self._found
-
-
-class _Batch:
-    """What becomes one batch of a walk from ``begin`` over the items of a file: messages in ``gaps``, within limits."""
-
-    def __init__(self, begin: Checkpoint, gaps: Mapping[Shard, Range], limits: Limits, streams: frozenset[str]) -> None:
-        self.walk = _Walk(begin, streams)
-        self.cuts = [begin]
-        self.counts: list[dict[Shard, int]] = [{}]
-        self.damaged: set[int] = set()
-        self.ends: dict[Shard, int] = {}
-        self.records = 0
-        self.is_full = False
-        self._bytes = 0
-        self._cut_at = 0
-        self._behind: set[Shard] = set()
-        self._gaps = gaps
-        self._limits = limits
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is full, or nothing of the gaps lies behind."""
-        return self.is_full or (len(self._behind) == len(self._gaps) and self.walk.open_damage is None)
-
-    def take_stretch(self, stretch: Stretch) -> bool:
-        """Step over a stretch in one go; ``False`` if there is damage, or the batch, or a gap, begins or ends in it."""
-        if stretch.counts is None or not self._is_whole(stretch.bounds(), stretch.counts, stretch.payload_bytes):
-            return False
-        self.walk.step_stretch(stretch)
-        self._cover(stretch.bounds(), stretch.counts, stretch.payload_bytes)
-        return True
-
-    def take(self, block: Run | Frame | Damage) -> bool:
-        """Step over ``block`` as far as the batch reaches; whether it may go on behind it."""
-        if isinstance(block, Damage):
-            self.damaged.add(len(self.cuts) - 1)
-        if not isinstance(block, Run):
-            return self._take_item(block, _payload_bytes(block))
-        bounds, counts, size = block.bounds, block.counts, _payload_bytes(block)
-        if self.walk.open_damage is not None or not self._is_whole(bounds, counts, size):
-            return all(map(self._take_item, block.frames(), block.sizes.tolist()))
-        self.walk.step_run(bounds, block.end)
-        self._cover(bounds, counts, size)
-        return not self.is_over
-
-    def _is_whole(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> bool:
-        """Whether of these messages all belong to the batch, or none, as they are before its gaps."""
-        if self._is_before_gaps(bounds):
-            return True
-        records, payload_bytes = self.records + sum(counts.values()), self._bytes + size
-        is_within_limits = records <= self._limits.max_records and payload_bytes <= self._limits.max_bytes
-        return is_within_limits and _is_within(bounds, self._gaps)
-
-    def _is_before_gaps(self, bounds: Mapping[Shard, tuple[int, int]]) -> bool:
-        return all(shard not in self._gaps or last < self._gaps[shard].start for shard, (_, last) in bounds.items())
-
-    def _cover(self, bounds: Mapping[Shard, tuple[int, int]], counts: Mapping[Shard, int], size: int) -> None:
-        """Count messages that were stepped over, if they belong to the batch."""
-        if self._is_before_gaps(bounds):
-            return
-        ends = {shard: last + 1 for shard, (_, last) in bounds.items()}
-        self.ends.update(ends)
-        self._behind.update(shard for shard, end in ends.items() if end == self._gaps[shard].end)
-        self._count(counts, size)
-
-    def _take_item(self, item: Frame | Damage, payload_bytes: int) -> bool:
-        shard, sequence = item.shard, item.sequence
-        if shard is not None and sequence is not None and sequence in self._gaps.get(shard, _NOTHING):
-            limits = self._limits
-            if self.records and (self.records >= limits.max_records or self._bytes + payload_bytes > limits.max_bytes):
-                self.is_full = True
-                return False
-            self.ends[shard] = sequence + 1
-            self.walk.step(item)
-            self._count({shard: 1}, payload_bytes)
-        else:
-            self.walk.step(item)
-        if shard is not None and shard in self._gaps and sequence is not None and sequence + 1 >= self._gaps[shard].end:
-            self._behind.add(shard)
-        return not self.is_over
-
-    def _count(self, counts: Mapping[Shard, int], size: int) -> None:
-        self.records += sum(counts.values())
-        self._bytes += size
-        _add(self.counts[-1], counts)
-        if self.records - self._cut_at >= CHECKPOINT_FRAMES and self.walk.open_damage is None:
-            self.cuts.append(self.walk.checkpoint())
-            self.counts.append({})
-            self._cut_at = self.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +100,7 @@ class FileSplit:
 
     def _is_planned(self, run: Run) -> bool:
         """Whether all messages of the run are to be read."""
-        return run.stream in self.streams and _is_within(run.bounds, self.ranges)
+        return run.stream in self.streams and is_within(run.bounds, self.ranges)
 
     def _rows(
         self, items: Iterable[Frame | Damage], damages: list[Damage], scanner: FrameScanner
@@ -348,7 +114,7 @@ class FileSplit:
                 continue
             found = damages.copy()
             damages.clear()
-            if item.sequence not in self.ranges.get(item.shard, _NOTHING):
+            if item.sequence not in self.ranges.get(item.shard, NOTHING):
                 continue
             for damage in found:
                 yield self._dead_letter(scanner, damage, item.shard)
@@ -415,10 +181,10 @@ class FileBatchSource(BatchSource):
         self._tail = None
         self._is_exact = True
         starts: dict[Shard, int] = {}
-        walk, found = _Walk(first, self._streams), _Stretches(first, self._streams)
+        walk, found = Walk(first, self._streams), Stretches(first, self._streams)
         with self._scanner(first) as scanner:
             unwatched = 0
-            for block in scanner.blocks(most=CHECKPOINT_FRAMES, is_checked=False):
+            for block in scanner.blocks(most=stretches.CHECKPOINT_FRAMES, is_checked=False):
                 bounds = _bounds(block)
                 if isinstance(block, Run) and walk.open_damage is None:
                     walk.step_run(bounds, block.end)
@@ -472,12 +238,12 @@ class FileBatchSource(BatchSource):
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:
-        stretches = self._stretches_from(gaps)
-        batch = _Batch(stretches[0].begin, gaps, limits, self._streams)
-        most = min(limits.max_records, sum(stretch.records for stretch in stretches)) / parallelism / 2
-        for stretch in stretches:
+        found = self._stretches_from(gaps)
+        batch = PlannedBatch(found[0].begin, gaps, limits, self._streams)
+        most = min(limits.max_records, sum(stretch.records for stretch in found)) / parallelism / 2
+        for stretch in found:
             # A split is at least a stretch.
-            is_small = stretch.records < max(2 * CHECKPOINT_FRAMES, most)
+            is_small = stretch.records < max(2 * stretches.CHECKPOINT_FRAMES, most)
             if not (is_small and batch.take_stretch(stretch)):
                 self._walk(stretch, batch)
             if batch.is_over:
@@ -505,7 +271,7 @@ class FileBatchSource(BatchSource):
                 return [stretch, *self._stretches[number + 1 :]]
         return [Stretch(START, Checkpoint(self._end, {}))]
 
-    def _walk(self, stretch: Stretch, batch: _Batch) -> None:
+    def _walk(self, stretch: Stretch, batch: PlannedBatch) -> None:
         with self._scanner(stretch.begin) as scanner:
             for block in _until(stretch.end.offset, scanner):
                 if not batch.take(block):
@@ -514,7 +280,9 @@ class FileBatchSource(BatchSource):
     def _scanner(self, begin: Checkpoint) -> FrameScanner:
         return FrameScanner(self._path, start=begin.offset, previous=_previous(begin), stop=self._frozen_size)
 
-    def _splits(self, batch: _Batch, stop: int, ranges: Mapping[Shard, Range], parallelism: int) -> list[FileSplit]:
+    def _splits(
+        self, batch: PlannedBatch, stop: int, ranges: Mapping[Shard, Range], parallelism: int
+    ) -> list[FileSplit]:
         """Parts of about as many messages, between two cuts each."""
         sizes = [sum(counts.values()) for counts in batch.counts]
         share = math.ceil(batch.records / parallelism)
@@ -621,7 +389,7 @@ def _until(stop: int, scanner: FrameScanner, *, is_checked: bool = False) -> Ite
     """
     if scanner.offset >= stop:
         return
-    for block in scanner.blocks(most=CHECKPOINT_FRAMES, stop=stop, is_checked=is_checked):
+    for block in scanner.blocks(most=stretches.CHECKPOINT_FRAMES, stop=stop, is_checked=is_checked):
         yield block
         if block.end >= stop:
             return
@@ -644,23 +412,6 @@ def _bounds(block: Run | Frame | Damage) -> Mapping[Shard, tuple[int, int]]:
     if block.shard is None or block.sequence is None:
         return {}
     return {block.shard: (block.sequence, block.sequence)}
-
-
-def _add(total: dict[Shard, int], counts: Mapping[Shard, int]) -> None:
-    """Count some more, in place: there may be thousands of shards."""
-    for shard, count in counts.items():
-        total[shard] = total.get(shard, 0) + count
-
-
-def _payload_bytes(block: Run | Frame | Damage) -> int:
-    if isinstance(block, Run):
-        return int(block.sizes.sum())
-    return len(block.payload) if isinstance(block, Frame) else block.end - block.offset
-
-
-def _is_within(bounds: Mapping[Shard, tuple[int, int]], ranges: Mapping[Shard, Range]) -> bool:
-    found = ((ranges.get(shard, _NOTHING), first, last) for shard, (first, last) in bounds.items())
-    return all(part.start <= first and last < part.end for part, first, last in found)
 
 
 def _record_batch(run: Run) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from stream_consumers.batches import BatchPlan, Range, Resume
 from stream_consumers.errors import SourceRecreatedError, StreamNotFoundError
 from stream_consumers.file import batches as file_batches
 from stream_consumers.file import scanner as file_scanner
+from stream_consumers.file import stretches
 from stream_consumers.file.batches import FileBatchSource, FileSplit
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.frames import Damage, Frame, Run
@@ -49,8 +50,8 @@ Row = tuple[str, int, int | None, int | None]
 
 @pytest.fixture(autouse=True)
 def _many_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_batches, "CHECKPOINT_FRAMES", 3)
-    monkeypatch.setattr(file_batches, "MOST_STRETCHES", 8)
+    monkeypatch.setattr(stretches, "CHECKPOINT_FRAMES", 3)
+    monkeypatch.setattr(stretches, "MOST_STRETCHES", 8)
 
 
 @pytest.fixture(autouse=True, params=[1, 4096], ids=["runs", "one by one"])
@@ -208,7 +209,7 @@ def test_a_whole_file_by_one_look(tmp_path: Path, max_records: int) -> None:
 def test_a_plan_does_not_walk_again_where_messages_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "orders.ss"
     write_file(path, numbered(240, shards=SHARDS))
-    monkeypatch.setattr(file_batches, "MOST_STRETCHES", 1024)
+    monkeypatch.setattr(stretches, "MOST_STRETCHES", 1024)
     walks: list[int] = []
 
     class Counted(FrameScanner):
@@ -252,13 +253,13 @@ def test_long_files_are_planned_by_walking_each_message_about_once(
 ) -> None:
     path = write_file(tmp_path / "orders.ss", numbered(2000, shards=SHARDS))
     walked: list[int] = []
-    take = file_batches._Batch.take
+    take = stretches.PlannedBatch.take
 
     def counted(batch: Any, block: Any) -> bool:
         walked.append(len(block.sizes) if isinstance(block, Run) else 1)
         return take(batch, block)
 
-    monkeypatch.setattr(file_batches._Batch, "take", counted)
+    monkeypatch.setattr(stretches.PlannedBatch, "take", counted)
     with FileBatchSource(url_of(path)) as source:
         gaps = {shard: Range(extent.start, extent.end) for shard, extent in source.extents().items()}
         found = source._stretches
@@ -465,7 +466,7 @@ def test_a_replaced_file(tmp_path: Path) -> None:
 
 
 def test_a_file_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_batches, "CHECKPOINT_FRAMES", 4096)
+    monkeypatch.setattr(stretches, "CHECKPOINT_FRAMES", 4096)
     path = tmp_path / "orders.ss"
     writer = FrameWriter(beacon_interval=1024 * 1024, offset=HEADER_SIZE)
     payload = random.Random(1).randbytes(60_000)
