@@ -286,11 +286,13 @@ class FileBatchSource(BatchSource):
         """Parts of about as many messages, between two cuts each."""
         sizes = [sum(counts.values()) for counts in batch.counts]
         share = math.ceil(batch.records / parallelism)
-        firsts = [0]
-        for number in range(1, len(sizes)):
+        firsts, taken = [0], 0
+        for number, size in enumerate(sizes[:-1], 1):
+            taken += size
             # The last cut may be the end of the batch.
-            if sum(sizes[firsts[-1] : number]) >= share and batch.cuts[number].offset < stop:
+            if taken >= share and batch.cuts[number].offset < stop:
                 firsts.append(number)
+                taken = 0
         splits = []
         for first, behind in zip(firsts, [*firsts[1:], len(sizes)]):
             is_damaged = not batch.damaged.isdisjoint(range(first, behind))

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from stream_consumers.batches import Range, total_counts
 from stream_consumers.file.format import HEADER_SIZE
 from stream_consumers.file.frames import Damage, Frame, Run
-from stream_consumers.messages import Shard
+from stream_consumers.messages import INTERNAL_KEY, Shard
 from stream_consumers.options import Limits
 
 CHECKPOINT_FRAMES = 4096
 MOST_STRETCHES = 1024
 # Each stretch has a place in every shard: where there are more shards, there are fewer stretches.
 FEWEST_STRETCHES, SHARDS_OF_ALL = 16, 100
+NOTHING = Range(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,6 @@ class Stretch:
         counts = total_counts((self.counts, other.counts))
         records, payload_bytes = self.records + other.records, self.payload_bytes + other.payload_bytes
         return Stretch(self.begin, other.end, counts, records, payload_bytes)
-
-
-NOTHING = Range(0, 0)
 
 
 class Walk:
@@ -124,7 +122,8 @@ class Stretches:
 
     def __init__(self, begin: Checkpoint, streams: frozenset[str]) -> None:
         self._begin = begin
-        self._streams = streams
+        # Control messages have no places.
+        self._streams = streams - {INTERNAL_KEY}
         self._found: list[Stretch] = []
         self._size = CHECKPOINT_FRAMES
         self._start()
@@ -138,12 +137,8 @@ class Stretches:
         """Count ``block``, which ``walk`` has stepped over."""
         if isinstance(block, Damage):
             self._has_damage = True
-        elif isinstance(block, Run):
-            if block.stream in self._streams:
-                _add(self._counts, block.counts)
-                self._payload_bytes += _payload_bytes(block)
-        elif block.shard.stream in self._streams and not block.is_control:
-            _add(self._counts, {block.shard: 1})
+        elif (block.stream if isinstance(block, Run) else block.shard.stream) in self._streams:
+            _add(self._counts, block.counts if isinstance(block, Run) else {block.shard: 1})
             self._payload_bytes += _payload_bytes(block)
         self._messages += len(block.sizes) if isinstance(block, Run) else 1
         if self._messages >= self._size and walk.open_damage is None:
@@ -157,9 +152,8 @@ class Stretches:
         most = max(FEWEST_STRETCHES, MOST_STRETCHES // (1 + len(end.positions) // SHARDS_OF_ALL))
         if len(self._found) >= most:
             # They are kept while the batches are planned: their number must not grow with the file.
-            *others, last = self._found
             pairs = [one.join(other) for one, other in zip(self._found[::2], self._found[1::2])]
-            self._found = pairs if len(others) % 2 else [*pairs, last]
+            self._found = pairs + self._found[2 * len(pairs) :]
             self._size *= 2
 
     def up_to(self, end: Checkpoint) -> list[Stretch]:
