@@ -34,7 +34,7 @@ def test_a_job_of_spark_submit_tells_dagster_what_it_wrote(
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     write_stream(folder / "orders.ss", 300, malformed=frozenset({7}))
-    with spark_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         monkeypatch.setenv("SPARK_MASTER", cluster.master)
         defs: Any = runpy.run_path(str(ROOT / "examples" / "pipes" / "definitions.py"))["defs"]
         found = [materialized(defs, instance) for _ in range(2)]

@@ -17,6 +17,7 @@ from tests.support.dagster_services import Dagster, dagster_services
 from tests.support.dg_projects import DgProject
 from tests.support.polling import until
 from tests.support.settings import ROOT
+from tests.support.spark_servers import spark_servers
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster, pytest.mark.browser, pytest.mark.slow]
 SECONDS = 600.0
@@ -86,7 +87,10 @@ def test_a_scaffolded_project_from_its_streams_to_what_is_made_of_their_tables(h
     project.write("defs/revenue.py", DOWNSTREAM)
     write_shop(project.root / "data")
     path = {"PYTHONPATH": f"{ROOT}:{project.source}"}
-    with dagster_services(home / "dagster", f"{project.package}.definitions", path) as dagster:
+    with (
+        spark_servers(home / "servers") as servers,
+        dagster_services(home / "dagster", f"{project.package}.definitions", {**servers.variables, **path}) as dagster,
+    ):
         for made in ("revenue", "customers"):
             until(lambda key=made: is_made(dagster, key), seconds=SECONDS, what=made)
         table = DeltaTable(f"{project.root}/data/lake/public/orders").to_pyarrow_table()

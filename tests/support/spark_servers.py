@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_jobs.session import SPARK_VARIABLE
 from spark_jobs.spark_server.client import end
-from spark_jobs.spark_server.folder import ServerFolder
+from spark_jobs.spark_server.folder import SERVERS_VARIABLE, ServerFolder
 from tests.support.settings import ROOT
 
 SECONDS = 600.0
@@ -31,8 +32,12 @@ class Servers:
 
     def environment(self, **more: str) -> dict[str, str]:
         """For a process that uses them."""
-        kept = {name: value for name, value in os.environ.items() if name != "STREAM_ASSETS_SPARK"}
-        return {**kept, "PYTHONPATH": str(ROOT), "STREAM_ASSETS_SPARK_SERVERS": str(self.folder), **more}
+        return {**os.environ, "PYTHONPATH": str(ROOT), **self.variables, **more}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What an environment needs for that, where the tests have Spark in the process."""
+        return {SPARK_VARIABLE: "", SERVERS_VARIABLE: str(self.folder)}
 
     def living(self) -> list[ServerFolder]:
         """Those that run."""

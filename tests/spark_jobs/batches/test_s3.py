@@ -102,13 +102,13 @@ def test_a_run_that_is_killed_in_the_middle_of_a_write_is_continued(pipeline: Pi
 def test_two_drivers_at_once_write_each_message_once(pipeline: Pipeline) -> None:
     with ExitStack() as stack:
         both = [
-            stack.enter_context(running(pipeline.url, pipeline.runs, records=20, environment=pipeline.environment))
+            stack.enter_context(running(pipeline.url, pipeline.runs, records=40, environment=pipeline.environment))
             for _ in range(2)
         ]
         assert [run.wait() for run in both] == [0, 0], logs(pipeline.runs)
     pipeline.assert_each_once()
     # Each of them has written something, or it was no race.
-    assert DeltaTable(pipeline.table, storage_options=pipeline.store.options).version() >= MESSAGES // 20
+    assert DeltaTable(pipeline.table, storage_options=pipeline.store.options).version() >= MESSAGES // 40
 
 
 @pytest.mark.slow

@@ -135,5 +135,6 @@ def test_a_metastore_of_derby_that_somebody_else_has_open_is_told(
         said = orders.ingest("--retry-seconds", "0")
     assert f"is a Derby database that another process has open: {kept}/metastore_db. One Spark at a time" in said
     assert not orders.ingest()
-    assert orders.count() == 20
+    with hive_metastore(kept) as address:
+        assert HiveMetastore(uri=address).table("default.orders").path == f"file:{orders.table}"
     assert_each_once(folder / "orders.ss", orders.table)

@@ -17,7 +17,7 @@ from tests.support.log_stores import LogStore, log_store
 from tests.support.s3_server import ObjectStore, object_store
 
 pytestmark = pytest.mark.slow
-VERSIONS = {True: 1000, False: 300}
+VERSIONS = {True: 400, False: 300}
 OF_DELTA = "io.delta.storage.S3SingleDriverLogStore"
 
 
