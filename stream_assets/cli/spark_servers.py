@@ -58,6 +58,8 @@ def stop(force: bool) -> None:
 
     living = 0
     for server in _living():
+        if server.address() is None:
+            tell(f"{server.path.name} is starting, which is waited for", style="yellow")
         with server.starting():
             runs = 0 if force else len(server.connected())
             has_ended = not runs and end(server)

@@ -56,8 +56,21 @@ def test_a_server_that_does_not_listen_is_killed(servers: Path, monkeypatch: pyt
     server = made(servers, "deaf")
     with process(deaf, server):
         monkeypatch.setattr(client, "END_SECONDS", 1.0)
-        assert run("spark", "stop").exit_code == 0
-        assert not server.is_alive()
+        stopped = run("spark", "stop")
+        assert (stopped.exit_code, server.is_alive()) == (0, False)
+        assert "is starting" not in stopped.stderr
+
+
+def test_a_server_that_starts_is_waited_for_and_who_waits_is_told(
+    servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = made(servers, "slow")
+    with process(deaf, server):
+        monkeypatch.setattr(client, "END_SECONDS", 1.0)
+        server.withdraw()
+        stopped = run("spark", "stop")
+        assert (stopped.exit_code, server.is_alive()) == (0, False)
+        assert "slow is starting, which is waited for" in stopped.stderr
 
 
 def test_where_no_server_can_be_kept_it_is_told_why(servers: Path) -> None:
