@@ -33,6 +33,8 @@ USER = "stream-assets"
 IDLE_SETTING = "spark.stream_assets.server.idleSeconds"
 PLUGINS = "spark.plugins"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# A JVM that lives for long would grow to the largest heap that it may have, whatever it needs.
+SMALL_HEAP = "-XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30"
 CONNECT_PLUGIN = "org.apache.spark.sql.connect.SparkConnectPlugin"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
 ARGUMENTS_VARIABLE = "PYSPARK_SUBMIT_ARGS"
@@ -108,8 +110,7 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
     given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
-    # Without memory it would neither work nor end.
-    given[JAVA_OPTIONS] = f"{settings.get(JAVA_OPTIONS, '')} -XX:+ExitOnOutOfMemoryError".strip()
+    given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""))
     scratch = Path(tempfile.mkdtemp(prefix="stream-assets-spark-"))
     try:
         properties = scratch / "settings.conf"
@@ -123,6 +124,19 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
         context.stop()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def java_options(given: str) -> str:
+    """The options of the server's JVM: those that the user gives, and ours.
+
+    Example:
+        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m")
+        '-XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
+    """
+    # The two ratios go together: one of ours beside one of the user's might be no pair that Java takes.
+    of_heap = () if "HeapFreeRatio" in given else (SMALL_HEAP,)
+    # Without memory it would neither work nor end.
+    return " ".join(filter(None, (*of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
 
 
 def escaped(value: str) -> str:

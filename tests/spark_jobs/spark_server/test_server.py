@@ -88,6 +88,7 @@ def test_two_runs_that_start_at_once_share_a_server_and_each_has_the_code_as_it_
     [server] = servers.living()
     address = server.address()
     assert address is not None
+    assert any("MaxHeapFreeRatio=30" in _words(pid) for pid in _processes() if _leader(pid) == found[0]["server"][0])
     # Two cores of workers, and their module was imported: an edit shows in the next run all the same.
     (place / "answers.py").write_text(ANSWERS % "second")
     again = servers.run("use.py", "{}", cwd=place)
@@ -132,6 +133,13 @@ def _knock(port: int, token: str) -> object:
 
 def _processes() -> list[Path]:
     return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _leader(process: Path) -> int | None:
+    try:
+        return os.getpgid(int(process.name))
+    except ProcessLookupError:
+        return None
 
 
 def _words(process: Path) -> str:
