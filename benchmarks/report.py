@@ -40,9 +40,6 @@ REASONS = {
         "What grows is the heap of the JVM, within its limit (Spark's 1 GB, unless told); the other processes grow by "
         "a fifth, from one batch to sixteen."
     ),
-    "memory after 1,000 batches, times that after 200": (
-        "The heap of the JVM grows towards its limit; the Python processes stay as they are."
-    ),
 }
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "confluent-kafka", "redis", "dagster")
 INTRODUCTION = """\
