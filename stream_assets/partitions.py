@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timezone
+from datetime import datetime, timezone
 
 import dagster as dg
 import numpy as np
@@ -102,7 +102,10 @@ def _window(partitions: dg.TimeWindowPartitionsDefinition, seconds: int, latest:
     if not is_defined or not start <= seconds < end:
         return None
     # The window of now becomes a partition when it is over, and has these rows then.
-    return (key, int(end)) if start <= latest or partitions.has_partition_key(key) else None
+    if start <= latest:
+        return key, int(end)
+    with dg.partition_loading_context(effective_dt=datetime.fromtimestamp(latest, timezone.utc)):
+        return (key, int(end)) if partitions.has_partition_key(key) else None
 
 
 def touched_since(

@@ -47,7 +47,8 @@ def test_each_time_belongs_to_the_day_that_it_is_in() -> None:
 def test_the_day_that_is_not_over_counts_and_days_that_are_none_do_not() -> None:
     found = counted(DAYS, "2026-11-15T23:59", "2026-11-22T01:00", "2026-11-23", "9999-12-31T23:59:59")
     assert found == Touched({"2026-11-22": 1}, outside=3)
-    assert counted(dg.DailyPartitionsDefinition("2026-11-16", end_offset=2), "2026-11-23").rows == {"2026-11-23": 1}
+    later = counted(dg.DailyPartitionsDefinition("2026-11-16", end_offset=2), "2026-11-23", "2026-11-24")
+    assert later == Touched({"2026-11-23": 1}, outside=1)
     until = dg.DailyPartitionsDefinition("2026-11-16", end_date="2026-11-18")
     assert counted(until, "2026-11-17", "2026-11-18") == Touched({"2026-11-17": 1}, outside=1)
 

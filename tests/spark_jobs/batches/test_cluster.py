@@ -75,7 +75,7 @@ def test_a_worker_is_killed_while_its_executor_reads(folder: Path, tmp_path_fact
 def test_drivers_are_killed_where_executors_are_at_work(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     url = write_stream(folder / "orders.ss", 400, malformed=frozenset({7, 200}))
     # Of the other steps the executors know nothing.
-    faults = ["dead letters written", "mid-write", "verified"]
+    faults = ["planned", "dead letters written", "mid-write", "verified"]
     with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         kill_in_turn(url, folder / "t", faults, environment=environment(cluster))
         assert 0 < sum(sequences_in_table(folder / "t").values()) < 400, "each was killed on the way"

@@ -163,7 +163,7 @@ def test_a_replay_and_then_a_rewind_are_killed_on_a_broker(
 ) -> None:
     lake = Lake.of(spark, kind, folder, request, records=40)
     words = (server, "the-replay", lake.feed.bound(MIDDLE.start), lake.feed.bound(MIDDLE.stop))
-    lake.kill(["mid-write@2", "verified@3"], *words)
+    lake.kill(["mid-dead-letters@2", "mid-write@3", "rows written@4", "verified@5"], *words)
     assert lake.feed.told() == lake.feed.done(MESSAGES), "a replay moves no group"
     lake.finish(*words)
     lake.assert_made(by_new=MIDDLE)
