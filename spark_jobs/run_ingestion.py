@@ -283,10 +283,11 @@ class SharedDrain:
                     else:
                         for shard in sorted(self._shards() - self._done - set(running.values())):
                             running[pool.submit(self._drain_shard, shard)] = shard
-                    yield from self._take()
                     for future in wait(running, _TICK_SECONDS, FIRST_COMPLETED).done if running else ():
                         shard = running.pop(future)
                         self._done |= {shard} if future.result() else set()
+                    # What the shards that are done just wrote is told before the member waits for more.
+                    yield from self._take()
             except StreamAssetsError:
                 self._stop.set()
                 for future in running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -173,6 +174,26 @@ def test_a_member_ends_when_its_time_is_over(folder: Path, broker: MemoryBroker)
     drain = member_of(folder, linger=0.3, on_next=lambda: looks.append(1))
     assert len(list(drain.reports())) == 2
     assert len(looks) > 3
+
+
+def test_a_member_tells_what_it_has_written_before_it_waits_for_more(
+    folder: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what is written while it waits for its shards."""
+    begin = threading.Event()
+    wait = run_ingestion.wait
+    monkeypatch.setattr(run_ingestion, "wait", lambda running, *_: (begin.set(), wait(running, 60))[1])
+    told_at_pauses: list[int] = []
+    time = itertools.count()
+    drain = member_of(folder, linger=600.0, on_next=lambda: None, began=lambda: begin.wait(60))
+    written: Any = SimpleNamespace(read=lambda: SimpleNamespace(positions={ZERO: 1, ONE: 1}))
+    drain._ledger = written
+    drain._linger = Linger(5, sleep=lambda _: told_at_pauses.append(len(found)), clock=lambda: next(time))
+    found: list[Any] = []
+    for report in drain.reports():
+        found.append(report)
+    assert len(found) == 2
+    assert set(told_at_pauses) == {2}
 
 
 def test_a_member_that_is_asked_to_end_tells_what_it_finishes(folder: Path, broker: MemoryBroker) -> None:
