@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,18 +21,36 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.rows import reason
+from spark_jobs.decoding.rows import shortened
 from spark_jobs.decoding.schema_registry import StoredSchema
+from spark_jobs.decoding.schema_source import schema_use
 from stream_consumers.errors import SchemaMismatchError
 
-OWN_FILE = "schema.proto"
+OWN_FILE = "stream_assets/schema.proto"
+LONGEST_NAME = 255
 _COMPILE_SECONDS = 60.0
+# Each part begins with a letter, a digit or an underscore, so that no part is "." or "..", and no name is an option.
+_FILE_NAME = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+-]*/)*[A-Za-z0-9_][A-Za-z0-9_.+-]*\.proto")
 # Where the descriptors of what everybody may import are.
 _KNOWN = {
-    "google/protobuf/": "google.protobuf.",
-    "google/type/": "google.type.",
-    "confluent/": "confluent_kafka.schema_registry.confluent.",
+    "google/protobuf": "google.protobuf",
+    "google/type": "google.type",
+    "confluent": "confluent_kafka.schema_registry.confluent",
 }
+_KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/([a-z0-9_/]+)\.proto")
+# The compiler is given schemas that others have written: it imports nothing from folders that anything else names,
+# and ends before it takes the memory or the disk of the machine. Not each system has each limit.
+_COMPILER = """
+import resource, sys
+for name, most in ("RLIMIT_CPU", 20), ("RLIMIT_AS", 2 << 30), ("RLIMIT_FSIZE", 64 << 20), ("RLIMIT_CORE", 0):
+    try:
+        resource.setrlimit(getattr(resource, name), (most, most))
+    except (AttributeError, OSError, ValueError):
+        pass
+sys.path.append(sys.argv.pop(1))
+from grpc_tools import protoc
+sys.exit(protoc.main(sys.argv))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +154,15 @@ def files_of_stored(stored: StoredSchema) -> tuple[Any, ...]:
         )
     files: dict[str, Any] = {}
     texts: dict[str, str] = {}
-    _add_stored(OWN_FILE, stored, files, texts)
-    if texts:
-        # The compiler takes files of both kinds.
-        return tuple(compiled(texts, OWN_FILE, known=files.values()).file)
-    return tuple(_ordered(files, last=OWN_FILE))
+    with schema_use("Protobuf"):
+        for name, reference in stored.references:
+            check_file_name(name)
+            _add_stored(name, reference.text, files, texts)
+        _add_stored(OWN_FILE, stored.text, files, texts)
+        if texts:
+            # The compiler takes files of both kinds.
+            return tuple(compiled(texts, OWN_FILE, known=files.values()).file)
+        return tuple(_ordered(files, last=OWN_FILE))
 
 
 def schema_of_stored(stored: StoredSchema, message: str | None) -> MessageSchema:
@@ -183,39 +207,75 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
         SchemaMismatchError: the compiler refuses it; says why.
         MissingDependencyError: there is no compiler.
     """
-    imported("grpc_tools", extra="protobuf")
+    package = imported("grpc_tools", extra="protobuf")
+    for file in texts:
+        check_file_name(file)
     with tempfile.TemporaryDirectory(prefix="stream-assets-proto-") as folder:
         root = Path(folder)
         for file, text in texts.items():
-            path = (root / "source" / file).resolve()
-            if not path.is_relative_to(root.resolve()):
-                raise SchemaMismatchError(f"the schema imports {file!r}", remedy="Import files by their names.")
+            path = root / "source" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         (root / "known").write_bytes(_serialized([*known, *_known_imports(texts.values())]))
-        made = subprocess.run(  # noqa: S603 - the compiler that is installed with this Python
-            [
-                sys.executable,
-                "-m",
-                "grpc_tools.protoc",
-                f"--proto_path={root / 'source'}",
-                f"--descriptor_set_in={root / 'known'}",
-                "--include_imports",
-                f"--descriptor_set_out={root / 'set'}",
-                name,
-            ],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_SECONDS,
-            check=False,
-        )
+        (root / "empty").mkdir()
+        try:
+            made = subprocess.run(  # noqa: S603 - the compiler that is installed with this Python
+                [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    _COMPILER,
+                    str(Path(package.__path__[0]).parent),
+                    f"--proto_path={root / 'source'}",
+                    f"--descriptor_set_in={root / 'known'}",
+                    "--include_imports",
+                    f"--descriptor_set_out={root / 'set'}",
+                    name,
+                ],
+                cwd=root / "empty",
+                # Some builds of Python find their libraries by it.
+                env={name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_COMPILE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SchemaMismatchError(
+                "the schema of Protobuf cannot be compiled in time",
+                remedy="Shorten it, or give a descriptor set.",
+                seconds=_COMPILE_SECONDS,
+            ) from error
         if made.returncode:
             said = next((line for line in made.stderr.splitlines() if "warning" not in line), "")
             raise SchemaMismatchError(
-                f"the schema of Protobuf cannot be compiled: {said}", remedy="Correct it; protoc says the same."
+                f"the schema of Protobuf cannot be compiled: {shortened(said)}",
+                remedy="Correct it; protoc says the same.",
+                exit_code=made.returncode,
             )
         return descriptor_pb2.FileDescriptorSet.FromString((root / "set").read_bytes())
+
+
+def check_file_name(name: str) -> None:
+    """Refuse the name of a file that is no plain relative path.
+
+    Raises:
+        SchemaMismatchError: saying what such a name is.
+
+    Example:
+        >>> check_file_name("shop/order.proto")
+        >>> check_file_name("../order.proto")
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: the schema of Protobuf refers to the file '../order.proto'. Call \
+it by a relative path that ends in .proto, of letters, digits, and any of _ . + - within its parts, 255 characters at most.
+    """
+    if len(name) > LONGEST_NAME or not _FILE_NAME.fullmatch(name):
+        raise SchemaMismatchError(
+            f"the schema of Protobuf refers to the file {shortened(repr(name))}",
+            remedy="Call it by a relative path that ends in .proto, of letters, digits, and any of _ . + - within its "
+            f"parts, {LONGEST_NAME} characters at most.",
+        )
 
 
 def _known_imports(texts: Iterable[str]) -> list[Any]:
@@ -229,12 +289,12 @@ def _known_imports(texts: Iterable[str]) -> list[Any]:
 
 def _add_known(name: str, files: dict[str, Any]) -> None:
     """A file that everybody may import, with what it imports itself; nothing if it is none."""
-    folder = next((folder for folder in _KNOWN if name.startswith(folder)), None)
-    if folder is None or not name.endswith(".proto") or name in files:
+    known = _KNOWN_NAME.fullmatch(name)
+    if known is None or name in files:
         return
-    module = name.removeprefix(folder).removesuffix(".proto").replace("/", ".")
+    folder, stem = known.groups()
     try:
-        descriptor = import_module(f"{_KNOWN[folder]}{module}_pb2").DESCRIPTOR
+        descriptor = import_module(f"{_KNOWN[folder]}.{stem.replace('/', '.')}_pb2").DESCRIPTOR
     except ImportError:
         return
     files[name] = _copied(descriptor)
@@ -244,14 +304,12 @@ def _add_known(name: str, files: dict[str, Any]) -> None:
         _add_known(needed, files)
 
 
-def _add_stored(name: str, stored: StoredSchema, files: dict[str, Any], texts: dict[str, str]) -> None:
-    for other, reference in stored.references:
-        if other not in files and other not in texts:
-            _add_stored(other, reference, files, texts)
+def _add_stored(name: str, text: str, files: dict[str, Any], texts: dict[str, str]) -> None:
+    """A file of a registry, to the descriptors or to the texts."""
     try:
-        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(stored.text, validate=True))
+        file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
     except (binascii.Error, DecodeError, ValueError):
-        texts[name] = stored.text
+        texts[name] = text
         return
     file.name = name
     files[name] = file

@@ -104,5 +104,15 @@ def reason(error: Exception) -> str:
         >>> reason(EOFError()), reason(ValueError("field 'id' is no number"))
         ('EOFError', "field 'id' is no number")
     """
-    said = str(error).partition("\n")[0].strip() or type(error).__name__
+    return shortened(str(error)) or type(error).__name__
+
+
+def shortened(text: str) -> str:
+    """The first line of a text, of bounded length.
+
+    Example:
+        >>> shortened("no such file\\nTraceback")
+        'no such file'
+    """
+    said = text.partition("\n")[0].strip()
     return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"

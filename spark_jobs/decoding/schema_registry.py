@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from spark_jobs.decoding.extras import imported
+from spark_jobs.decoding.rows import shortened
 from stream_consumers.client_config import ClientConfig, Deferred, Scalar, resolve
 from stream_consumers.errors import (
     AccessDeniedError,
     InvalidOptionError,
+    SchemaMismatchError,
     SchemaNotFoundError,
     SchemaRegistryError,
     StreamAssetsError,
@@ -32,6 +33,11 @@ DEFAULTS: dict[str, Scalar] = {
 }
 UNKNOWN_SECONDS = 30.0
 MOST_UNKNOWN = 10_000
+MOST_KNOWN = 1000
+"""Schemas that a process keeps for each registry: whoever may register can send messages with new ids without end."""
+MOST_REFERENCES = 200
+LONGEST_SCHEMA = 4 << 20
+"""The characters of a schema and of all schemas that it refers to."""
 _NUMBERS = (
     "timeout",
     "cache.capacity",
@@ -59,12 +65,15 @@ class StoredSchema:
     Args:
         kind: ``AVRO``, ``PROTOBUF`` or ``JSON``.
         text: of the schema; for Protobuf, the file descriptor in base64 where the registry gives it.
-        references: the schemas that it names, in the order in which it does, by the names it uses.
+        references: the schemas that it needs, directly or through others, by the names that they are referred to. Each
+            name is there once, after those that it needs itself. They have no references of their own.
+        subject: the subject as whose schema it was looked up; empty if it was looked up by its id.
     """
 
     kind: str
     text: str
     references: tuple[tuple[str, StoredSchema], ...] = ()
+    subject: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +125,22 @@ class SchemaRegistry:
             return self
         return replace(self, url=str(resolve({"url": self.url})["url"]), options=resolve(self.options))
 
-    def schema(self, number: int, *, form: str | None = None) -> StoredSchema:
+    def schema(self, number: int, *, form: str | None = None, subject: str = "") -> StoredSchema:
         """The schema of an id.
 
         Args:
             number: the id.
             form: the format to ask for, ``serialized`` for Protobuf.
+            subject: under which it must be registered; any by default.
 
         Raises:
-            SchemaNotFoundError: there is none.
+            SchemaNotFoundError: there is none, or it is not registered under the subject.
+            SchemaMismatchError: it is too large, or has too many references.
             SchemaRegistryError: the registry does not answer for now.
             AccessDeniedError: it does not let us in.
             InvalidOptionError: it is no registry, or its options are wrong.
         """
-        return self._lookups().schema(number, form)
+        return self._lookups().schema(number, form, subject)
 
     def subject(self, name: str, version: int | None = None, *, form: str | None = None) -> StoredSchema:
         """The schema of a subject as it is now.
@@ -173,8 +184,8 @@ class Lookups:
         self._lock = threading.RLock()
         self._users = 0
         self._client: Any = None
-        self._known: dict[tuple[object, ...], StoredSchema] = {}
-        self._unknown: dict[int, tuple[float, SchemaNotFoundError]] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+        self._unknown: dict[tuple[object, ...], tuple[float, SchemaNotFoundError | SchemaMismatchError]] = {}
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -207,59 +218,115 @@ class Lookups:
                 remedy="See the options of SchemaRegistryClient in confluent-kafka.",
             ) from error
 
-    def schema(self, number: int, form: str | None) -> StoredSchema:
+    def schema(self, number: int, form: str | None, subject: str) -> StoredSchema:
         """See :meth:`SchemaRegistry.schema`."""
-        key = (number, form)
-        if key in self._known:
-            return self._known[key]
+        key = (number, subject, form)
+        if isinstance(known := self._known.get(key), StoredSchema):
+            return known
         # Damaged ids would ask the registry for each message; one that is new may be known to it a little later.
-        since, refused = self._unknown.get(number, (0.0, None))
+        since, refused = self._unknown.get(key, (0.0, None))
         if refused is not None and time.monotonic() - since < UNKNOWN_SECONDS:
             raise refused
         try:
+            if subject:
+                self._check_registered(number, subject)
             found = self._ask(f"schema id {number}", lambda client: client.get_schema(number, fmt=form))
-        except SchemaNotFoundError as error:
+            stored = self._stored(found, form)
+        except (SchemaNotFoundError, SchemaMismatchError) as error:
             if len(self._unknown) >= MOST_UNKNOWN:
                 self._unknown.clear()
-            self._unknown[number] = (time.monotonic(), error)
+            self._unknown[key] = (time.monotonic(), error)
             raise
-        self._known[key] = self._stored(found, form, above=())
-        return self._known[key]
+        self._keep(key, stored)
+        return stored
+
+    def _keep(self, key: tuple[object, ...], found: Any) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = found
+
+    def _check_registered(self, number: int, subject: str) -> None:
+        """Refuse the id of a schema that is not registered, and never was, under a subject."""
+        subjects = self._answer(
+            f"schema id {number}", lambda client: list(client.get_subjects_by_schema_id(number, subject, deleted=True))
+        )
+        if subject not in subjects:
+            raise SchemaNotFoundError(
+                f"schema id {number} is not registered under subject {subject!r}",
+                remedy="Register it there, if its messages are to be read.",
+            )
 
     def subject(self, name: str, version: int | None, form: str | None) -> StoredSchema:
         """See :meth:`SchemaRegistry.subject`."""
         what = f"subject {name!r}" if version is None else f"version {version} of subject {name!r}"
         if version is None:
-            found = self._ask(what, lambda client: client.get_latest_version(name, fmt=form))
+            found = self._ask(what, lambda client: client.get_latest_version(name, fmt=form).schema)
         else:
-            found = self._ask(what, lambda client: client.get_version(name, version, fmt=form))
-        return self._stored(found.schema, form, above=())
+            found = self._ask(what, lambda client: client.get_version(name, version, fmt=form).schema)
+        return replace(self._stored(found, form), subject=name)
 
-    def _stored(self, schema: Any, form: str | None, above: tuple[object, ...]) -> StoredSchema:
-        references = []
-        for reference in schema.references or ():
-            place = (reference.subject, reference.version, form)
-            if place in above:
-                raise InvalidOptionError(
-                    f"version {reference.version} of subject {reference.subject!r} refers to itself",
-                    remedy="Correct it in the registry.",
+    def _stored(self, schema: Any, form: str | None) -> StoredSchema:
+        """A schema with all schemas that it needs.
+
+        Raises:
+            SchemaMismatchError: they are too many, or too large together.
+        """
+        found: dict[str, StoredSchema] = {}
+        seen: set[str] = set()
+        length = 0
+
+        def add(one: Any) -> StoredSchema:
+            nonlocal length
+            length += len(one.schema_str)
+            if len(seen) > MOST_REFERENCES or length > LONGEST_SCHEMA:
+                raise SchemaMismatchError(
+                    "a schema of the registry has too many references, or is too long with them",
+                    remedy=f"At most {MOST_REFERENCES} references and {LONGEST_SCHEMA} characters are read.",
+                    references=len(seen),
+                    characters=length,
                 )
-            if place not in self._known:
-                what = f"version {reference.version} of subject {reference.subject!r}, to which another schema refers"
-                found = self._ask(what, partial(_version, place))
-                self._known[place] = self._stored(found.schema, form, (*above, place))
-            references.append((str(reference.name), self._known[place]))
-        return StoredSchema(schema.schema_type or "AVRO", schema.schema_str, tuple(references))
+            for reference in one.references or ():
+                if reference.name not in seen:
+                    seen.add(reference.name)
+                    found[reference.name] = add(self._reference(reference, form))
+            return StoredSchema(one.schema_type or "AVRO", one.schema_str)
+
+        stored = add(schema)
+        return replace(stored, references=tuple(found.items()))
+
+    def _reference(self, reference: Any, form: str | None) -> Any:
+        """The schema that another one refers to."""
+        subject, version = reference.subject, reference.version
+        key = (subject, version, form)
+        if key not in self._known:
+            what = f"version {version} of subject {subject!r}, to which another schema refers"
+            self._keep(key, self._ask(what, lambda client: client.get_version(subject, version, fmt=form).schema))
+        return self._known[key]
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
+        """The schema that the registry answers."""
+
+        def checked(client: Any) -> Any:
+            found = ask(client)
+            if not isinstance(found.schema_str, str) or not found.schema_str:
+                raise ValueError("an answer without a schema")
+            for one in found.references or ():
+                # The client puts the version into the path of a request as it is.
+                if not (isinstance(one.name, str) and isinstance(one.subject, str) and isinstance(one.version, int)):
+                    raise SchemaMismatchError(
+                        f"{what} has a reference without a name, a subject and a number as its version",
+                        remedy="Correct it in the registry.",
+                    )
+            return found
+
+        return self._answer(what, checked)
+
+    def _answer(self, what: str, ask: Callable[[Any], Any]) -> Any:
         module = _client_module()
         where = f"the schema registry {self._url}"
         try:
             with self.session():
-                found = ask(self._connected())
-            if not getattr(found, "schema", found).schema_str:
-                raise ValueError("an answer without a schema")
-            return found
+                return ask(self._connected())
         except StreamAssetsError:
             raise
         except module.error.SchemaRegistryError as error:
@@ -278,13 +345,8 @@ class Lookups:
             raise SchemaRegistryError(f"{where} does not answer: {_said(error)}", remedy=_ASK_AGAIN) from error
 
 
-def _version(place: tuple[str, int, str | None], client: Any) -> Any:
-    subject, version, form = place
-    return client.get_version(subject, version, fmt=form)
-
-
 def _explained(error: Any, *, what: str, where: str) -> StreamAssetsError:
-    status, said = error.http_status_code, error.error_message
+    status, said = error.http_status_code, shortened(str(error.error_message))
     if error.error_code in _MISSING:
         return SchemaNotFoundError(f"{where} has no {what}", remedy="Check the name, or the producer.")
     if status in _DENIED:
@@ -297,7 +359,7 @@ def _explained(error: Any, *, what: str, where: str) -> StreamAssetsError:
 
 
 def _said(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return shortened(str(error)) or type(error).__name__
 
 
 def _check_url(url: str) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from spark_jobs.decoding.rows import reason
 from spark_jobs.decoding.schema_registry import StoredSchema
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
+
+DEEPEST_JSON = 256
 
 
 def check_sources(**sources: object) -> None:
@@ -71,3 +77,58 @@ def given_schema(form: str, schema: object, file: str | Path | None) -> StoredSc
     if given is None or isinstance(given, StoredSchema):
         return given
     return StoredSchema(form, given if isinstance(given, str) else json.dumps(given))
+
+
+@contextmanager
+def schema_use(form: str) -> Iterator[None]:
+    """Report whatever a schema makes our code or a library raise as a schema that cannot be used.
+
+    A message chooses its schema by an id, so that anything else would fail the run at each try.
+
+    Args:
+        form: of the schema, for the error.
+
+    Raises:
+        SchemaMismatchError: with the reason.
+
+    Example:
+        >>> with schema_use("Avro"):
+        ...     {}["name"]
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: the Avro schema cannot be used: KeyError: 'name'. Correct it, or \
+read with another one.
+    """
+    try:
+        yield
+    except StreamAssetsError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise SchemaMismatchError(
+            f"the {form} schema cannot be used: {why}", remedy="Correct it, or read with another one."
+        ) from error
+
+
+def schema_document(text: str) -> Any:
+    """The document of a schema that is JSON.
+
+    Raises:
+        ValueError: it is no JSON, or is nested deeper than :data:`DEEPEST_JSON`.
+
+    Example:
+        >>> schema_document('{"type": "long"}')
+        {'type': 'long'}
+    """
+    document = json.loads(text)
+    level = [document]
+    for _ in range(DEEPEST_JSON):
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return document
+    raise ValueError(f"it is nested deeper than {DEEPEST_JSON} levels")
+
+
+def _parts(document: Any) -> list[Any]:
+    if isinstance(document, dict):
+        return list(document.values())
+    return document if isinstance(document, list) else []
