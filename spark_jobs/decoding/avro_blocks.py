@@ -30,6 +30,7 @@ from spark_jobs.decoding.avro_types import AvroType, parse_avro
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import columns_of, decode_rows
 from spark_jobs.decoding.schema_registry import StoredSchema
+from spark_jobs.decoding.schema_source import schema_use
 from stream_consumers.errors import SchemaMismatchError
 
 Numbers: TypeAlias = Any
@@ -189,7 +190,8 @@ class AvroDecoding:
 @lru_cache(maxsize=256)
 def avro_decoding(writer: StoredSchema, reader: StoredSchema, schema: pa.Schema, is_one: bool) -> AvroDecoding:
     """That of a pair of schemas; see :class:`AvroDecoding`."""
-    return AvroDecoding(parse_avro(writer), parse_avro(reader), schema, is_one=is_one)
+    with schema_use("Avro"):
+        return AvroDecoding(parse_avro(writer), parse_avro(reader), schema, is_one=is_one)
 
 
 def _plan(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Decode:
@@ -485,25 +487,23 @@ def _booleans(cursor: Cursor, rows: Numbers) -> Column:
 
 
 def _floats(width: int, kind: pa.DataType, cursor: Cursor, rows: Numbers) -> Column:
-    found = _matrix(cursor, rows, width).view(f"<f{width}").reshape(-1)
+    starts, _ = cursor.take(rows, np.full(len(rows), width))
+    places = starts[:, None] + np.arange(width)
+    found = cursor.data[np.minimum(places, len(cursor.data) - 1)].view(f"<f{width}").reshape(-1)
     return _array(found.astype(kind.to_pandas_dtype()))
 
 
 def _fixed(width: int, cursor: Cursor, rows: Numbers) -> Column:
-    content = _buffer(_matrix(cursor, rows, width).reshape(-1))
-    ends = _buffer((np.arange(len(rows) + 1) * width).astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(rows), [None, ends, content])
-
-
-def _matrix(cursor: Cursor, rows: Numbers, width: int) -> Numbers:
-    """So many bytes of each row."""
-    starts, _ = cursor.take(rows, np.full(len(rows), width))
-    places = starts[:, None] + np.arange(width)
-    return cursor.data[np.minimum(places, len(cursor.data) - 1)]
+    return _sized(cursor, rows, np.full(len(rows), width))
 
 
 def _bytes(cursor: Cursor, rows: Numbers) -> Column:
-    starts, sizes = cursor.take(rows, cursor.numbers(rows))
+    return _sized(cursor, rows, cursor.numbers(rows))
+
+
+def _sized(cursor: Cursor, rows: Numbers, sizes: Numbers) -> Column:
+    """Bytes of these sizes; none of rows that are left."""
+    starts, sizes = cursor.take(rows, sizes)
     if not len(rows):
         return pa.array([], pa.binary())
     # What stands between two of them is one in between, which is not taken; so places have to grow.

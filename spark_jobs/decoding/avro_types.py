@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.ddl import TypeBudget, check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED
 from spark_jobs.decoding.extras import imported
-from spark_jobs.decoding.rows import reason
 from spark_jobs.decoding.schema_registry import StoredSchema
+from spark_jobs.decoding.schema_source import schema_document, schema_use
 from stream_consumers.errors import SchemaMismatchError
 
-MOST_TYPES = 10_000
 MOST_DIGITS = 38
+LARGEST_FIXED = 1 << 20
 UUID_BYTES = 16
 DURATION_BYTES = 12
 DURATION_DDL = "STRUCT<months: BIGINT, days: BIGINT, milliseconds: BIGINT>"
@@ -140,22 +140,11 @@ def parse_avro(stored: StoredSchema) -> AvroType:
         )
     fastavro = imported("fastavro", extra="avro")
     named: dict[str, Any] = {}
-    try:
-        _add_references(fastavro, stored, named)
-        parsed = fastavro.parse_schema(json.loads(stored.text), named)
-    except Exception as error:  # an error of JSON, or of the library, which has many
-        raise SchemaMismatchError(
-            f"the Avro schema cannot be used: {reason(error)}",
-            remedy="Give the JSON of an Avro schema: a record with fields.",
-        ) from error
-    return _Tree(named).node(parsed, ())
-
-
-def _add_references(fastavro: Any, stored: StoredSchema, named: dict[str, Any]) -> None:
-    for name, reference in stored.references:
-        _add_references(fastavro, reference, named)
-        if name not in named:
-            fastavro.parse_schema(json.loads(reference.text), named)
+    with schema_use("Avro"):
+        for name, reference in stored.references:
+            if name not in named:
+                fastavro.parse_schema(schema_document(reference.text), named)
+        return _Tree(named).node(fastavro.parse_schema(schema_document(stored.text), named), ())
 
 
 class _Tree:
@@ -163,20 +152,15 @@ class _Tree:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
-        self._count = 0
+        self._budget = TypeBudget("Avro")
 
     def node(self, schema: Any, above: tuple[str, ...]) -> AvroType:
-        self._count += 1
-        if self._count > MOST_TYPES:
-            raise SchemaMismatchError(
-                f"the Avro schema is made of more than {MOST_TYPES} types",
-                remedy="Give a smaller one: a reader's schema need not have all fields.",
-            )
-        if isinstance(schema, str):
-            return self.node(self._named[schema], above) if schema in self._named else AvroType(schema)
-        if isinstance(schema, dict) and schema["type"] not in _DEFINING:
-            return self.node(schema["type"], above)
-        return self._defined(schema, above)
+        with self._budget:
+            if isinstance(schema, str):
+                return self.node(self._named[schema], above) if schema in self._named else AvroType(schema)
+            if isinstance(schema, dict) and schema["type"] not in _DEFINING:
+                return self.node(schema["type"], above)
+            return self._defined(schema, above)
 
     def _defined(self, schema: Any, above: tuple[str, ...]) -> AvroType:
         if isinstance(schema, list):
@@ -201,6 +185,11 @@ class _Tree:
             symbols = tuple(schema["symbols"])
             return AvroType(kind, name, symbols=symbols, default=schema.get("default"), aliases=aliases)
         size = schema.get("size", 0) if kind == "fixed" else 0
+        if not 0 <= size <= LARGEST_FIXED:
+            raise SchemaMismatchError(
+                f"the Avro type {name} is fixed at {size} bytes",
+                remedy=f"Sizes from 0 to {LARGEST_FIXED} are read; take bytes for more.",
+            )
         return _with_logical(schema, AvroType(kind, name if kind == "fixed" else "", size=size, aliases=aliases))
 
     def _field(self, field: Mapping[str, Any], above: tuple[str, ...]) -> AvroField:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from stream_consumers.errors import SchemaMismatchError
 
+MOST_TYPES = 10_000
+DEEPEST_TYPES = 100
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -81,3 +83,34 @@ def first_twice(names: Iterable[str]) -> str | None:
             return name
         seen.add(name.lower())
     return None
+
+
+class TypeBudget:
+    """Limits the types that columns are made of, and how deep they nest: a short schema can name types without end.
+
+    It is entered for each type, around the types within.
+
+    Args:
+        form: of the schema, for errors.
+
+    Raises:
+        SchemaMismatchError: when it is entered, if there are more than :data:`MOST_TYPES`, or more than
+            :data:`DEEPEST_TYPES` within each other.
+    """
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._count = 0
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._depth += 1
+        if self._count > MOST_TYPES or self._depth > DEEPEST_TYPES:
+            raise SchemaMismatchError(
+                f"the {self._form} schema is made of more than {MOST_TYPES} types, or nests more than {DEEPEST_TYPES}",
+                remedy="Give a smaller one: a schema to read with need not have all fields.",
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1

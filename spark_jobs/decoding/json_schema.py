@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.decoding.cpu_limit import cpu_limit
 from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_decoder import Json
@@ -19,10 +20,13 @@ from spark_jobs.decoding.json_schema_types import json_documents, json_schema_dd
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import reason
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
-from spark_jobs.decoding.schema_source import check_sources, given_schema
+from spark_jobs.decoding.schema_source import check_sources, given_schema, schema_use
 from spark_jobs.decoding.wire_format import Part, decode_frames
-from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.options import check_switch
+
+VALIDATION_SECONDS = 1.0
+"""The CPU time in which a payload is validated, besides that for its bytes."""
+VALIDATION_SECONDS_PER_BYTE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ class JsonSchema:
         subject: instead of a schema: its schema is taken, as it is when a batch is read. Like ``orders-value``.
         version: of the subject; the newest by default.
         framed: whether payloads begin with a schema id; by default they do with a registry.
-        validate: make dead letters of payloads that their schema does not allow: that of their id, without a registry
-            ours. It takes several times as long.
+        validate: make dead letters of payloads that their schema does not allow. With a subject it is the schema of
+            their id, which must be registered under the subject; without one it is ours. It takes several times as
+            long.
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
@@ -113,6 +118,8 @@ class JsonSchema:
     def decode(self, payloads: Column, schema: pa.Schema) -> DecodedColumns:
         """See :meth:`Decoder.decode`."""
         own, registry, documents = self._known(), self.registry, Json(self.ddl())
+        # A pattern can take for ever: those of a schema that anybody may have registered are not tried.
+        subject = own.subject if self.validate else ""
 
         def part_of_schema(stored: StoredSchema) -> Part:
             validator = _validator(stored) if self.validate else None
@@ -129,9 +136,9 @@ class JsonSchema:
             return DecodedColumns(*part_of_schema(own)(payloads))
 
         def part_of(number: int) -> Part:
-            stored = own if registry is None else registry.schema(number)
+            stored = own if registry is None else registry.schema(number, subject=subject)
             json_documents(stored)
-            return part_of_schema(stored)
+            return part_of_schema(stored if subject else own)
 
         return decode_frames(payloads, schema, part_of, registry)
 
@@ -149,33 +156,27 @@ def _validator(stored: StoredSchema) -> Any:
     referencing = imported("referencing", extra="json-schema")
     jsonschema_dialect = imported("referencing.jsonschema", extra="json-schema")
     documents = json_documents(stored)
-    known = referencing.Registry().with_resources(
-        (name, referencing.Resource.from_contents(one, default_specification=jsonschema_dialect.DRAFT7))
-        for name, one in documents.items()
-        if name
-    )
-    kind = jsonschema.validators.validator_for(documents[""], default=jsonschema.Draft7Validator)
-    try:
+    with schema_use("JSON"):
+        # Without a way to retrieve others: a reference to an address, or to a file, leads nowhere.
+        known = referencing.Registry().with_resources(
+            (name, referencing.Resource.from_contents(one, default_specification=jsonschema_dialect.DRAFT7))
+            for name, one in documents.items()
+            if name
+        )
+        kind = jsonschema.validators.validator_for(documents[""], default=jsonschema.Draft7Validator)
         kind.check_schema(documents[""])
-    except jsonschema.SchemaError as error:
-        raise SchemaMismatchError(
-            f"the JSON Schema cannot be used: {reason(error)}", remedy="Correct it; it is asked to be validated with."
-        ) from error
-    return kind(documents[""], registry=known)
+        return kind(documents[""], registry=known)
 
 
 def _violations(validator: Any, texts: Column) -> Column:
-    """Why payloads are not allowed; null for those that are, that are tombstones, or are no JSON."""
+    """Why payloads are not allowed; null for those that are, and for tombstones."""
     return pa.array([None if text is None else _violation(validator, text) for text in texts.to_pylist()], pa.string())
 
 
 def _violation(validator: Any, text: bytes) -> str | None:
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    try:
-        found = next(validator.iter_errors(document), None)
+        with cpu_limit(VALIDATION_SECONDS + VALIDATION_SECONDS_PER_BYTE * len(text)):
+            found = next(validator.iter_errors(json.loads(text)), None)
     except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
         return f"it cannot be validated: {reason(error)}"
     return None if found is None else f"{found.json_path}: {reason(Exception(found.message))}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.ddl import DEEPEST_TYPES, TypeBudget, check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.schema_registry import StoredSchema
+from spark_jobs.decoding.schema_source import schema_document, schema_use
 from stream_consumers.errors import SchemaMismatchError
 
-MOST_TYPES = 10_000
 # What has no columns of its own is kept as it is written.
 TEXT = "STRING"
 _PLAIN = {"boolean": "BOOLEAN", "integer": "BIGINT", "number": "DOUBLE", "string": TEXT}
@@ -43,7 +42,8 @@ def json_schema_ddl(stored: StoredSchema) -> str:
         SchemaMismatchError: it is none, contains itself, or is not of objects with properties.
     """
     documents = json_documents(stored)
-    fields = _Tree(documents).fields(documents[""])
+    with schema_use("JSON"):
+        fields = _Tree(documents).fields(documents[""])
     if not fields:
         raise SchemaMismatchError(
             "the JSON Schema is not of an object with properties, so that it has no columns",
@@ -60,21 +60,13 @@ def json_documents(stored: StoredSchema) -> Mapping[str, Any]:
         SchemaMismatchError: one of them is no JSON Schema.
     """
     found: dict[str, Any] = {}
-
-    def add(name: str, one: StoredSchema) -> None:
+    for name, one in (("", stored), *stored.references):
         if one.kind != "JSON":
             raise SchemaMismatchError(
                 f"a schema is {one.kind}, and not JSON", remedy="Decode it with the decoder of its format."
             )
-        try:
-            found[name] = json.loads(one.text)
-        except ValueError as error:
-            raise SchemaMismatchError(f"the JSON Schema is no JSON: {error}", remedy="Correct it.") from error
-        for other, reference in one.references:
-            if other not in found:
-                add(other, reference)
-
-    add("", stored)
+        with schema_use("JSON"):
+            found[name] = schema_document(one.text)
     return found
 
 
@@ -84,7 +76,7 @@ class _Tree:
     def __init__(self, documents: Mapping[str, Any]) -> None:
         by_id = {str(document.get("$id")): document for document in documents.values() if isinstance(document, dict)}
         self._documents = {**by_id, **documents}
-        self._count = 0
+        self._budget = TypeBudget("JSON")
 
     def fields(self, root: Any) -> list[tuple[str, str]]:
         """The properties of an object with their types; none for anything else."""
@@ -92,22 +84,20 @@ class _Tree:
         return self._members(schema, document, above, "the JSON Schema") if _kinds(schema) == ["object"] else []
 
     def _kind(self, schema: Any, document: Any, above: tuple[str, ...], path: str) -> str:
-        self._count += 1
-        if self._count > MOST_TYPES:
-            raise SchemaMismatchError(f"the JSON Schema is made of more than {MOST_TYPES} types", remedy="Shorten it.")
-        schema, document, above = self._followed(schema, document, above)
-        kinds = _kinds(schema)
-        if len(kinds) != 1:
-            several = next((schema[word] for word in _SEVERAL if word in schema), None)
-            return TEXT if kinds or several is None else self._of_several(several, document, above, path)
-        (kind,) = kinds
-        if kind == "object":
-            return self._of_object(schema, document, above, path)
-        if kind == "array":
-            items = schema.get("items")
-            is_list = isinstance(items, dict) and "prefixItems" not in schema
-            return f"ARRAY<{self._kind(items, document, above, f'{path}[]')}>" if is_list else TEXT
-        return _scalar(schema, kind)
+        with self._budget:
+            schema, document, above = self._followed(schema, document, above)
+            kinds = _kinds(schema)
+            if len(kinds) != 1:
+                several = next((schema[word] for word in _SEVERAL if word in schema), None)
+                return TEXT if kinds or several is None else self._of_several(several, document, above, path)
+            (kind,) = kinds
+            if kind == "object":
+                return self._of_object(schema, document, above, path)
+            if kind == "array":
+                items = schema.get("items")
+                is_list = isinstance(items, dict) and "prefixItems" not in schema
+                return f"ARRAY<{self._kind(items, document, above, f'{path}[]')}>" if is_list else TEXT
+            return _scalar(schema, kind)
 
     def _of_object(self, schema: Mapping[str, Any], document: Any, above: tuple[str, ...], path: str) -> str:
         fields = self._members(schema, document, above, path)
@@ -142,6 +132,10 @@ class _Tree:
             if name:
                 document = self._documents.get(name)
             place = f"{id(document)}#{pointer}"
+            if len(above) > DEEPEST_TYPES:
+                raise SchemaMismatchError(
+                    f"the JSON Schema follows more than {DEEPEST_TYPES} references to one type", remedy="Shorten it."
+                )
             if place in above:
                 raise SchemaMismatchError(
                     f"the JSON Schema contains itself: {schema['$ref']}, and columns cannot",

@@ -15,7 +15,6 @@ from spark_jobs.decoding.decoders import DecodedColumns, Headers, Key
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.protobuf_files import (
     MessageSchema,
-    check_files,
     files_of_stored,
     message_names,
     schema_of_class,
@@ -26,7 +25,7 @@ from spark_jobs.decoding.protobuf_files import (
 from spark_jobs.decoding.protobuf_types import build_message, columns_ddl, is_one_value
 from spark_jobs.decoding.rows import RowReader, columns_of, decode_rows
 from spark_jobs.decoding.schema_registry import SchemaRegistry, check_subject
-from spark_jobs.decoding.schema_source import check_sources, read_file, read_text
+from spark_jobs.decoding.schema_source import check_sources, read_file, read_text, schema_use
 from spark_jobs.decoding.wire_format import Part, decode_frames, message_place
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name, check_switch
@@ -90,9 +89,10 @@ class Protobuf:
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
         if self.subject is None:
-            object.__setattr__(self, "schema", check_files(self._given()))
-            object.__setattr__(self, "schema_file", None)
-            self.ddl()
+            with schema_use("Protobuf"):
+                object.__setattr__(self, "schema", self._given())
+                object.__setattr__(self, "schema_file", None)
+                self.ddl()
 
     def _given(self) -> MessageSchema:
         if isinstance(self.schema, MessageSchema):

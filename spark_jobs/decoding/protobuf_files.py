@@ -27,6 +27,7 @@ from spark_jobs.decoding.schema_source import schema_use
 from stream_consumers.errors import SchemaMismatchError
 
 OWN_FILE = "stream_assets/schema.proto"
+OF_PROTOBUF = "google/protobuf/"
 LONGEST_NAME = 255
 _COMPILE_SECONDS = 60.0
 # Each part begins with a letter, a digit or an underscore, so that no part is "." or "..", and no name is an option.
@@ -37,7 +38,7 @@ _KNOWN = {
     "google/type": "google.type",
     "confluent": "confluent_kafka.schema_registry.confluent",
 }
-_KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/([a-z0-9_/]+)\.proto")
+_KNOWN_NAME = re.compile(rf"({'|'.join(_KNOWN)})/((?:[a-z0-9_]+/)*[a-z0-9_]+)\.proto")
 # The compiler is given schemas that others have written: it imports nothing from folders that anything else names,
 # and ends before it takes the memory or the disk of the machine. Not each system has each limit.
 _COMPILER = """
@@ -157,7 +158,9 @@ def files_of_stored(stored: StoredSchema) -> tuple[Any, ...]:
     with schema_use("Protobuf"):
         for name, reference in stored.references:
             check_file_name(name)
-            _add_stored(name, reference.text, files, texts)
+            # Those of Protobuf itself are ours: some of their messages are read as values.
+            if not name.startswith(OF_PROTOBUF):
+                _add_stored(name, reference.text, files, texts)
         _add_stored(OWN_FILE, stored.text, files, texts)
         if texts:
             # The compiler takes files of both kinds.
@@ -268,13 +271,13 @@ def check_file_name(name: str) -> None:
         >>> check_file_name("../order.proto")
         Traceback (most recent call last):
         stream_consumers.errors.SchemaMismatchError: the schema of Protobuf refers to the file '../order.proto'. Call \
-it by a relative path that ends in .proto, of letters, digits, and any of _ . + - within its parts, 255 characters at most.
+it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most 255 characters.
     """
     if len(name) > LONGEST_NAME or not _FILE_NAME.fullmatch(name):
         raise SchemaMismatchError(
             f"the schema of Protobuf refers to the file {shortened(repr(name))}",
-            remedy="Call it by a relative path that ends in .proto, of letters, digits, and any of _ . + - within its "
-            f"parts, {LONGEST_NAME} characters at most.",
+            remedy="Call it by a relative path that ends in .proto, of letters, digits and _ . + -, of at most "
+            f"{LONGEST_NAME} characters.",
         )
 
 
@@ -361,19 +364,3 @@ def _chosen(message: str | None, names: Iterable[str]) -> str:
         told = f"has no message {message!r}, but {', '.join(known)}" if known else "has no messages"
         raise SchemaMismatchError(f"the schema of Protobuf {told}", remedy="Give the full name of one of them.")
     return message
-
-
-def check_files(schema: MessageSchema) -> MessageSchema:
-    """Refuse files that do not fit together.
-
-    Raises:
-        SchemaMismatchError: saying why.
-    """
-    try:
-        schema.message_class()
-    except (TypeError, KeyError) as error:
-        raise SchemaMismatchError(
-            f"the files of {schema.name} do not fit together: {reason(error)}",
-            remedy="Give a descriptor set with all imports (protoc --include_imports).",
-        ) from error
-    return schema

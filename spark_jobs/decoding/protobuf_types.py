@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from spark_jobs.decoding.ddl import check_distinct, column_ddl, struct_ddl
+from spark_jobs.decoding.ddl import TypeBudget, check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED
 from spark_jobs.decoding.json_types import Column
 from spark_jobs.decoding.rows import list_offsets
@@ -52,9 +52,10 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
     Raises:
         SchemaMismatchError: it contains itself, or has no columns.
     """
+    tree = _Tree()
     if column is not None or is_one_value(message):
-        return column_ddl(column or UNNAMED, _message_type(message, ()))
-    return ", ".join(column_ddl(name, kind) for name, kind in _members(message, ()))
+        return column_ddl(column or UNNAMED, tree.message_type(message, ()))
+    return ", ".join(column_ddl(name, kind) for name, kind in tree.members(message, ()))
 
 
 def is_one_value(message: Descriptor) -> bool:
@@ -63,51 +64,55 @@ def is_one_value(message: Descriptor) -> bool:
     return name == _TIMESTAMP or name in _WRAPPERS or name in _DOCUMENTS
 
 
-def _members(message: Descriptor, above: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The fields of a message with their types."""
-    if message.full_name in above:
-        raise SchemaMismatchError(
-            f"the message {message.full_name} contains itself, and columns cannot",
-            remedy="Read with a schema without that field; or keep the bytes with Raw().",
-        )
-    fields = _columns(message)
-    if not fields:
-        raise SchemaMismatchError(
-            f"the message {message.full_name} has no fields", remedy="Read with a schema in which it has some."
-        )
-    check_distinct([field.name for field in fields], message.full_name)
-    return [(field.name, _field_type(field, (*above, message.full_name))) for field in fields]
-
-
 def _columns(message: Descriptor) -> list[FieldDescriptor]:
     """The fields that have columns, in the order of the schema: messages without fields have nothing to keep."""
     return [field for field in message.fields if field.message_type is None or field.message_type.fields]
 
 
-def _field_type(field: FieldDescriptor, above: tuple[str, ...]) -> str:
-    if is_map(field):
-        key, value = _parts_of_map(field)
-        return f"MAP<{_value_type(key, above)}, {_value_type(value, above)}>"
-    kind = _value_type(field, above)
-    return f"ARRAY<{kind}>" if is_repeated(field) else kind
+class _Tree:
+    """Makes types of messages."""
 
+    def __init__(self) -> None:
+        self._budget = TypeBudget("Protobuf")
 
-def _value_type(field: FieldDescriptor, above: tuple[str, ...]) -> str:
-    if field.message_type is not None:
-        return _message_type(field.message_type, above)
-    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        return "BINARY" if field.type == FieldDescriptor.TYPE_BYTES else "STRING"
-    return _SCALARS[field.cpp_type]
+    def members(self, message: Descriptor, above: tuple[str, ...]) -> list[tuple[str, str]]:
+        """The fields of a message with their types."""
+        if message.full_name in above:
+            raise SchemaMismatchError(
+                f"the message {message.full_name} contains itself, and columns cannot",
+                remedy="Read with a schema without that field; or keep the bytes with Raw().",
+            )
+        fields = _columns(message)
+        if not fields:
+            raise SchemaMismatchError(
+                f"the message {message.full_name} has no fields", remedy="Read with a schema in which it has some."
+            )
+        check_distinct([field.name for field in fields], message.full_name)
+        return [(field.name, self._field_type(field, (*above, message.full_name))) for field in fields]
 
+    def _field_type(self, field: FieldDescriptor, above: tuple[str, ...]) -> str:
+        if is_map(field):
+            key, value = _parts_of_map(field)
+            return f"MAP<{self._value_type(key, above)}, {self._value_type(value, above)}>"
+        kind = self._value_type(field, above)
+        return f"ARRAY<{kind}>" if is_repeated(field) else kind
 
-def _message_type(message: Descriptor, above: tuple[str, ...]) -> str:
-    if message.full_name == _TIMESTAMP:
-        return "TIMESTAMP"
-    if message.full_name in _DOCUMENTS:
-        return "STRING"
-    if message.full_name in _WRAPPERS:
-        return _value_type(message.fields_by_name["value"], above)
-    return struct_ddl(_members(message, above))
+    def _value_type(self, field: FieldDescriptor, above: tuple[str, ...]) -> str:
+        with self._budget:
+            if field.message_type is not None:
+                return self.message_type(field.message_type, above)
+        if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            return "BINARY" if field.type == FieldDescriptor.TYPE_BYTES else "STRING"
+        return _SCALARS[field.cpp_type]
+
+    def message_type(self, message: Descriptor, above: tuple[str, ...]) -> str:
+        if message.full_name == _TIMESTAMP:
+            return "TIMESTAMP"
+        if message.full_name in _DOCUMENTS:
+            return "STRING"
+        if message.full_name in _WRAPPERS:
+            return self._value_type(message.fields_by_name["value"], above)
+        return struct_ddl(self.members(message, above))
 
 
 def is_map(field: FieldDescriptor) -> bool:

@@ -108,10 +108,10 @@ def reason(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first line of a text, of bounded length.
+    r"""The first line of a text, of bounded length.
 
     Example:
-        >>> shortened("no such file\\nTraceback")
+        >>> shortened("no such file\nTraceback")
         'no such file'
     """
     said = text.partition("\n")[0].strip()

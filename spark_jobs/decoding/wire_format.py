@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import joined
+from spark_jobs.decoding.rows import joined, shortened
 from spark_jobs.decoding.schema_registry import SchemaRegistry
 from stream_consumers.errors import SchemaMismatchError, SchemaNotFoundError
 
@@ -101,7 +101,7 @@ def _part(framed: Column, schema: pa.Schema, number: int, part_of: Callable[[int
         columns, errors = part_of(number)(_behind_headers(framed))
     except (SchemaNotFoundError, SchemaMismatchError) as error:
         columns = [pa.nulls(len(framed), field.type) for field in schema]
-        errors = pa.array([error.what] * len(framed), pa.string())
+        errors = pa.array([shortened(error.what)] * len(framed), pa.string())
     return [*columns, errors]
 
 

@@ -126,11 +126,19 @@ def _schema(registry: Registry, names: list[str], query: Any, body: Any) -> tupl
     return 200, registry.shown(number, query)
 
 
+def _subjects(registry: Registry, names: list[str], query: Any, body: Any) -> tuple[int, Any]:
+    number = int(names[0])
+    if not 1 <= number <= len(registry.schemas):
+        return _missing(SCHEMA_MISSING)
+    return 200, [subject for subject, versions in registry.subjects.items() if number in versions]
+
+
 _ROUTES: list[tuple[str, str, Reply]] = [
     (r"/subjects/([^/]+)/versions", "POST", _register),
     (r"/subjects/([^/]+)", "POST", _look_up),
     (r"/subjects/([^/]+)/versions/([^/]+)", "GET", _version),
     (r"/schemas/ids/(\d+)", "GET", _schema),
+    (r"/schemas/ids/(\d+)/subjects", "GET", _subjects),
 ]
 
 

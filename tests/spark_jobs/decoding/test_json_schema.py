@@ -105,7 +105,7 @@ NODE = of({"$ref": "#"})
         ),
         ({"type": "string"}, "not of an object with properties"),
         ({"type": "object"}, "not of an object with properties"),
-        ("{", "is no JSON"),
+        ("{", "cannot be used: JSONDecodeError"),
         (of({"$ref": "#/definitions/Gone"}), "refers to #/definitions/Gone, which is not there"),
         (of({"$ref": "other.json"}), r"refers to other\.json, which is not there"),
         ({"type": "object", "properties": {"a": {}, "A": {}}}, "field 'A' twice"),
