@@ -203,7 +203,7 @@ def _plan(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> D
         return lambda cursor, rows: _nulls(len(rows), kind)
     branches = reader.branches
     if len(branches) > 1:
-        place, branch = struct_member(writer, reader, kind, path)
+        place, branch, _ = struct_member(writer, reader, kind, path)
         if branch is None:
             skipped = _skip(writer)
             return lambda cursor, rows: _after(skipped(cursor, rows), _nulls(len(rows), kind))

@@ -209,11 +209,10 @@ def _from_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
 
 def _into_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:
     """One type as a STRUCT of several, of which one is set."""
-    place, branch = struct_member(writer, reader, kind, path)
+    place, branch, build = struct_member(writer, reader, kind, path)
     if branch is None:
-        return lambda values: _nulls(len(values), kind)
+        return build
     assert isinstance(kind, pa.StructType)
-    build = plan(writer, branch, kind.field(place).type, path)
     return lambda values: _struct(
         [build(values) if other == place else _nulls(len(values), field.type) for other, field in enumerate(kind)],
         kind,
@@ -221,10 +220,12 @@ def _into_union(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
     )
 
 
-def struct_member(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> tuple[int, AvroType | None]:
-    """Which field of the STRUCT, that a union of several types is, a type is read into; its place, and its type.
+def struct_member(
+    writer: AvroType, reader: AvroType, kind: pa.DataType, path: str
+) -> tuple[int, AvroType | None, Build]:
+    """Which field of the STRUCT, that a union of several types is, a type is read into; its place, type, and values.
 
-    ``None`` in the place of the type if that has no column.
+    ``None`` in the place of the type, and nulls of the STRUCT, if that has no column.
 
     Raises:
         SchemaMismatchError: there is none.
@@ -234,12 +235,13 @@ def struct_member(writer: AvroType, reader: AvroType, kind: pa.DataType, path: s
     # A type itself comes before one that it could be promoted to.
     for place in sorted(range(len(found)), key=lambda place: not _is_alike(writer, found[place][1])):
         try:
-            plan(writer, found[place][1], kind.field(place).type, path)
+            # Planned once: a second time at each level would double with each union within another.
+            build = plan(writer, found[place][1], kind.field(place).type, path)
         except SchemaMismatchError:
             continue
-        return place, found[place][1]
+        return place, found[place][1], build
     if any(_is_alike(writer, branch) for branch in reader.branches):
-        return 0, None
+        return 0, None, lambda values: _nulls(len(values), kind)
     raise _mismatch(writer, reader, path)
 
 

@@ -18,7 +18,7 @@ from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_schema_types import json_documents, json_schema_ddl
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import reason
+from spark_jobs.decoding.rows import reason, shortened
 from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema, check_subject
 from spark_jobs.decoding.schema_source import check_sources, given_schema, schema_use
 from spark_jobs.decoding.wire_format import Part, decode_frames
@@ -179,4 +179,4 @@ def _violation(validator: Any, text: bytes) -> str | None:
             found = next(validator.iter_errors(json.loads(text)), None)
     except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
         return f"it cannot be validated: {reason(error)}"
-    return None if found is None else f"{found.json_path}: {reason(Exception(found.message))}"
+    return None if found is None else shortened(f"{found.json_path}: {found.message}")

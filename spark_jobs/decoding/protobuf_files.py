@@ -251,9 +251,9 @@ def compiled(texts: Mapping[str, str], name: str, *, known: Iterable[Any] = ()) 
                 seconds=_COMPILE_SECONDS,
             ) from error
         if made.returncode:
-            said = next((line for line in made.stderr.splitlines() if "warning" not in line), "")
+            said = next((line for line in made.stderr.splitlines() if "warning" not in line.lower()), "")
             raise SchemaMismatchError(
-                f"the schema of Protobuf cannot be compiled: {shortened(said)}",
+                f"the schema of Protobuf cannot be compiled: {shortened(said.removeprefix(f'{root}/source/'))}",
                 remedy="Correct it; protoc says the same.",
                 exit_code=made.returncode,
             )

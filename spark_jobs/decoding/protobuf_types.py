@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from spark_jobs.decoding.ddl import TypeBudget, check_distinct, column_ddl, struct_ddl
 from spark_jobs.decoding.decoders import UNNAMED
 from spark_jobs.decoding.json_types import Column
+from spark_jobs.decoding.protobuf_files import OF_PROTOBUF
 from spark_jobs.decoding.rows import list_offsets
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
@@ -60,8 +61,12 @@ def columns_ddl(message: Descriptor, column: str | None) -> str:
 
 def is_one_value(message: Descriptor) -> bool:
     """Whether a message is a single value, like a Timestamp."""
-    name = message.full_name
-    return name == _TIMESTAMP or name in _WRAPPERS or name in _DOCUMENTS
+    return _is_one_of({_TIMESTAMP, *_WRAPPERS, *_DOCUMENTS}, message)
+
+
+def _is_one_of(names: Set[str], message: Descriptor) -> bool:
+    """Whether a message is one of Protobuf's own, and not one that another file calls like it."""
+    return message.full_name in names and message.file.name.startswith(OF_PROTOBUF)
 
 
 def _columns(message: Descriptor) -> list[FieldDescriptor]:
@@ -106,11 +111,11 @@ class _Tree:
         return _SCALARS[field.cpp_type]
 
     def message_type(self, message: Descriptor, above: tuple[str, ...]) -> str:
-        if message.full_name == _TIMESTAMP:
+        if _is_one_of({_TIMESTAMP}, message):
             return "TIMESTAMP"
-        if message.full_name in _DOCUMENTS:
+        if _is_one_of(_DOCUMENTS, message):
             return "STRING"
-        if message.full_name in _WRAPPERS:
+        if _is_one_of(_WRAPPERS, message):
             return self._value_type(message.fields_by_name["value"], above)
         return struct_ddl(self.members(message, above))
 
@@ -144,11 +149,11 @@ def build_message(message: Descriptor, kind: pa.DataType) -> Build:
         message: their descriptor.
         kind: of the column.
     """
-    if message.full_name == _TIMESTAMP:
+    if _is_one_of({_TIMESTAMP}, message):
         return lambda values: _moments(values, kind)
-    if message.full_name in _DOCUMENTS:
+    if _is_one_of(_DOCUMENTS, message):
         return lambda values: pa.array([None if value is None else _json(value) for value in values], kind)
-    if message.full_name in _WRAPPERS:
+    if _is_one_of(_WRAPPERS, message):
         inner = _build_value(message.fields_by_name["value"], kind)
         return lambda values: inner([None if value is None else value.value for value in values])
     assert isinstance(kind, pa.StructType)

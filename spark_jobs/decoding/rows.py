@@ -108,11 +108,11 @@ def reason(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    r"""The first line of a text, of bounded length.
+    r"""The first line of a text, of bounded length; half a surrogate pair is escaped, since no column takes it.
 
     Example:
         >>> shortened("no such file\nTraceback")
         'no such file'
     """
-    said = text.partition("\n")[0].strip()
+    said = text.partition("\n")[0].strip().encode(errors="backslashreplace").decode()
     return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]} …"

@@ -29,6 +29,7 @@ class Registry:
         failing: a status with which it answers everything; 0 for none.
         password: of the user ``me``; empty where nobody is asked.
         asked: the paths that were asked for.
+        redirect: an address to which it redirects everything; empty for none.
         serializes: whether it gives descriptors of Protobuf where they are asked for, and not only text.
     """
 
@@ -38,6 +39,7 @@ class Registry:
     asked: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    redirect: str = ""
     serializes: bool = True
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: Any = ()) -> int:
@@ -170,7 +172,9 @@ def schema_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             else:
                 status, document = registry.answer(self.command, url.path, parse_qs(url.query), body)
             content = json.dumps(document).encode()
-            self.send_response(status)
+            self.send_response(307 if registry.redirect else status)
+            if registry.redirect:
+                self.send_header("Location", registry.redirect + self.path)
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

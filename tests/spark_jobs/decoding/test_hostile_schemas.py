@@ -1,0 +1,416 @@
+"""Schemas that an attacker has written: of a message, of a subject, and what they refer to."""
+
+import json
+import os
+import threading
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.decoding import protobuf_files
+from spark_jobs.decoding import schema_registry as registries
+from spark_jobs.decoding.avro import Avro
+from spark_jobs.decoding.cpu_limit import cpu_limit
+from spark_jobs.decoding.json_schema import JsonSchema
+from spark_jobs.decoding.protobuf import Protobuf
+from spark_jobs.decoding.protobuf_files import compiled, files_of_stored
+from spark_jobs.decoding.schema_registry import SchemaRegistry, StoredSchema
+from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, StreamAssetsError
+from tests.support.arrow_columns import arrow_columns
+from tests.support.schema_registry import schema_registry
+
+QUICK = {"max.retries": 0, "timeout": 5}
+PROTO = 'syntax = "proto3"; message Order { int64 id = 1; }'
+# A whole block, so that payloads are decoded together, too.
+ROWS = 100
+
+
+def record(*fields, name="R"):
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+def field(kind, name="id"):
+    return {"name": name, "type": kind}
+
+
+def properties(**more):
+    return {"type": "object", "properties": more}
+
+
+GOOD = {
+    "AVRO": (Avro, json.dumps(record(field("long"))), b"\x0e"),
+    "PROTOBUF": (Protobuf, PROTO, b"\0\x08\x07"),
+    "JSON": (JsonSchema, json.dumps(properties(id={"type": "integer"})), b'{"id":7}'),
+}
+
+
+def decode(decoder, payloads):
+    schema = arrow_columns(decoder.ddl())
+    decoded = decoder.decode(pa.array(payloads, pa.binary()), schema)
+    rows = pa.RecordBatch.from_arrays(list(decoded.columns), schema=schema)
+    rows.validate(full=True)
+    return rows.to_pylist(), decoded.errors.to_pylist()
+
+
+def decoder_of(registry, kind, subject="good-value", **more):
+    return GOOD[kind][0](registry=SchemaRegistry(registry.url, options=QUICK), subject=subject, **more)
+
+
+def framed(number, payload):
+    return b"\0" + number.to_bytes(4, "big") + payload
+
+
+def read_next_to_a_good_one(registry, kind, text, references=()):
+    """What becomes of messages that name a schema, next to a good one: the error of the first of them."""
+    _, good_text, payload = GOOD[kind]
+    registry.serializes = False
+    good = framed(registry.register("good-value", good_text, kind), payload)
+    bad = framed(registry.register("bad-value", text, kind, references), payload)
+    rows, errors = decode(decoder_of(registry, kind).resolved(), [good, *[bad] * ROWS, good])
+    assert (rows[0], rows[-1], errors[0], errors[-1]) == ({"id": 7}, {"id": 7}, None, None)
+    assert len(set(errors[1:-1])) == 1
+    return errors[1]
+
+
+def nested_arrays(depth):
+    return '{"type":"array","items":' * depth + '"long"' + "}" * depth
+
+
+def chain(length, fields):
+    """Records of which each has the one before it in these fields."""
+    first = record(field("long"), name="R0")
+    return json.dumps(
+        [first, *(record(*(field(f"R{n - 1}", name) for name in fields), name=f"R{n}") for n in range(1, length))]
+    )
+
+
+def referring(length, names):
+    """Types of which each refers to the next one in these properties."""
+    types = {
+        f"t{n}": properties(**{name: {"$ref": f"#/definitions/t{n + 1}"} for name in names}) for n in range(length - 1)
+    }
+    last = {f"t{length - 1}": {"type": "integer"}}
+    return json.dumps({**properties(id={"$ref": "#/definitions/t0"}), "definitions": {**types, **last}})
+
+
+def messages(length, fields):
+    """Messages of which each has the next one in these fields."""
+    made = [
+        f"message M{n} {{ {' '.join(f'M{n + 1} {name} = {place};' for place, name in enumerate(fields, 1))} }}"
+        for n in range(length)
+    ]
+    return f'syntax = "proto3"; {" ".join(made)} message M{length} {{ int64 id = 1; }}'
+
+
+def fixed(size):
+    return json.dumps(record(field({"type": "fixed", "name": "F", "size": size})))
+
+
+OF_ANY = {
+    "AVRO: nested without end": ("AVRO", nested_arrays(100_000)),
+    "AVRO: nested deep": ("AVRO", nested_arrays(150)),
+    "AVRO: a chain of names": ("AVRO", chain(300, ["a"])),
+    "AVRO: names that double": ("AVRO", chain(40, ["a", "b"])),
+    "AVRO: null": ("AVRO", "null"),
+    "AVRO: a number": ("AVRO", "1"),
+    "AVRO: a type that is a number": ("AVRO", '{"type": 5}'),
+    "AVRO: a field that is none": ("AVRO", json.dumps(record(5))),
+    "AVRO: symbols that are none": ("AVRO", json.dumps(record(field({"type": "enum", "name": "E", "symbols": 5})))),
+    "AVRO: huge fixed": ("AVRO", fixed(1 << 40)),
+    "AVRO: negative fixed": ("AVRO", fixed(-5)),
+    "AVRO: fixed of text": ("AVRO", fixed("x")),
+    "PROTOBUF: nested deep": ("PROTOBUF", "message M {" * 3000 + "}" * 3000),
+    "PROTOBUF: an absolute import": ("PROTOBUF", f'import "/etc/passwd"; {PROTO}'),
+    "PROTOBUF: an import from above": ("PROTOBUF", f'syntax = "proto3"; import "../../a.proto"; {PROTO[19:]}'),
+    "PROTOBUF: an import with NUL": ("PROTOBUF", 'syntax = "proto3"; import "google/protobuf/a\0.proto";'),
+    "PROTOBUF: half a character": ("PROTOBUF", "\ud800"),
+    "PROTOBUF: too long": ("PROTOBUF", f"{PROTO} //{'x' * registries.LONGEST_SCHEMA}"),
+    "JSON: nested without end": ("JSON", '{"a":' * 100_000 + "1" + "}" * 100_000),
+    "JSON: too long": ("JSON", json.dumps("x" * registries.LONGEST_SCHEMA)),
+}
+OF_SUBJECTS = {
+    "PROTOBUF: a chain of messages": ("PROTOBUF", messages(300, ["a"])),
+    "PROTOBUF: messages that double": ("PROTOBUF", messages(40, ["a", "b"])),
+    "JSON: a type that is a number": ("JSON", '{"type": 5}'),
+    "JSON: properties that are none": ("JSON", '{"type": "object", "properties": [1]}'),
+    "JSON: nothing in common": ("JSON", '{"allOf": [5]}'),
+    "JSON: examples that are none": ("JSON", '{"enum": 5}'),
+    "JSON: a chain of references": ("JSON", referring(300, ["a"])),
+    "JSON: references that double": ("JSON", referring(40, ["a", "b"])),
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), OF_ANY.values(), ids=OF_ANY)
+def test_a_message_with_a_schema_that_cannot_be_used_is_a_dead_letter(registry, kind, text):
+    assert read_next_to_a_good_one(registry, kind, text) is not None
+
+
+EVERY = {**OF_ANY, **OF_SUBJECTS}
+
+
+@pytest.mark.parametrize(("kind", "text"), EVERY.values(), ids=EVERY)
+def test_a_subject_with_a_schema_that_cannot_be_used_is_refused(registry, kind, text):
+    registry.register("good-value", text, kind)
+    registry.serializes = False
+    with pytest.raises(SchemaMismatchError):
+        decoder_of(registry, kind).resolved().ddl()
+
+
+# Text of Protobuf behind // is a comment, and Python continues a line behind \.
+POLYGLOT = 'syntax = "proto3" // __import__("pathlib").Path("MARK").touch() \\\n;'
+
+
+def test_what_a_schema_refers_to_is_never_run(registry, tmp_path):
+    """The compiler once imported what a reference had written beside it."""
+    mark = tmp_path / "mark"
+    registry.register("package", 'syntax = "proto3";', "PROTOBUF")
+    registry.register("module", POLYGLOT.replace("MARK", str(mark)), "PROTOBUF")
+    references = [
+        {"name": "../grpc_tools/__init__.py", "subject": "package", "version": 1},
+        {"name": "../grpc_tools/protoc.py", "subject": "module", "version": 1},
+    ]
+    assert "../grpc_tools" in read_next_to_a_good_one(registry, "PROTOBUF", f"{PROTO} ", references)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../order.proto",
+        "shop/../../order.proto",
+        "./order.proto",
+        "/tmp/order.proto",
+        "//order.proto",
+        "shop//order.proto",
+        "shop\\order.proto",
+        "C:order.proto",
+        "order\0.proto",
+        "order.proto\n",
+        "-I.proto",
+        ".order.proto",
+        "order.py",
+        ".proto",
+        "",
+        f"{'a' * 250}.proto",
+    ],
+)
+def test_names_of_files_that_are_no_plain_paths_are_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SchemaMismatchError):
+        files_of_stored(StoredSchema("PROTOBUF", PROTO, ((name, StoredSchema("PROTOBUF", PROTO)),)))
+    with pytest.raises(SchemaMismatchError):
+        compiled({"own.proto": PROTO, name: PROTO}, "own.proto")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_compiler_imports_nothing_that_others_may_write(tmp_path, monkeypatch):
+    package, mark = tmp_path / "grpc_tools", tmp_path / "mark"
+    package.mkdir()
+    for module in ("__init__", "protoc"):
+        (package / f"{module}.py").write_text(f"open({str(mark)!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", str(package / "protoc.py"))
+    assert [file.name for file in compiled({"own.proto": PROTO}, "own.proto").file] == ["own.proto"]
+    assert not mark.exists()
+
+
+def test_the_compiler_has_limits(monkeypatch):
+    program = protobuf_files._COMPILER
+    # More than its memory, which no machine has to give as long as it is not written to.
+    monkeypatch.setattr(protobuf_files, "_COMPILER", program.replace("from", "much = bytearray(4 << 30)\nfrom"))
+    with pytest.raises(SchemaMismatchError) as raised:
+        compiled({"own.proto": PROTO}, "own.proto")
+    assert raised.value.facts["exit_code"] == 1
+    monkeypatch.setattr(protobuf_files, "_COMPILER", "while True: pass")
+    monkeypatch.setattr(protobuf_files, "_COMPILE_SECONDS", 0.2)
+    with pytest.raises(SchemaMismatchError) as raised:
+        compiled({"own.proto": PROTO}, "own.proto")
+    assert raised.value.facts == {"seconds": 0.2}
+
+
+def test_messages_that_are_called_like_those_of_protobuf_are_what_they_are(registry):
+    registry.serializes = False
+    text = (
+        'syntax = "proto3"; package google.protobuf; message Timestamp { string seconds = 1; }'
+        "message Int64Value { bool other = 1; } message Value { int64 id = 1; }"
+        "message Order { Timestamp at = 1; Int64Value count = 2; Value any = 3; }"
+    )
+    own = {"name": "google/protobuf/timestamp.proto", "subject": "good-value", "version": 1}
+    registry.register("good-value", text, "PROTOBUF")
+    decoder = decoder_of(registry, "PROTOBUF", message="google.protobuf.Order").resolved()
+    assert (
+        decoder.ddl() == "`at` STRUCT<`seconds`: STRING>, `count` STRUCT<`other`: BOOLEAN>, `any` STRUCT<`id`: BIGINT>"
+    )
+    using = (
+        'syntax = "proto3"; import "google/protobuf/timestamp.proto"; message O { google.protobuf.Timestamp at = 1; }'
+    )
+    registry.register("using-value", using, "PROTOBUF", [own])
+    assert decoder_of(registry, "PROTOBUF", "using-value").resolved().ddl() == "`at` TIMESTAMP"
+
+
+def reference(name, subject, version=1):
+    return {"name": name, "subject": subject, "version": version}
+
+
+def test_references_that_go_in_a_circle(registry):
+    registry.register(
+        "one", record_text := json.dumps(record(field("Two"), name="One")), "AVRO", [reference("Two", "two")]
+    )
+    registry.register("two", json.dumps(record(field("One"), name="Two")), "AVRO", [reference("One", "one")])
+    assert read_next_to_a_good_one(registry, "AVRO", f"{record_text} ", [reference("Two", "two")]) is not None
+
+
+def test_references_that_double_at_each_step_are_read_once(registry):
+    """There are 2 to the power of 40 ways from the first to the last."""
+    for step in range(40):
+        next_ones = [reference(f"{side}{step}", f"step-{step + 1}") for side in "ab"]
+        registry.register(f"step-{step}", json.dumps({"$id": str(step)}), "JSON", next_ones)
+    registry.register("step-40", "{}", "JSON")
+    registry.asked.clear()
+    assert read_next_to_a_good_one(registry, "JSON", "{} ", [reference("first", "step-0")]) is None
+    assert len(registry.asked) == len(set(registry.asked))
+
+
+def test_references_without_end(registry, monkeypatch):
+    monkeypatch.setattr(registries, "MOST_REFERENCES", 20)
+    for step in range(40):
+        next_one = [reference(f"name-{step}", f"step-{step + 1}")]
+        registry.register(f"step-{step}", json.dumps({"$id": str(step)}), "JSON", next_one)
+    assert read_next_to_a_good_one(registry, "JSON", "{} ", [reference("first", "step-0")]) is not None
+    assert len(registry.asked) < 30
+
+
+@pytest.mark.parametrize(
+    "broken", [reference("a", "b", "1/../../config"), reference("a", None), reference(None, "b"), {}], ids=str
+)
+def test_references_that_are_none(registry, broken):
+    assert read_next_to_a_good_one(registry, "JSON", "{} ", [broken]) is not None
+    assert not any("config" in path for path in registry.asked)
+
+
+def test_a_subject_is_one_part_of_an_address(registry):
+    with pytest.raises(StreamAssetsError):
+        decoder_of(registry, "AVRO", "../../config?deleted=#/x").resolved()
+    assert registry.asked == ["GET /subjects/..%2F..%2Fconfig%3Fdeleted%3D%23%2Fx/versions/latest"]
+
+
+def test_credentials_follow_no_redirect(registry):
+    with schema_registry() as other:
+        registry.register("good-value", GOOD["AVRO"][1])
+        registry.redirect = other.url
+        options = {**QUICK, "basic.auth.user.info": "me:s3cret"}
+        with pytest.raises(InvalidOptionError) as raised:
+            Avro(registry=SchemaRegistry(registry.url, options=options), subject="good-value").resolved()
+        assert raised.value.facts["status"] == 307
+        assert other.asked == []
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef", "$schema", "$id"])
+def test_a_json_schema_fetches_nothing(registry, keyword, tmp_path):
+    (tmp_path / "x").write_text("{}")
+    with schema_registry() as other:
+        for address in (f"{other.url}/x", (tmp_path / "x").as_uri()):
+            value = {"type": "object", "properties": {"id": {"type": "integer"}, "more": {keyword: address}}}
+            decoder = JsonSchema(value, validate=True) if keyword != "$ref" else None
+            if decoder is None:
+                with pytest.raises(SchemaMismatchError):
+                    JsonSchema(value)
+                # A place that no column is made of.
+                decoder = JsonSchema({**properties(id={"type": "integer"}), "not": {"$ref": address}}, validate=True)
+            decode(decoder, [b'{"id":7,"more":{}}'])
+        assert other.asked == []
+
+
+def test_names_in_a_schema_are_names_of_columns(registry):
+    names = ["a`b", "x\n--;", "y` STRING, `z", "DROP TABLE t"]
+    registry.register("good-value", json.dumps(properties(**{name: {"type": "integer"} for name in names})), "JSON")
+    assert arrow_columns(decoder_of(registry, "JSON").resolved().ddl()).names == names
+
+
+def test_the_reason_of_a_dead_letter_is_short(registry):
+    """It is written for each of them, whatever a schema calls its types."""
+    error = read_next_to_a_good_one(registry, "AVRO", json.dumps(record(field("long"), name="R" * 1_000_000)))
+    assert len(error) < 400
+
+
+def test_unions_within_unions_are_planned_once():
+    schema = "long"
+    for depth in range(30):
+        schema = record(field(["null", "string", schema], "a"), name=f"R{depth}")
+    assert decode(Avro(schema), [b"\0", b"\2\2x"])[0] == [{"a": None}, {"a": {"string": "x", "R28": None}}]
+
+
+def test_schemas_are_kept_up_to_a_number(registry, monkeypatch):
+    monkeypatch.setattr(registries, "MOST_KNOWN", 3)
+    _, text, payload = GOOD["JSON"]
+    numbers = [registry.register("good-value", f"{text}{' ' * more}", "JSON") for more in range(10)]
+    decoder = decoder_of(registry, "JSON").resolved()
+    assert decode(decoder, [framed(number, payload) for number in numbers]) == ([{"id": 7}] * 10, [None] * 10)
+    assert len(decoder.registry._lookups()._known) <= 3
+
+
+EXPLODING = {**properties(id={"type": "integer"}, s={"type": "string", "pattern": "^(a+)+$"})}
+ATTACK = json.dumps({"id": 7, "s": "a" * 60 + "!"}).encode()
+
+
+def test_only_schemas_of_the_subject_validate(registry):
+    own = registry.register("orders-value", GOOD["JSON"][1], "JSON")
+    other = registry.register("attacker-value", json.dumps(EXPLODING), "JSON")
+    decoder = decoder_of(registry, "JSON", "orders-value", validate=True).resolved()
+    rows, errors = decode(decoder, [framed(own, b'{"id":7}'), framed(other, ATTACK), framed(own, b'{"id":"x"}')])
+    assert (rows[0], errors[0]) == ({"id": 7}, None)
+    assert errors[1] == f"schema id {other} is not registered under subject 'orders-value'"
+    assert errors[2] is not None
+    # Without validation nothing of the schema is run.
+    assert decode(decoder_of(registry, "JSON", "orders-value").resolved(), [framed(other, ATTACK)])[1] == [None]
+    # Whether a schema belongs to a subject is asked for once.
+    registry.asked.clear()
+    assert decode(decoder, [framed(own, b'{"id":7}'), framed(other, ATTACK)])[1] == [None, errors[1]]
+    assert registry.asked == []
+
+
+def test_a_schema_of_our_own_validates_whatever_the_id(registry):
+    other = registry.register("attacker-value", json.dumps(EXPLODING), "JSON")
+    ours = properties(id={"type": "integer", "minimum": 0}, s={"type": "string"})
+    decoder = JsonSchema(ours, registry=SchemaRegistry(registry.url, options=QUICK), validate=True)
+    rows, errors = decode(decoder, [framed(other, ATTACK), framed(other, b'{"id":-1}')])
+    assert (rows[0]["id"], errors[0]) == (7, None)
+    assert errors[1] is not None
+
+
+def test_a_pattern_of_the_subject_that_takes_for_ever_is_interrupted(monkeypatch):
+    monkeypatch.setattr("spark_jobs.decoding.json_schema.VALIDATION_SECONDS", 0.1)
+    rows, errors = decode(JsonSchema(EXPLODING, validate=True), [b'{"id":7,"s":"aa"}', ATTACK, b'{"id":8}'])
+    assert [row["id"] for row in rows] == [7, 7, 8]
+    assert [error is None for error in errors] == [True, False, True]
+
+
+def test_a_limit_of_cpu_time_is_no_more_than_a_block_and_a_thread():
+    with cpu_limit(0.01):
+        pass
+    done = []
+
+    def elsewhere():
+        with cpu_limit(0.0):
+            done.append(True)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    before = os.times().user
+    while os.times().user - before < 0.05:
+        pass
+    assert done == [True]
+
+
+def test_what_is_no_unicode_in_a_payload_is_a_reason_that_can_be_written():
+    schema = {**properties(id={"type": "integer"}), "additionalProperties": {"type": "integer"}}
+    (_, error) = decode(JsonSchema(schema, validate=True), [b'{"id":7}', b'{"id":7,"\\ud800":"x"}'])[1]
+    assert error is not None
+
+
+def test_a_payload_that_the_validator_cannot_parse_is_not_let_through():
+    digits = b'{"id":7,"n":' + b"9" * 5000 + b"}"
+    assert decode(JsonSchema(properties(id={"type": "integer"})), [digits])[1] == [None]
+    assert decode(JsonSchema(properties(id={"type": "integer"}), validate=True), [digits])[1] != [None]
