@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -332,6 +333,23 @@ def test_the_reason_of_a_dead_letter_is_short(registry):
     """It is written for each of them, whatever a schema calls its types."""
     error = read_next_to_a_good_one(registry, "AVRO", json.dumps(record(field("long"), name="R" * 1_000_000)))
     assert len(error) < 400
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40])
+def test_the_size_of_a_fixed_allocates_nothing(registry, size):
+    """A payload of a few bytes, in a schema that says it has more."""
+    decimal = {"logicalType": "decimal", "precision": 10, "scale": 2}
+    registry.register("good-value", json.dumps(record(field({"type": "bytes", **decimal}))))
+    written = {"type": "fixed", "name": "F", "size": size, **decimal}
+    number = registry.register("bad-value", json.dumps(record(field(written))))
+    decoder = decoder_of(registry, "AVRO").resolved()
+    tracemalloc.start()
+    try:
+        errors = decode(decoder, [framed(number, b"\1")] * ROWS)[1]
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+    assert None not in errors
 
 
 def test_unions_within_unions_are_planned_once():
