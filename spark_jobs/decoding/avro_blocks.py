@@ -187,7 +187,7 @@ class AvroDecoding:
         return columns, pa.array(errors, pa.string())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def avro_decoding(writer: StoredSchema, reader: StoredSchema, schema: pa.Schema, is_one: bool) -> AvroDecoding:
     """That of a pair of schemas; see :class:`AvroDecoding`."""
     with schema_use("Avro"):

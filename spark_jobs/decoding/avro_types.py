@@ -127,7 +127,7 @@ class AvroType:
         return f"{shown} {self.name}" if self.name else shown
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def parse_avro(stored: StoredSchema) -> AvroType:
     """The tree of a schema.
 

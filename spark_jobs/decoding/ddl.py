@@ -9,6 +9,7 @@ from stream_consumers.errors import SchemaMismatchError
 
 MOST_TYPES = 10_000
 DEEPEST_TYPES = 100
+LONGEST_COLUMN_NAME = 1000
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -48,7 +49,7 @@ def struct_ddl(fields: Iterable[tuple[str, str]]) -> str:
 
 
 def check_distinct(names: Sequence[str], path: str) -> None:
-    """Refuse fields that Spark would not tell apart.
+    """Refuse fields that Spark would not tell apart, and names that are longer than :data:`LONGEST_COLUMN_NAME`.
 
     Args:
         names: of the fields of a STRUCT, or of columns.
@@ -63,6 +64,12 @@ def check_distinct(names: Sequence[str], path: str) -> None:
         stream_consumers.errors.SchemaMismatchError: shop.Order has the field 'ID' twice, whether in upper or lower \
 case. Spark does not tell them apart: read with a schema that has one of them.
     """
+    longest = max(map(len, names), default=0)
+    if longest > LONGEST_COLUMN_NAME:
+        raise SchemaMismatchError(
+            f"a field in the schema has a name of {longest} characters",
+            remedy=f"Names of up to {LONGEST_COLUMN_NAME} are read.",
+        )
     if twice := first_twice(names):
         raise SchemaMismatchError(
             f"{path} has the field {twice!r} twice, whether in upper or lower case",

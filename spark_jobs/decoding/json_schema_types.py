@@ -34,7 +34,7 @@ _FORMATS = {
 _SEVERAL = ("anyOf", "oneOf")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def json_schema_ddl(stored: StoredSchema) -> str:
     """The columns of a schema, as Spark DDL.
 
@@ -52,7 +52,7 @@ def json_schema_ddl(stored: StoredSchema) -> str:
     return ", ".join(column_ddl(name, kind) for name, kind in fields)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def json_documents(stored: StoredSchema) -> Mapping[str, Any]:
     """A schema, by the name ``""``, and those that it refers to, by the names that it uses.
 

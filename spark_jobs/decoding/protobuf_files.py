@@ -141,7 +141,7 @@ def schema_of_set(content: bytes, message: str | None) -> MessageSchema:
     return MessageSchema(_chosen(message, names), _serialized(ordered))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def files_of_stored(stored: StoredSchema) -> tuple[Any, ...]:
     """The files of a schema of a registry, each behind those that it imports; the last one is its own.
 

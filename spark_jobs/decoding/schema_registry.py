@@ -31,10 +31,12 @@ DEFAULTS: dict[str, Scalar] = {
     "retries.max.wait.ms": 2000,
     "cache.latest.ttl.sec": 0,
 }
+ENTRY_CHARACTERS = 1000
+"""What each schema counts for besides its text."""
 UNKNOWN_SECONDS = 30.0
 MOST_UNKNOWN = 10_000
-MOST_KNOWN = 1000
-"""Schemas that a process keeps for each registry: whoever may register can send messages with new ids without end."""
+MOST_KEPT = 64 << 20
+"""The characters of schemas that a process keeps for each registry: messages can name new ones without end."""
 MOST_REFERENCES = 200
 LONGEST_SCHEMA = 4 << 20
 """The characters of a schema and of all schemas that it refers to."""
@@ -185,6 +187,7 @@ class Lookups:
         self._users = 0
         self._client: Any = None
         self._known: dict[tuple[object, ...], Any] = {}
+        self._kept = 0
         self._unknown: dict[tuple[object, ...], tuple[float, SchemaNotFoundError | SchemaMismatchError]] = {}
 
     @contextmanager
@@ -237,13 +240,16 @@ class Lookups:
                 self._unknown.clear()
             self._unknown[key] = (time.monotonic(), error)
             raise
-        self._keep(key, stored)
+        self._keep(key, stored, [stored.text, *(one.text for _, one in stored.references)])
         return stored
 
-    def _keep(self, key: tuple[object, ...], found: Any) -> None:
-        if len(self._known) >= MOST_KNOWN:
+    def _keep(self, key: tuple[object, ...], found: Any, texts: list[str]) -> None:
+        length = ENTRY_CHARACTERS + sum(map(len, texts))
+        if self._kept + length > MOST_KEPT:
             self._known.clear()
+            self._kept = 0
         self._known[key] = found
+        self._kept += length
 
     def _check_registered(self, number: int, subject: str) -> None:
         """Refuse the id of a schema that is not registered, and never was, under a subject."""
@@ -298,10 +304,12 @@ class Lookups:
         """The schema that another one refers to."""
         subject, version = reference.subject, reference.version
         key = (subject, version, form)
-        if key not in self._known:
+        found = self._known.get(key)
+        if found is None:
             what = f"version {version} of subject {subject!r}, to which another schema refers"
-            self._keep(key, self._ask(what, lambda client: client.get_version(subject, version, fmt=form).schema))
-        return self._known[key]
+            found = self._ask(what, lambda client: client.get_version(subject, version, fmt=form).schema)
+            self._keep(key, found, [found.schema_str])
+        return found
 
     def _ask(self, what: str, ask: Callable[[Any], Any]) -> Any:
         """The schema that the registry answers."""

@@ -136,6 +136,8 @@ OF_SUBJECTS = {
     "JSON: properties that are none": ("JSON", '{"type": "object", "properties": [1]}'),
     "JSON: nothing in common": ("JSON", '{"allOf": [5]}'),
     "JSON: examples that are none": ("JSON", '{"enum": 5}'),
+    "AVRO: a long name": ("AVRO", json.dumps(record(field("long", "x" * 2000)))),
+    "JSON: a long name": ("JSON", json.dumps(properties(**{"x" * 2000: {"type": "integer"}}))),
     "JSON: a chain of references": ("JSON", referring(300, ["a"])),
     "JSON: references that double": ("JSON", referring(40, ["a", "b"])),
 }
@@ -359,8 +361,8 @@ def test_unions_within_unions_are_planned_once():
     assert decode(Avro(schema), [b"\0", b"\2\2x"])[0] == [{"a": None}, {"a": {"string": "x", "R28": None}}]
 
 
-def test_schemas_are_kept_up_to_a_number(registry, monkeypatch):
-    monkeypatch.setattr(registries, "MOST_KNOWN", 3)
+def test_schemas_are_kept_up_to_a_size(registry, monkeypatch):
+    monkeypatch.setattr(registries, "MOST_KEPT", 3_500)
     _, text, payload = GOOD["JSON"]
     numbers = [registry.register("good-value", f"{text}{' ' * more}", "JSON") for more in range(10)]
     decoder = decoder_of(registry, "JSON").resolved()
