@@ -340,8 +340,8 @@ class DeltaLog:
         except (DeltaError, OSError):
             return []
         torn = []
-        for name, size in zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist()):
-            file = Path(self.path) / unquote(name)
+        for added in actions.select(["path", "size_bytes"]).to_pylist():
+            file, size = Path(self.path) / unquote(added["path"]), added["size_bytes"]
             if file.is_file() and (there := file.stat().st_size) < size:
                 torn.append(f"{file} has {there:,} of {size:,} bytes")
         return torn
