@@ -17,7 +17,7 @@ from pyspark.util import is_remote_only
 
 import spark_jobs
 import stream_consumers
-from spark_jobs.jars import cache_folder
+from spark_jobs.jars import cache_folder, own_folder
 
 PACKAGES = (spark_jobs, stream_consumers)
 # An archive of the same files has the same bytes, and so the same name.
@@ -65,9 +65,9 @@ def archive() -> Path:
     digest = hashlib.sha256()
     for name, file in files.items():
         digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
-    found = cache_folder() / "packages" / f"stream-assets-{digest.hexdigest()[:12]}.zip"
+    own_folder(cache_folder())
+    found = own_folder(cache_folder() / "packages") / f"stream-assets-{digest.hexdigest()[:12]}.zip"
     if not found.exists():
-        found.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=found.parent) as scratch:
             made = Path(scratch) / found.name
             with zipfile.ZipFile(made, "w") as packed:

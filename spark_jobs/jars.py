@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -14,22 +15,30 @@ import zipfile
 from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
 import pyspark
 
-from stream_consumers.errors import InvalidOptionError, MissingDependencyError
+from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 
 # Delta has an artifact for each Spark line, and its jars and its Python package have one version.
 SPARK_LINE = ".".join(pyspark.__version__.split(".")[:2])
 DELTA_COORDINATE = ("io.delta", f"delta-spark_{SPARK_LINE}_2.13", version("delta-spark"))
 CACHE_VARIABLE = "STREAM_ASSETS_CACHE"
+REPOSITORY_VARIABLE = "STREAM_ASSETS_MAVEN_REPOSITORY"
+"""The URL of a Maven repository that jars are downloaded from, in place of Maven Central."""
+UNPINNED_VARIABLE = "STREAM_ASSETS_UNPINNED_JARS"
+"""Set to 1, jars are taken whose digest is not known, such as those of a version of Delta that is newer than this."""
+# The digests of what is downloaded, as sha256sum writes them; tools/pin-jars makes them.
+DIGESTS = Path(__file__).with_name("jars.sha256")
 LOG_STORE_CLASS = "spark_jobs.HardLinkLogStore"
 S3_LOG_STORE_CLASS = "spark_jobs.ConditionalWriteLogStore"
 _SOURCES = [
     Path(__file__).with_name(f"{name.rpartition('.')[2]}.java") for name in (LOG_STORE_CLASS, S3_LOG_STORE_CLASS)
 ]
 # What S3A was built with, for each Hadoop of Spark; 3.4.1, of Spark 4.0, cannot put an object only if it is absent.
-_AWS = {"3.4.2": ("2.29.52", "1.2.1"), "3.5.0": ("2.35.4", "1.3.1")}
+AWS = {"3.4.2": ("2.29.52", "1.2.1"), "3.5.0": ("2.35.4", "1.3.1")}
+_SDK_MODULES = ("s3", "s3-transfer-manager", "sts", "url-connection-client")
 # The command of Janino, the compiler that Spark ships; a Java without its development kit has none.
 COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"
 RETRY_PAUSES_SECONDS = (2.0, 10.0, 30.0)
@@ -54,6 +63,52 @@ def cache_folder() -> Path:
             f"the user {os.getuid()} has no home directory, in which jars could be kept",
             remedy=f"Set {CACHE_VARIABLE} to a folder that can be written, or HOME.",
         ) from error
+
+
+def own_folder(path: Path) -> Path:
+    """A folder of the cache, made if it is missing, into which other users cannot put anything.
+
+    Raises:
+        UntrustedFileError: they can.
+    """
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for each in (path, *path.glob("*.jar")):
+        found = each.stat()
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UntrustedFileError(
+                f"other users than {os.getuid()} and root can change {each}, from which Spark runs code: it belongs to "
+                f"{found.st_uid} and has the mode {stat.S_IMODE(found.st_mode):04o}",
+                remedy=f"Delete {cache_folder()} if you do not trust what is in it; else chown it and chmod -R go-w. "
+                f"Or set {CACHE_VARIABLE} to another folder.",
+            )
+    return path
+
+
+def pinned(jars: Sequence[Path]) -> list[Path]:
+    """Jars that were downloaded, if they are those that this version was released with.
+
+    Args:
+        jars: the files; each is read as a whole, at each call.
+
+    Raises:
+        UntrustedFileError: one is another one, or is not known.
+    """
+    known = dict(reversed(line.split()) for line in DIGESTS.read_text().splitlines())
+    for jar in jars:
+        digest, expected = hashlib.sha256(jar.read_bytes()).hexdigest(), known.get(jar.name)
+        if expected is None and os.environ.get(UNPINNED_VARIABLE) != "1":
+            raise UntrustedFileError(
+                f"no digest is known of {jar}, whose SHA-256 is {digest}",
+                remedy=f"Install a version of delta-spark and pyspark that this version of stream-assets knows; or set "
+                f"{UNPINNED_VARIABLE}=1 to take jars that it does not know.",
+            )
+        if expected not in (None, digest):
+            raise UntrustedFileError(
+                f"{jar} is not the jar of this name: its SHA-256 is {digest}, and should be {expected}",
+                remedy=f"Find out who changed it. Delete {cache_folder()}, and try again with a repository that you "
+                f"trust ({REPOSITORY_VARIABLE}).",
+            )
+    return list(jars)
 
 
 def java() -> str:
@@ -94,13 +149,13 @@ def delta_jars() -> list[Path]:
 
     Raises:
         MissingDependencyError: no Java, or the download or the compiler failed.
+        UntrustedFileError: a jar is not what it should be, or other users could change it.
     """
     delta = resolved(DELTA_COORDINATE, without={_artifact(jar) for jar in _shipped()})
+    jars = pinned(sorted(delta.glob("*.jar")))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
-    log_stores = _once(
-        f"{delta.name}-log-stores-{digest}", lambda target: _compile(sorted(delta.glob("*.jar")), target)
-    )
-    return sorted((*delta.glob("*.jar"), *log_stores.glob("*.jar")))
+    log_stores = _once(f"{delta.name}-log-stores-{digest}", lambda target: _compile(jars, target))
+    return sorted((*jars, *log_stores.glob("*.jar")))
 
 
 def s3_jars() -> list[Path]:
@@ -110,31 +165,36 @@ def s3_jars() -> list[Path]:
 
     Raises:
         MissingDependencyError: no Java, the download failed, or this Spark has a Hadoop that is too old.
+        UntrustedFileError: a jar is not what it should be, or other users could change it.
     """
     versions = _s3_versions()
     if versions is None:
         raise MissingDependencyError(
             f"Spark {pyspark.__version__} comes with Hadoop {_hadoop()}; tables on Amazon S3 are written with "
-            f"{' and '.join(_AWS)}, which put a commit only if it is absent",
+            f"{' and '.join(AWS)}, which put a commit only if it is absent",
             remedy="Install pyspark 4.1 or 4.2; or start Spark yourself, with hadoop-aws and a log store that does so.",
         )
-    hadoop, sdk, accelerator = versions
-    parts = [("org.apache.hadoop", "hadoop-aws", hadoop)]
-    modules = [
-        ("software.amazon.awssdk", name, sdk) for name in ("s3", "s3-transfer-manager", "sts", "url-connection-client")
-    ]
-    modules.append(("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", accelerator))
+    parts = [("org.apache.hadoop", "hadoop-aws", versions[0])]
     there = {_artifact(jar) for jar in (*_shipped(), *delta_jars())}
 
     def make(target: Path) -> None:
-        _download(parts, target, is_alone=True)
-        _download(modules, target)
+        download(parts, target, is_alone=True)
+        download(s3_modules(versions[0]), target)
         for jar in target.glob("*.jar"):
             # S3A uses no client on netty, of which Spark has another version.
             if _artifact(jar) in there or jar.name.startswith("netty-"):
                 jar.unlink()
 
-    return sorted(_once(_s3_name(*versions), make).glob("*.jar"))
+    return pinned(sorted(_once(_s3_name(*versions), make).glob("*.jar")))
+
+
+def s3_modules(hadoop: str) -> list[tuple[str, str, str]]:
+    """The modules of the SDK that the S3A of a Hadoop uses, as Maven has them."""
+    sdk, accelerator = AWS[hadoop]
+    return [
+        *(("software.amazon.awssdk", name, sdk) for name in _SDK_MODULES),
+        ("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", accelerator),
+    ]
 
 
 def _hadoop() -> str:
@@ -144,7 +204,7 @@ def _hadoop() -> str:
 def _s3_versions() -> tuple[str, str, str] | None:
     """Of Hadoop, the SDK and the accelerator; ``None`` if this Hadoop is too old."""
     hadoop = _hadoop()
-    return (hadoop, *_AWS[hadoop]) if hadoop in _AWS else None
+    return (hadoop, *AWS[hadoop]) if hadoop in AWS else None
 
 
 def _s3_name(hadoop: str, sdk: str, accelerator: str) -> str:
@@ -170,7 +230,7 @@ def resolved(coordinate: tuple[str, str, str], *, without: Set[str] = frozenset(
     """
 
     def make(target: Path) -> None:
-        _download([coordinate], target, is_alone=is_alone)
+        download([coordinate], target, is_alone=is_alone)
         for jar in target.glob("*.jar"):
             if _artifact(jar) in without:
                 jar.unlink()
@@ -189,9 +249,10 @@ def _folder(name: str) -> Path:
 def _once(name: str, make: Callable[[Path], None]) -> Path:
     """The folder of this name in the cache; ``make`` fills it at the first call, of one process at a time."""
     folder = _folder(name)
+    own_folder(cache_folder())
+    own_folder(folder.parent)
     if (folder / COMPLETE).exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+        return own_folder(folder)
     with (folder.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
@@ -199,12 +260,14 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
                 jars = Path(scratch) / "jars"
                 make(jars)
                 (jars / COMPLETE).touch()
+                for file in (jars, *jars.iterdir()):
+                    file.chmod(file.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
                 shutil.rmtree(folder, ignore_errors=True)
                 jars.rename(folder)
-    return folder
+    return own_folder(folder)
 
 
-def _download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_alone: bool = False) -> None:
+def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_alone: bool = False) -> None:
     """Fetch them with the Ivy that pyspark ships; more than once, since repositories have bad moments.
 
     Ivy has a cache of its own here: a Maven cache with a pom but no jar would make it give up.
@@ -223,11 +286,19 @@ def _download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_a
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     pattern = target / "[artifact]-[revision].[ext]"
     command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-ivy", str(module)]
+    if repository := os.environ.get(REPOSITORY_VARIABLE):
+        settings = target / "settings.xml"
+        settings.write_text(
+            '<ivysettings><settings defaultResolver="mirror"/><resolvers>'
+            f'<ibiblio name="mirror" m2compatible="true" root={quoteattr(repository)}/></resolvers></ivysettings>'
+        )
+        command += ["-settings", str(settings)]
     command += ["-confs", "default", "-retrieve", str(pattern)]
     for pause in (*RETRY_PAUSES_SECONDS, None):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
         if done.returncode == 0 and any(target.glob("*.jar")):
-            module.unlink()
+            for file in target.glob("*.xml"):
+                file.unlink()
             return
         if pause is not None:
             time.sleep(pause)
@@ -235,7 +306,8 @@ def _download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_a
     names = ", ".join(":".join(coordinate) for coordinate in coordinates)
     raise MissingDependencyError(
         f"{names} could not be downloaded in {1 + len(RETRY_PAUSES_SECONDS)} attempts:\n{report}\n",
-        remedy="Check the connection to your Maven repository and try again.",
+        remedy="Check the connection to your Maven repository, or name another one with "
+        f"{REPOSITORY_VARIABLE}, and try again.",
     )
 
 

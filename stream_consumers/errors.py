@@ -148,6 +148,10 @@ class ForeignCommitError(StreamAssetsError, Terminal):
     """Somebody else writes under this group's transaction app id."""
 
 
+class UntrustedFileError(StreamAssetsError, Terminal):
+    """Code that Spark is to run is not what it should be, or other users could change it."""
+
+
 class UnsafeStorageError(StreamAssetsError, Terminal):
     """Two drivers that write the table at the same time could overwrite each other's commits."""
 

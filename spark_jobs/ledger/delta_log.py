@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -27,6 +27,11 @@ from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError,
 DEFAULT = "CURRENT_DEFAULT"
 """Where Delta keeps the value that a column has in rows which lack it."""
 KEPT_COMMITS = 10_000
+TORN_REMEDY = (
+    "A power cut, or a full or broken disk, leaves such files. If it is the newest version, move this file and the "
+    ".crc file of the version out of the folder: the log before it is whole, and what the batch read is read again. "
+    "Otherwise restore the file from a backup."
+)
 RESTORE_REMEDY = "Restore again, to a version number: RESTORE TABLE … TO VERSION AS OF n."
 # Delta goes by the times of the files, which are written after the times in them.
 LATE_FILE_MS = 60_000
@@ -36,9 +41,12 @@ ZONE_OFFSETS_MS = range(-18 * 3_600_000, 18 * 3_600_000 + 1, 900_000)
 _ACTION = re.compile(r'\s*\{\s*"(commitInfo|txn)"')
 _FILE_ACTION = re.compile(r'\s*\{\s*"(add|remove)"')
 _DATA_CHANGE = re.compile(r'"dataChange"\s*:\s*true')
+_COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT_FILE = re.compile(r"[0-9]{20}\.checkpoint\..*parquet")
 _FRACTION = re.compile(r"\.([0-9]{1,6})[0-9]*")
 # How far an identity column has counted: part of a table's schema.
 _IDENTITIES = re.compile(r'"delta\.identity\.highWaterMark":"?-?[0-9]+"?')
+_Parsed = TypeVar("_Parsed")
 # What the reader says of the table feature catalogManaged, and of its preview.
 _CATALOG_MANAGED = "catalog-managed table"
 
@@ -192,7 +200,7 @@ class DeltaLog:
         Raises:
             TableUnreadableError: something is there, but no Delta table that can be read; or there is no bucket.
             UnsupportedError: a catalog decides on its commits.
-            LedgerUnreadableError: the storage does not answer.
+            LedgerUnreadableError: the storage does not answer, or a file of the log is torn.
         """
         self._check_path()
         try:
@@ -203,12 +211,15 @@ class DeltaLog:
         except (DeltaError, OSError) as error:
             if _CATALOG_MANAGED in str(error):
                 raise catalog_decides(self.path, "it is a catalog-managed table") from error
-            raise unreadable(
+            unread = unreadable(
                 self.path,
                 error,
                 what=f"the Delta table at {self.path} cannot be read",
                 remedy="Check the path, its permissions and the storage options.",
-            ) from error
+            )
+            if isinstance(unread, TableUnreadableError):
+                self._check_log()
+            raise unread from error
         # A table that was dropped and created again has other commits under the same versions.
         if self._seen and (snapshot.table_id != self._seen[0] or snapshot.version < self._seen[1]):
             self._forget()
@@ -285,6 +296,56 @@ class DeltaLog:
         before, after = (self.row_count(version=version) for version in (commit.version - 1, commit.version))
         return None if before is None or after is None else before - after
 
+    def _check_log(self) -> None:
+        """Look for what makes a log unreadable.
+
+        Raises:
+            LedgerUnreadableError: a file of the log is torn.
+        """
+        try:
+            found = self.files().get_file_info(pyarrow.fs.FileSelector("_delta_log"))
+        except OSError:
+            return
+        for file in sorted(found, key=lambda file: file.base_name, reverse=True):
+            if commit := _COMMIT_FILE.fullmatch(file.base_name):
+                self.commit(int(commit[1]))
+            elif _CHECKPOINT_FILE.fullmatch(file.base_name):
+                self._check_checkpoint(file)
+                # What is older is not read.
+                return
+
+    def _check_checkpoint(self, file: pyarrow.fs.FileInfo) -> None:
+        try:
+            with self.files().open_input_file(file.path) as opened:
+                pq.read_metadata(opened)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise LedgerUnreadableError(
+                f"the checkpoint {self.path}/_delta_log/{file.base_name} is torn: it has {file.size:,} bytes "
+                f"({one_line(error)})",
+                remedy="Delete it and the file _last_checkpoint beside it: the log before it is whole.",
+            ) from error
+
+    def torn_files(self, version: int | None = None) -> list[str]:
+        """The data files of a version that are shorter than their commits say; none if the log cannot be read.
+
+        Only local tables are looked at.
+
+        Args:
+            version: of the table, the newest by default.
+        """
+        if "://" in self.path:
+            return []
+        try:
+            actions = pa.table(DeltaTable(self.path, version=version).get_add_actions(flatten=True))
+        except (DeltaError, OSError):
+            return []
+        torn = []
+        for added in actions.select(["path", "size_bytes"]).to_pylist():
+            file, size = Path(self.path) / unquote(added["path"]), added["size_bytes"]
+            if file.is_file() and (there := file.stat().st_size) < size:
+                torn.append(f"{file} has {there:,} of {size:,} bytes")
+        return torn
+
     def missing_files(self, version: int) -> list[str]:
         """The files that a commit adds and that are not in the folder of the table; only asked of local tables."""
         if "://" in self.path:
@@ -302,13 +363,9 @@ class DeltaLog:
         commit = self._commits.get(version)
         if commit is None:
             try:
-                commit = parse_commit(version, self._text(version))
+                commit = self._parsed(version, lambda text: parse_commit(version, text))
             except FileNotFoundError:
                 return None
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise LedgerUnreadableError(
-                    f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
-                ) from error
             self._commits[version] = commit
             if len(self._commits) > KEPT_COMMITS:
                 # A job may stay for days.
@@ -393,11 +450,35 @@ class DeltaLog:
 
     def _file_changes(self, version: int) -> _FileChanges:
         try:
-            return _file_changes(self._text(version))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return self._parsed(version, _file_changes)
+        except FileNotFoundError as error:
+            raise self._away(version, error) from error
+
+    def _parsed(self, version: int, parse: Callable[[str], _Parsed]) -> _Parsed:
+        """What a commit says.
+
+        Raises:
+            FileNotFoundError: it was cleaned from the log.
+            LedgerUnreadableError: the storage does not give it, or it is torn.
+        """
+        try:
+            return parse(self._text(version))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._away(version, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            name = f"_delta_log/{version:020d}.json"
+            size = self.files().get_file_info(name).size
             raise LedgerUnreadableError(
-                f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
+                f"version {version} of {self.path} is torn: {name} has {size or 0:,} bytes ({one_line(error)})",
+                remedy=TORN_REMEDY,
             ) from error
+
+    def _away(self, version: int, error: OSError) -> LedgerUnreadableError:
+        return LedgerUnreadableError(
+            f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."
+        )
 
     def _not_certain(self, restore: Commit, why: str) -> LedgerUnreadableError:
         return LedgerUnreadableError(
@@ -430,7 +511,12 @@ def _is_left_over(file: Path) -> bool:
 
 
 def parse_commit(version: int, text: str) -> Commit:
-    """Read the actions of one commit file that matter here."""
+    """Read the actions of one commit file that matter here.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is not the whole file of a commit.
+    """
+    _check_whole(text)
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
     # Not splitlines(): JSON may hold other line separators in its texts.
@@ -470,6 +556,20 @@ def parse_commit(version: int, text: str) -> Commit:
         _DATA_CHANGE.search(text) is not None,
         str(info.get("userName") or info.get("engineInfo") or ""),
     )
+
+
+def _check_whole(text: str) -> None:
+    """Look for what is left of a file whose blocks did not reach the disk, without parsing each action.
+
+    Raises:
+        ValueError: it is empty or cut, or has blocks of zeros.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    if not lines:
+        raise ValueError("there is no action in it")
+    if "\0" in text or not all(line.lstrip().startswith("{") for line in lines):
+        raise ValueError("it has lines that are not JSON objects")
+    json.loads(lines[-1])
 
 
 def _instants(moment: str) -> list[int]:

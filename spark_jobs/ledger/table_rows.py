@@ -21,7 +21,7 @@ from spark_jobs.ledger.delta_log import Commit, DataFile, DeltaLog
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.storage_errors import unreadable
 from stream_consumers.batches import Range
-from stream_consumers.errors import LedgerUnreadableError
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
 
 PLACE = ("_stream", "_shard", "_sequence")
@@ -47,7 +47,7 @@ def scan(
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    with _readable(log):
+    with _readable(log, version):
         table = DeltaTable(log.path, version=version, storage_options=log.storage_options)
         for batch in table.scan(list(columns) if columns else None, where or None):
             yield pa.record_batch(batch)
@@ -267,10 +267,16 @@ def by_shard(frame: pd.DataFrame, stream: str, number: str, sequence: str) -> It
 
 
 @contextmanager
-def _readable(log: DeltaLog) -> Iterator[None]:
+def _readable(log: DeltaLog, version: int | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a file that is gone is a bare one, in the middle of the rows
+        if torn := log.torn_files(version):
+            raise TableUnreadableError(
+                f"{len(torn)} data files of {log.path} are torn, like {torn[0]}",
+                remedy="A power cut, or a full or broken disk, leaves such files. Go back with RESTORE TABLE … TO "
+                "VERSION AS OF the version before the one that added them; the messages are read again.",
+            ) from error
         raise unreadable(
             log.path,
             error,

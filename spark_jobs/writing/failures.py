@@ -105,6 +105,13 @@ _NO_LINKS = _Kind(
     "Put the table elsewhere; or set spark.delta.logStore.file.impl=io.delta.storage.HDFSLogStore and "
     "single_writer=True, and never let two drivers write it at the same time.",
 )
+_NOT_FORCED = _Kind(
+    re.compile("the disk did not take "),
+    WriteError,
+    "the file system of {table} did not force a file to the disk",
+    "Look for errors of the disk in the log of the kernel. A file system that cannot force files or folders needs the "
+    "Spark setting spark.stream_assets.fsync=false: then a power cut can lose batches that were committed.",
+)
 _APPEND_ONLY = _Kind(
     re.compile(r"\[DELTA_CANNOT_MODIFY_APPEND_ONLY\]"),
     UnsupportedError,
@@ -127,7 +134,7 @@ _ONE_ROW = (
     "If it is because of some rows only, reject() them, or let on_bad_rows='dead_letter' find them; their messages "
     "become dead letters. The batch is read again at the next run."
 )
-_KINDS = (_FOREIGN_PLACE, _CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _APPEND_ONLY)
+_KINDS = (_FOREIGN_PLACE, _CONSTRAINT, _SCHEMA, _NO_SPACE, _DENIED, _NO_LINKS, _NOT_FORCED, _APPEND_ONLY)
 
 
 def explain(error: Exception, *, table: str) -> StreamAssetsError:

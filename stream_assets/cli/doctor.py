@@ -12,7 +12,7 @@ from spark_jobs.jars import DELTA_COORDINATE, SPARK_LINE, delta_jars, java
 from spark_jobs.session import SPARK_VARIABLE
 from spark_jobs.spark_server.folder import UnusableFolderError, server_folders, servers_folder
 from stream_assets.cli.options import SparkChoice, tell_of_download
-from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError
+from stream_consumers.errors import MissingDependencyError, StreamAssetsError, UnsafeStorageError, UntrustedFileError
 
 NEEDED_JAVA = 17
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "dagster", "pyarrow", "confluent-kafka", "redis")
@@ -67,7 +67,7 @@ def _local_spark() -> dict[str, str]:
 def _look(what: str, find: Callable[[], str]) -> dict[str, str]:
     try:
         return {"what": what, "found": find(), "state": "ok"}
-    except MissingDependencyError as error:
+    except (MissingDependencyError, UntrustedFileError) as error:
         return {"what": what, "found": "–", "state": str(error)}
 
 

@@ -1,14 +1,21 @@
-"""Downloads of jars: repositories fail now and then, and processes ask at the same time."""
+"""Downloads of jars: repositories fail now and then, may be others, and processes ask at the same time."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from spark_jobs import jars
-from stream_consumers.errors import MissingDependencyError
+from spark_jobs import executors, jars
+from stream_consumers.errors import MissingDependencyError, UntrustedFileError
 
 COORDINATE = ("org.example", "parts", "1.0")
 IVY = """\
@@ -78,3 +85,117 @@ def test_who_waits_for_the_download_is_told_and_nobody_else(repository: Path) ->
     # Spark 4.0 cannot write tables there.
     is_announced = (jars.download_note(with_s3=True) or "").startswith("the jars of S3A are downloaded")
     assert is_announced is (jars.SPARK_LINE != "4.0")
+
+
+def test_where_there_is_no_network_a_copy_of_the_cache_is_enough(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_first(repository, 0)
+    jars.resolved(COORDINATE)
+    shutil.copytree(repository / "cache" / "jars", repository / "image" / "jars")
+    monkeypatch.setenv(jars.CACHE_VARIABLE, str(repository / "image"))
+    folder = jars.resolved(COORDINATE)
+    assert folder.is_relative_to(repository / "image")
+    assert calls(repository) == 1
+
+
+def test_a_mirror_is_asked_in_place_of_the_public_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Ivy itself: the artifact is nowhere else."""
+    place = tmp_path / "mirror" / "org" / "example" / "parts" / "1.0"
+    place.mkdir(parents=True)
+    names = "<groupId>org.example</groupId><artifactId>parts</artifactId><version>1.0</version>"
+    (place / "parts-1.0.pom").write_text(f"<project><modelVersion>4.0.0</modelVersion>{names}</project>")
+    (place / "parts-1.0.jar").write_bytes(b"of the mirror")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(tmp_path / "mirror")))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(jars, "RETRY_PAUSES_SECONDS", ())
+    try:
+        folder = jars.resolved(COORDINATE)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert {file.name for file in folder.iterdir()} == {"parts-1.0.jar", jars.COMPLETE}
+    assert (folder / "parts-1.0.jar").read_bytes() == b"of the mirror"
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class TestDigests:
+    @pytest.fixture
+    def jar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        jar = tmp_path / "parts-1.0.jar"
+        jar.write_bytes(b"as it was released")
+        digests = tmp_path / "jars.sha256"
+        digests.write_text(f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n")
+        monkeypatch.setattr(jars, "DIGESTS", digests)
+        return jar
+
+    def test_a_jar_as_it_was_released_is_taken(self, jar: Path) -> None:
+        assert jars.pinned([jar]) == [jar]
+
+    @pytest.mark.parametrize("accepted", ["", "1"])
+    def test_another_jar_of_the_name_is_refused(
+        self, jar: Path, accepted: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(jars.UNPINNED_VARIABLE, accepted)
+        jar.write_bytes(b"as somebody changed it")
+        with pytest.raises(UntrustedFileError):
+            jars.pinned([jar])
+
+    def test_an_unknown_jar_is_taken_only_if_the_user_says_so(self, jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        newer = jar.rename(jar.with_name("parts-1.1.jar"))
+        with pytest.raises(UntrustedFileError, match=jars.UNPINNED_VARIABLE):
+            jars.pinned([newer])
+        monkeypatch.setenv(jars.UNPINNED_VARIABLE, "1")
+        assert jars.pinned([newer]) == [newer]
+
+    def test_the_jars_of_delta_are_checked_at_each_call(self, repository: Path) -> None:
+        fail_first(repository, 0)
+        with pytest.raises(UntrustedFileError, match=r"parts-1\.0\.jar"):
+            jars.delta_jars()
+
+
+class TestRights:
+    def test_others_cannot_write_what_is_made_whatever_the_umask(self, repository: Path) -> None:
+        fail_first(repository, 0)
+        before = os.umask(0)
+        try:
+            folder = jars.resolved(COORDINATE)
+        finally:
+            os.umask(before)
+        made = [repository / "cache", folder.parent, folder, *folder.iterdir()]
+        assert [file for file in made if file.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)] == []
+
+    @pytest.mark.parametrize(
+        "place", ["cache", "cache/jars", "cache/jars/parts-1.0", "cache/jars/parts-1.0/parts-1.0.jar"]
+    )
+    def test_what_others_can_change_is_refused(self, repository: Path, place: str) -> None:
+        fail_first(repository, 0)
+        jars.resolved(COORDINATE)
+        (repository / place).chmod(0o777)
+        with pytest.raises(UntrustedFileError, match="0777"):
+            jars.resolved(COORDINATE)
+
+    def test_what_belongs_to_another_user_is_refused(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fail_first(repository, 0)
+        folder = jars.resolved(COORDINATE)
+        if os.getuid() == 0:
+            os.chown(folder, 12345, 12345)
+        else:
+            # Then the files are of another user than the one who asks.
+            monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(UntrustedFileError):
+            jars.resolved(COORDINATE)
+
+    def test_the_packages_for_executors_are_kept_as_safely(self, repository: Path) -> None:
+        executors.archive()
+        (repository / "cache" / "packages").chmod(0o777)
+        with pytest.raises(UntrustedFileError):
+            executors.archive()

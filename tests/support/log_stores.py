@@ -49,6 +49,15 @@ class LogStore:
             made = getattr(made, part)
         self._store = made(self._configuration)
 
+    @contextmanager
+    def having(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """With more settings of Hadoop."""
+        for name, value in settings.items():
+            self._configuration.set(name, value)
+        yield
+        for name in settings:
+            self._configuration.unset(name)
+
     def put(
         self,
         file: Path | str,

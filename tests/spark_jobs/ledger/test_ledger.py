@@ -430,9 +430,14 @@ class TestUnreadableTable:
         with pytest.raises(TableUnreadableError, match="no Delta table"):
             DeltaLog(str(tmp_path)).snapshot()
 
-    @pytest.mark.parametrize("content", ["{broken", "[]", '{"commitInfo":{}}\n'])
-    def test_a_broken_log(self, log, content):
+    @pytest.mark.parametrize("content", ["{broken", "[]", ""])
+    def test_a_log_that_begins_with_a_torn_commit(self, log, content):
         log.write(0, content)
+        with pytest.raises(LedgerUnreadableError, match="version 0"):
+            ledger(log).read()
+
+    def test_a_log_without_a_table_in_it(self, log):
+        log.write(0, '{"commitInfo":{}}\n')
         with pytest.raises(TableUnreadableError, match="cannot be read") as caught:
             ledger(log).read()
         assert isinstance(caught.value, Terminal)

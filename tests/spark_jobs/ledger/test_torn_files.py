@@ -1,0 +1,93 @@
+"""What a power cut may leave of the files of a table: an error with file, size and remedy, never a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from spark_jobs.ledger.delta_log import DeltaLog
+from spark_jobs.ledger.ledger import Ledger
+from spark_jobs.ledger.table_rows import count_where, scan
+from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
+from tests.support.ledger_tables import write_batch
+
+VERSIONS = 4
+NEWEST = f"_delta_log/{VERSIONS - 1:020d}.json"
+CHECKPOINT = f"_delta_log/{VERSIONS - 1:020d}.checkpoint.parquet"
+POINTER = "_delta_log/_last_checkpoint"
+TORN: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda whole: b"",
+    "cut in its last line": lambda whole: whole[:-30],
+    "cut in its first line": lambda whole: whole[:30],
+    "cut, then zeros": lambda whole: whole[:200] + bytes(len(whole) - 200),
+    "zeros": lambda whole: bytes(len(whole)),
+    "zeros within": lambda whole: whole[:-300] + bytes(100) + whole[-200:],
+    "not JSON": lambda whole: b"\x89PNG" + whole,
+    "not JSON, but text": lambda whole: b"hello\n",
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    for number in range(VERSIONS):
+        write_batch(tmp_path / "t", {number + 1: "2026-11-17"})
+    return tmp_path / "t"
+
+
+def ledger(table: Path) -> Ledger:
+    return Ledger(DeltaLog(str(table)), group="lakehouse", member="main")
+
+
+@pytest.mark.parametrize("tear", TORN.values(), ids=TORN)
+def test_a_torn_commit_is_neither_a_strangers_nor_the_end_of_the_log(
+    table: Path, tear: Callable[[bytes], bytes]
+) -> None:
+    (table / NEWEST).write_bytes(tear((table / NEWEST).read_bytes()))
+    size = (table / NEWEST).stat().st_size
+    with pytest.raises(
+        LedgerUnreadableError, match=rf"version {VERSIONS - 1} of .* is torn: {NEWEST} has {size:,} bytes"
+    ):
+        ledger(table).read()
+
+
+def test_without_the_torn_commit_the_log_is_whole(table: Path) -> None:
+    before = ledger(table).read()
+    write_batch(table, {VERSIONS + 1: "2026-11-17"})
+    (table / f"_delta_log/{VERSIONS:020d}.json").write_bytes(b"")
+    with pytest.raises(LedgerUnreadableError):
+        ledger(table).read()
+    (table / f"_delta_log/{VERSIONS:020d}.json").unlink()
+    assert ledger(table).read() == before
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_torn_checkpoint_is_named_and_the_log_before_it_is_whole(table: Path, size: int) -> None:
+    before = ledger(table).read()
+    DeltaTable(str(table)).create_checkpoint()
+    (table / CHECKPOINT).write_bytes((table / CHECKPOINT).read_bytes()[:size])
+    with pytest.raises(LedgerUnreadableError, match=rf"{CHECKPOINT} is torn: it has {size} bytes"):
+        ledger(table).read()
+    (table / CHECKPOINT).unlink()
+    (table / POINTER).unlink()
+    assert ledger(table).read() == before
+
+
+@pytest.mark.parametrize("name", [POINTER, NEWEST.replace(".json", ".crc")])
+def test_files_that_only_save_time_may_be_torn(table: Path, name: str) -> None:
+    before = ledger(table).read()
+    DeltaTable(str(table)).create_checkpoint()
+    (table / name).write_bytes(b"")
+    assert ledger(table).read() == before
+    assert count_where(DeltaLog(str(table)), "TRUE") == VERSIONS
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_torn_data_file_is_named_with_its_size(table: Path, size: int) -> None:
+    data = next(table.glob("*.parquet"))
+    whole = data.stat().st_size
+    data.write_bytes(data.read_bytes()[:size])
+    with pytest.raises(TableUnreadableError, match=rf"1 data files.*{data} has {size} of {whole:,} bytes"):
+        list(scan(DeltaLog(str(table))))
