@@ -82,6 +82,7 @@ def test_a_dry_run_refuses_what_the_replay_refuses(what: Ingestion) -> None:
     gone_day = ("--from", "2026-11-16", "--until", "2026-11-17")
     refused = run(*words, *gone_day)
     assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--on-data-loss record" in refused.stderr
     assert run(*words, *gone_day, "--on-data-loss", "record").exit_code == 0
     with open_batch_source(URL) as source, pytest.raises(DataLossError) as error:
         plan_replay(between(*gone_day[1::2]), source, what, what.ledger(), what.ledger().read())
