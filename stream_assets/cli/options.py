@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stream_assets.cli.output import err, tell_waiting
+from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig, parse_client_option, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
@@ -192,6 +193,10 @@ class Place:
     def url(self) -> StreamUrl:
         """The stream URL, read."""
         return StreamUrl.parse(self.source)
+
+    def shown(self, sequence: int | None) -> int | None:
+        """A sequence as it is printed for this stream: that of a Redis entry as its id."""
+        return None if sequence is None else find_backend(self.url.protocol).shown_sequence(sequence)
 
     def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
         """The stream as the group reads it in a mode."""

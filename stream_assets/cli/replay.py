@@ -97,11 +97,11 @@ def replay(
         if dry_run:
             progress.stop()
             replaced = count_rows(ledger.log, goal)
-            rows = [
+            rows: list[dict[str, object]] = [
                 {
                     "shard": str(shard),
-                    "from": part.start,
-                    "until": part.end,
+                    "from": place.shown(part.start),
+                    "until": place.shown(part.end),
                     "messages": messages[shard],
                     "rows replaced": replaced[shard],
                 }
@@ -158,8 +158,8 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_s
     listed = [
         {
             "shard": str(move.shard),
-            "position": move.position,
-            "to": move.to,
+            "position": place.shown(move.position),
+            "to": place.shown(move.to),
             "messages to read again": messages.get(move.shard, 0),
             "rows to replace": rows.get(move.shard, 0),
             "messages skipped": skipped.get(move.shard, 0),
@@ -244,6 +244,6 @@ def adopt(mode: str, place: Place, dry_run: bool, spark: SparkChoice, as_json: b
         if not dry_run:
             progress.add_task("adopting the rows", total=None)
             positions = adoption.adopt(spark.session(place.table, place.storage), opened, ingestion)
-    rows = [{"shard": str(shard), "continues at": sequence} for shard, sequence in positions.items()]
+    rows = [{"shard": str(shard), "continues at": place.shown(sequence)} for shard, sequence in positions.items()]
     title = f"group {place.group} {'would continue' if dry_run else 'continues'} behind the rows of {place.table}"
     print_rows(rows, as_json=as_json, title=title)
