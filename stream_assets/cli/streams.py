@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,7 +83,7 @@ def produce(
     interval = DEFAULT_BEACON_INTERVAL if beacon_interval is None else beacon_interval
     options = FileProducerOptions(beacon_interval=interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
-    given = Message(Shard(""), 0, 0, None, None if key is None else key.encode(), tuple(map(_header, headers)))
+    given = Message(Shard(""), 0, 0, None, None if key is None else os.fsencode(key), tuple(map(_header, headers)))
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
     several = shards or 1 if shard is None else shard + 1
@@ -129,7 +130,7 @@ def _header(text: str) -> tuple[str, bytes]:
     name, mark, value = text.partition("=")
     if not name or not mark:
         raise InvalidOptionError(f"--header {text!r} has no name or no value", remedy="Write NAME=VALUE.")
-    return name, value.encode()
+    return name, os.fsencode(value)
 
 
 def _message(line: bytes, given: Message, *, is_json: bool) -> Message:
