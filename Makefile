@@ -36,11 +36,14 @@ pictures: setup ## The pictures of the Dagster UI in docs/images, by the tests t
 bench: setup ## How fast it is, beside its peers, into docs/benchmarks.md: an hour; ARGS="--scale 0.1 --only kafka --rounds 3"
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C
-	@$(BIN)/python -m tests.support.kafka_broker --port 9092
+# PORT= is another port; KEEP= is a folder that keeps the data for the next start.
+SERVE = $(if $(PORT),--port $(PORT)) $(if $(KEEP),--keep $(KEEP))
 
-redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C
-	@$(BIN)/python -m tests.support.redis_server --port 6379
+kafka: setup ## A real Kafka broker at localhost:9092 for examples/kafka, until Ctrl-C; PORT=9093 KEEP=.demo/kafka-data
+	@$(BIN)/python -m tests.support.kafka_broker $(SERVE)
+
+redis: setup ## A real Redis server at localhost:6379 for examples/redis, until Ctrl-C; PORT= and KEEP= as for kafka
+	@$(BIN)/python -m tests.support.redis_server $(SERVE)
 
 test: checks tests ## Lint, types and the first tier of the tests: a quarter of an hour on 2 cores
 

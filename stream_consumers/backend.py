@@ -155,6 +155,10 @@ class Backend(ABC):
         """
         raise _no_batches(url)
 
+    def shown_sequence(self, sequence: int) -> int:
+        """The sequence as an int that is printed the way people of this backend write it; by default as a number."""
+        return sequence
+
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """Refuse what cannot be right, without asking a server; by default any client option.
 

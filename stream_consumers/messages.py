@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from typing import TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, InvalidUrlError
@@ -30,6 +31,7 @@ _NUMBERED = re.compile(rf"(.):(0|[1-9][0-9]{{0,{MAX_SHARD_DIGITS - 1}}})\Z")
 _EPOCH_NAME = re.compile(rf"(.+){EPOCH_MARK}[1-9][0-9]*\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
+T = TypeVar("T")
 
 
 def check_stream_key(key: str) -> str:
@@ -188,18 +190,90 @@ class Message:
         return (self.payload or b"").decode()
 
     def to_json(self) -> Mapping[str, object]:
-        """SeaStreamer's header names and the payload, base64 under ``payload_base64`` where it is not UTF-8."""
-        header: dict[str, object] = {
+        """The message as a JSON object, under SeaStreamer's header names; :meth:`from_json` reads it back.
+
+        Bytes that are not UTF-8 are in base64, under a name with ``_base64`` at its end. ``key`` and ``headers`` are
+        left out where the message has none.
+
+        Example:
+            >>> Message(Shard("orders"), 7, 20, b"{}", key=b"a", headers=(("n", None),)).to_json()["headers"]
+            [{'name': 'n', 'value': None}]
+        """
+        document: dict[str, object] = {
             "stream_key": self.shard.stream,
             "shard_id": self.shard.id,
             "sequence": self.sequence,
-            "timestamp": format_timestamp(self.timestamp_ms),
+            "timestamp": utc_text(self.timestamp_ms),
+            **_bytes_to_json("payload", self.payload),
         }
+        if self.key is not None:
+            document |= _bytes_to_json("key", self.key)
+        if self.headers:
+            document["headers"] = [{"name": name, **_bytes_to_json("value", value)} for name, value in self.headers]
+        return document
+
+    @classmethod
+    def from_json(cls, document: object) -> Message:
+        r"""Read :meth:`to_json` back; what a document leaves out is shard 0, sequence 0, now, or nothing.
+
+        Raises:
+            InvalidOptionError: it is not such an object, or one of its values is of another kind.
+
+        Example:
+            >>> message = Message(Shard("orders", 3), 7, 1_700_000_000_020, b"\xff", key=b"a")
+            >>> Message.from_json(message.to_json()) == message
+            True
+        """
+        if not isinstance(document, dict):
+            raise _no_message("it is not an object")
         try:
-            header["payload"] = None if self.payload is None else self.payload.decode()
-        except UnicodeDecodeError:
-            header["payload_base64"] = base64.b64encode(self.payload or b"").decode()
-        return header
+            moment = document.get("timestamp")
+            headers = [
+                (_kind(str, "name", one.get("name")), _bytes_from_json("value", one))
+                for one in document.get("headers", ())
+            ]
+            return cls(
+                check_shard(Shard(document.get("stream_key", ""), document.get("shard_id", 0))),
+                _kind(int, "sequence", document.get("sequence", 0)),
+                now_milliseconds() if moment is None else to_milliseconds(datetime.fromisoformat(_utc(moment))),
+                _bytes_from_json("payload", document),
+                _bytes_from_json("key", document),
+                tuple(headers),
+            )
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise _no_message(str(error)) from error
+
+
+def _no_message(reason: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"the JSON is not a message: {reason}",
+        remedy='Write an object like {"payload": "…", "key": "…", "shard_id": 0}, as stream-assets peek --json does.',
+    )
+
+
+def _kind(kind: type[T], name: str, value: object) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{name} must be {kind.__name__}, and is {type(value).__name__}")
+    assert isinstance(value, kind)
+    return value
+
+
+def _utc(moment: object) -> str:
+    return _kind(str, "timestamp", moment).replace("Z", "+00:00")
+
+
+def _bytes_to_json(name: str, data: bytes | None) -> dict[str, object]:
+    try:
+        return {name: None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+
+
+def _bytes_from_json(name: str, document: Mapping[str, object]) -> bytes | None:
+    encoded, text = document.get(f"{name}_base64"), document.get(name)
+    if encoded is not None:
+        return base64.b64decode(_kind(str, f"{name}_base64", encoded), validate=True)
+    return None if text is None else _kind(str, name, text).encode()
 
 
 class Receipt:
@@ -321,13 +395,14 @@ def now_milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
-def format_timestamp(milliseconds: int) -> str:
-    """SeaStreamer's TIMESTAMP_FORMAT: no zone, UTC implied, the fewest subsecond digits, at least one.
+def utc_text(milliseconds: int) -> str:
+    """Unix milliseconds in ISO 8601 with the zone, or as their number where no date can say them.
 
     Example:
-        >>> format_timestamp(20), format_timestamp(1_700_000_000_000)
-        ('1970-01-01T00:00:00.02', '2023-11-14T22:13:20.0')
+        >>> utc_text(20), utc_text(1 << 60)
+        ('1970-01-01T00:00:00.020Z', '1152921504606846976 ms')
     """
-    moment = from_milliseconds(milliseconds)
-    digits = f"{milliseconds % 1000:03d}".rstrip("0") or "0"
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{digits}"
+    try:
+        return from_milliseconds(milliseconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return f"{milliseconds} ms"

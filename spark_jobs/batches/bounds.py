@@ -11,6 +11,7 @@ from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import AutoStreamReset, choose_fields
+from stream_consumers.redis.ids import parse_sequence
 
 _REMEDY = (
     "Use earliest, latest, a sequence, SHARD=SEQUENCE[,SHARD=SEQUENCE…] with shards like orders/0, "
@@ -53,8 +54,8 @@ class Bound:
         """
         if text in (edge.value for edge in AutoStreamReset):
             return cls(edge=AutoStreamReset(text))
-        if text.isdecimal():
-            return cls(sequence=int(text))
+        if (sequence := parse_sequence(text)) is not None:
+            return cls(sequence=sequence)
         if "=" in text:
             return cls.at_sequences(dict(part.rpartition("=")[::2] for part in text.split(",")))
         return cls.at_time(text)
@@ -68,10 +69,11 @@ class Bound:
         """
         sequences = {}
         for name, value in listed.items():
-            if isinstance(value, bool) or not str(value).isdecimal():
+            sequence = None if isinstance(value, bool) else parse_sequence(str(value))
+            if sequence is None:
                 raise InvalidOptionError(f"{value!r} is no sequence of shard {name!r}", remedy=_REMEDY)
             try:
-                sequences[Shard.parse(name)] = int(str(value))
+                sequences[Shard.parse(name)] = sequence
             except (InvalidUrlError, ValueError) as error:
                 raise InvalidOptionError(f"{name!r} is no shard", remedy=_REMEDY) from error
         if not sequences:

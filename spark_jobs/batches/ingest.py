@@ -240,8 +240,8 @@ class IngestJob(SourceJob):
             raise DataLossError(
                 f"a RESTORE of {self._ingestion.table} removed rows of a stream that was recreated since: {listed}",
                 remedy="Nobody can read their messages again. RESTORE the table to a version that has them; or, to go "
-                "on without them, with the loss recorded in the table's log and its dead letters, set on_data_loss to "
-                "'record'.",
+                "on without them, with the loss recorded in the table's log and its dead letters, set "
+                "on_data_loss='record'.",
             )
         ranges = {shard: parts.ranges[0] for shard, parts in state.gone.items()}
         lost = {shard: Intervals.of(part) for shard, part in ranges.items()}
@@ -256,7 +256,7 @@ class IngestJob(SourceJob):
             raise DataLossError(
                 f"{self._source.url} no longer holds messages whose rows would have to be replaced",
                 remedy="The rows in the table are the last copy, so they are not touched. Bring the messages back, or "
-                "set on_data_loss to 'record': then those rows stay as they are, and the others are replaced.",
+                "set on_data_loss='record': then those rows stay as they are, and the others are replaced.",
                 **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
             )
 

@@ -327,7 +327,7 @@ def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, R
         raise DataLossError(
             f"messages of {source.url} are gone that group {ingestion.group!r} has not read: {ranges}",
             remedy="The stream keeps them no longer. To skip them and continue, with the loss recorded in the table's "
-            "log and its dead letters, set on_data_loss to 'record'; or bring them back.",
+            "log and its dead letters, set on_data_loss='record'; or bring them back.",
             **{
                 str(shard): f"committed {part.start}, earliest {part.end}, latest {gaps[shard].end}"
                 for shard, part in sorted(lost.items())

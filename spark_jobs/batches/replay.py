@@ -219,6 +219,82 @@ def check_replay(state: LedgerState, ingestion: Ingestion) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What a replay has to do, after every check that needs no Spark.
+
+    Args:
+        progress: what it replaces in all, and what of that is done.
+        left: the next range to replace, per shard.
+        last_copies: where rows of its time are whose messages are gone; they stay as they are.
+    """
+
+    progress: ReplayProgress
+    left: Mapping[Shard, Range]
+    last_copies: Mapping[Shard, Range]
+
+
+def plan_replay(
+    replay: Replay,
+    source: BatchSource,
+    ingestion: Ingestion,
+    ledger: Ledger,
+    state: LedgerState,
+    *,
+    begun_as: ReplayPlan | None = None,
+) -> ReplayPlan:
+    """Resolve a replay against the ledger and the stream; a dry run and the replay itself both start with it.
+
+    Args:
+        replay: what to replay.
+        source: the stream, by the names of its epochs.
+        ingestion: group, table, and what to do about messages that are gone.
+        ledger: of the group.
+        state: of the ledger, as of now.
+        begun_as: an earlier plan of the same replay in this process: its goal stays what it was.
+
+    Raises:
+        StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
+        SourceRecreatedError: the stream is not the one that the ledger remembers.
+        DataLossError: the stream does not hold the messages any more.
+    """
+    check_replay(state, ingestion)
+    extents = source.extents()
+    check_source(source, ingestion.group, state, extents)
+    known = begun(ledger, replay.id)
+    progress = known or (begun_as.progress if begun_as else ReplayProgress(goal_of(replay, source, state, extents)))
+    if begun_as is None:
+        last = last_copies(replay, source, ledger, extents=extents, goal=progress.goal)
+        if last and known is None and ingestion.on_data_loss is not DataLoss.RECORD:
+            raise DataLossError(
+                f"{source.url} no longer holds all messages of the time that was to be replayed",
+                remedy="The rows in the table are the last copy, so they are not touched. Start later; or, with "
+                "on_data_loss='record', leave them as they are and replace the others.",
+                **_spans(last),
+            )
+    else:
+        last = begun_as.last_copies
+    left = left_of(progress, state)
+    names = {shard.stream for shard in extents}
+    if gone := {shard: part for shard, part in left.items() if shard.stream not in names}:
+        raise DataLossError(
+            f"{source.url} was recreated since this replay was begun: what it has left is of a stream that is gone",
+            remedy="The rows in the table are the last copy, so they are not touched. Begin a new replay.",
+            **_spans(gone),
+        )
+    if lost := source.lost(left):
+        raise DataLossError(
+            f"{source.url} no longer holds messages that were to be replayed",
+            remedy="The rows in the table are the last copy, so they are not touched. Start later.",
+            **_spans(lost),
+        )
+    return ReplayPlan(progress, left, last)
+
+
+def _spans(ranges: Mapping[Shard, Range]) -> Mapping[str, str]:
+    return {str(shard): f"{part.start} to {part.end}" for shard, part in sorted(ranges.items())}
+
+
 class ReplayJob(SourceJob):
     """Replays into a table, batch by batch.
 
@@ -247,8 +323,7 @@ class ReplayJob(SourceJob):
         own = replace(ingestion, member=REPLAY_MEMBER, shard=None)
         super().__init__(spark, source, own, observer=observer, on_wait=on_wait)
         self._replay = replay
-        self._goal: Mapping[Shard, Range] | None = None
-        self._last_copies: Mapping[Shard, Range] | None = None
+        self._begun_as: ReplayPlan | None = None
 
     def goal(self) -> Mapping[Shard, Range]:
         """All that is replaced, in this run and in those that were killed.
@@ -257,18 +332,23 @@ class ReplayJob(SourceJob):
             StreamNotFoundError, UnsupportedError, InvalidOptionError: it cannot be replayed.
             DataLossError: the stream does not hold all messages of its time any more.
         """
-
-        def find() -> Mapping[Shard, Range]:
-            state = self._ledger.read()
-            check_replay(state, self._ingestion)
-            return self._progress(state).goal
-
-        return self._retries.call(find)
+        return self._retries.call(lambda: self._resolve(self._ledger.read())).progress.goal
 
     def last_copies(self) -> Mapping[Shard, Range]:
         """Where rows of its time are that it leaves as they are; see :func:`last_copies`."""
         self.goal()
-        return self._last_copies or {}
+        return self._begun_as.last_copies if self._begun_as else {}
+
+    def _resolve(self, state: LedgerState) -> ReplayPlan:
+        self._begun_as = plan_replay(
+            self._replay, self._source, self._ingestion, self._ledger, state, begun_as=self._begun_as
+        )
+        return self._begun_as
+
+    def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
+        """The next range to replace, per shard, once a batch was planned."""
+        assert self._begun_as is not None
+        return left_of(begun(self._ledger, self._replay.id) or self._begun_as.progress, state)
 
     def _next_batch(self) -> Batch | None:
         """The next batch; ``None`` if all is replaced.
@@ -283,61 +363,17 @@ class ReplayJob(SourceJob):
             check_replay(state, self._ingestion)
             self._writer.check_columns(state)
             self._writer.delete_orphaned(state)
-            progress = self._progress(state)
-            gaps = left_of(progress, state)
-            self._check_gone(gaps)
-            if not gaps:
+            resolved = self._resolve(state)
+            if not resolved.left:
                 self._writer.delete_orphaned(state, again=True)
                 return None
             try:
-                return self._plan(state, progress, gaps)
+                return self._plan(state, resolved)
             except OutdatedError as outdated:
                 self._look_again(outdated)
 
-    def _check_gone(self, gaps: Mapping[Shard, Range]) -> None:
-        """A replay that was begun before its stream was recreated cannot be taken up again."""
-        gone = {shard: part for shard, part in gaps.items() if shard.stream not in self._identities}
-        if gone:
-            raise DataLossError(
-                f"{self._source.url} was recreated since this replay was begun: what it has left is of a stream that "
-                "is gone",
-                remedy="The rows in the table are the last copy, so they are not touched. Begin a new replay.",
-                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
-            )
-
-    def _progress(self, state: LedgerState) -> ReplayProgress:
-        """The goal is fixed by the first commit of the replay, or where there is none, by the first look."""
-        known = begun(self._ledger, self._replay.id)
-        extents = self._source.extents()
-        check_source(self._source, self._ingestion.group, state, extents)
-        if known is None and self._goal is None:
-            self._goal = goal_of(self._replay, self._source, state, extents)
-        if self._last_copies is None:
-            goal = known.goal if known else self._goal or {}
-            gone = last_copies(self._replay, self._source, self._ledger, extents=extents, goal=goal)
-            if known is None:
-                self._check_held(gone)
-            self._last_copies = gone
-        return known or ReplayProgress(self._goal or {})
-
-    def _check_held(self, gone: Mapping[Shard, Range]) -> None:
-        if gone and self._ingestion.on_data_loss is not DataLoss.RECORD:
-            raise DataLossError(
-                f"{self._source.url} no longer holds all messages of the time that was to be replayed",
-                remedy="The rows in the table are the last copy, so they are not touched. Start later; or, with "
-                "on_data_loss='record', leave them as they are and replace the others.",
-                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(gone.items())},
-            )
-
-    def _plan(self, state: LedgerState, progress: ReplayProgress, gaps: Mapping[Shard, Range]) -> Batch | None:
-        lost = self._source.lost(gaps)
-        if lost:
-            raise DataLossError(
-                f"{self._source.url} no longer holds messages that were to be replayed",
-                remedy="The rows in the table are the last copy, so they are not touched. Start later.",
-                **{str(shard): f"{part.start} to {part.end}" for shard, part in sorted(lost.items())},
-            )
-        plan = self._plan_ranges(gaps)
+    def _plan(self, state: LedgerState, resolved: ReplayPlan) -> Batch | None:
+        plan = self._plan_ranges(resolved.left)
         if plan is None:
             return None
         return self._planned(
@@ -348,8 +384,8 @@ class ReplayJob(SourceJob):
             ranges=plan.ranges,
             mode=self._replay.on_replay.value,
             replay=self._replay.id,
-            goal=progress.goal,
-            begins=not progress.done,
+            goal=resolved.progress.goal,
+            begins=not resolved.progress.done,
             hint=state.newest.hint if state.newest else None,
         )
 
@@ -358,13 +394,13 @@ class ReplayJob(SourceJob):
 
     def _finish(self, batch: Batch) -> Mapping[Shard, int]:
         state = self._ledger.read()
-        return self._source.count(left_of(self._progress(state), state))
+        return self._source.count(self._left(state))
 
     def _renew(self, batch: Batch) -> Batch | None:
         """The same batch for the table as it is now, if it still is the next one."""
         self._turns.ask()
         state = self._ledger.read()
-        gaps = left_of(self._progress(state), state)
+        gaps = self._left(state)
         if any(shard not in gaps or part != part.clamp(gaps[shard]) for shard, part in batch.entry.ranges.items()):
             return None
         return replace(batch, entry=self._ledger.renewed(batch.entry, state))

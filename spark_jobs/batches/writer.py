@@ -483,7 +483,7 @@ class BatchWriter:
                 f"{counts['rows']} rows of {self._ingestion.table} between sequences {counts['first']} and "
                 f"{counts['last']} would be replaced, but {self._url} does not hold their messages any more",
                 remedy="The rows are the last copy, so they are not touched. Replay only what the stream holds, or set "
-                "on_data_loss to 'record': then they stay as they are, and the others are replaced.",
+                "on_data_loss='record': then they stay as they are, and the others are replaced.",
             )
         _log.warning("%d rows whose messages are gone from %s stay as they are", counts["rows"], self._url)
         snapshot = self.ledger.log.snapshot()

@@ -145,7 +145,7 @@ class ClaimLosses:
             f"{count} entries of {self._claims.url} were trimmed or deleted before group {self._ingestion.group!r} "
             f"wrote them ({'; '.join(texts)})",
             remedy="To skip them and continue, with the loss recorded in the table's log and its dead letters, set "
-            "on_data_loss to 'record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
+            "on_data_loss='record'. Keep more entries (MAXLEN, MINID), or ingest more often.",
         )
 
 

@@ -116,7 +116,7 @@ _APPEND_ONLY = _Kind(
     re.compile(r"\[DELTA_CANNOT_MODIFY_APPEND_ONLY\]"),
     UnsupportedError,
     "the table {table} takes appends only, and rows of it are to be replaced",
-    "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay: append.",
+    "Allow it with ALTER TABLE … SET TBLPROPERTIES (delta.appendOnly = false), or replay with on_replay='append'.",
 )
 _FOREIGN_PLACE = _Kind(
     re.compile(re.escape(FOREIGN_PLACE)),

@@ -59,8 +59,7 @@ def check_log_store(spark: SparkSession, table: str, *, single_writer: bool) -> 
     raise UnsafeStorageError(
         f"{chosen or 'the log store that Delta takes by itself'} lets two drivers that write {table} at the same time "
         "overwrite each other's commits",
-        remedy=f"{remedy}; or, if no two drivers ever write this table at the same time, say so: single_writer=True, "
-        "in the run config single_writer: true, on the command line --single-writer.",
+        remedy=f"{remedy}; or, if no two drivers ever write this table at the same time, say so: single_writer=True.",
     )
 
 

@@ -21,6 +21,7 @@ from stream_assets.cli.redrive import redrive
 from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.readable import as_text, printable, shortened, shown_bytes
+from stream_consumers.redis.ids import parse_sequence
 
 if TYPE_CHECKING:
     from spark_jobs.dead_letters import DeadLetters, LetterFilter, LetterKind
@@ -152,14 +153,14 @@ def _places(texts: Sequence[str]) -> Mapping[Shard, Intervals]:
     found: dict[Shard, Intervals] = {}
     for text in texts:
         at = max(text.rfind("="), text.rfind(":"))
-        name, sequence = text[: max(at, 0)], text[at + 1 :]
+        name, sequence = text[: max(at, 0)], parse_sequence(text[at + 1 :])
         try:
             shard = Shard.parse(name)
         except InvalidUrlError as error:
             raise InvalidOptionError(f"{text!r} is no place of a message", remedy=_PLACE_REMEDY) from error
-        if not sequence.isdecimal():
+        if sequence is None:
             raise InvalidOptionError(f"{text!r} has no sequence", remedy=_PLACE_REMEDY)
-        found[shard] = found.get(shard, Intervals()) | Intervals.of((int(sequence), int(sequence) + 1))
+        found[shard] = found.get(shard, Intervals()) | Intervals.of((sequence, sequence + 1))
     return found
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stream_assets.cli.options import client_option, storage_option
-from stream_assets.cli.output import err, print_rows, tell
-from stream_assets.cli.streams import go_to, print_letter
+from stream_assets.cli.output import err, print_letter, print_rows, tell
+from stream_assets.cli.streams import go_to
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import create_consumer
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, TableUnreadableError

@@ -232,10 +232,10 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
         rows = [
             {
                 "shard": str(shard),
-                "start": extent.start,
-                "committed": (committed or {}).get(shard),
-                "ledger": ledger.positions.get(shard),
-                "end": extent.end,
+                "start": place.shown(extent.start),
+                "committed": place.shown((committed or {}).get(shard)),
+                "ledger": place.shown(ledger.positions.get(shard)),
+                "end": place.shown(extent.end),
                 "lag": behind[shard],
                 "blocked": extent.blocked,
             }
@@ -259,8 +259,8 @@ def _claimed_rows(place: Place, ledger: LedgerState) -> list[dict[str, Any]]:
         return [
             {
                 "shard": str(shard),
-                "delivered": claims.position(shard),
-                "end": claims.ends.get(shard),
+                "delivered": place.shown(claims.position(shard)),
+                "end": place.shown(claims.ends.get(shard)),
                 "unread": backlog.unread,
                 "pending": backlog.pending,
                 "lag": backlog.total,
@@ -292,8 +292,6 @@ def verify(place: Place, as_json: bool) -> None:
         task = progress.add_task("read", total=None)
         verdicts = compare(opened, ingestion, claims=claimed, progress=lambda count: progress.advance(task, count))
     columns = [
-        "first",
-        "last",
         "messages",
         "rows",
         "dead",
@@ -306,14 +304,20 @@ def verify(place: Place, as_json: bool) -> None:
         "lag",
     ]
     rows = [
-        {"shard": str(v.shard), **{"dead letters" if c == "dead" else c: getattr(v, c) for c in columns}}
+        {
+            "shard": str(v.shard),
+            "first": place.shown(v.first),
+            "last": place.shown(v.last),
+            **{"dead letters" if c == "dead" else c: getattr(v, c) for c in columns},
+        }
         for v in verdicts
     ]
     print_rows(rows, as_json=as_json, title=f"{place.source} and {place.table}", empty="the stream is empty")
     _tell_of_ended(state)
     for verdict in verdicts:
         for what, sequences in verdict.examples.items():
-            tell(f"{verdict.shard}: {what} {sequences} …", style="red")
+            listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
+            tell(f"{verdict.shard}: {what} {listed} …", style="red")
         for bid, count in verdict.missing_dead.items():
             tell(f"{verdict.shard}: {count} dead letters of batch {bid} are missing", style="red")
     _tell_of_foreign(ingestion.ledger())
@@ -424,10 +428,10 @@ def accept(epochs: tuple[str, ...], dry_run: bool, place: Place, spark: SparkCho
     rows = [
         {
             "epoch": one.name,
-            "begins at": ", ".join(f"{shard}={start}" for shard, start in sorted(one.origin.items())),
+            "begins at": ", ".join(f"{shard}={place.shown(start)}" for shard, start in sorted(one.origin.items())),
             "known by": one.identity,
             "epoch before": one.before,
-            "ended at": ", ".join(f"{shard}={end}" for shard, end in sorted(one.ended.items())),
+            "ended at": ", ".join(f"{shard}={place.shown(end)}" for shard, end in sorted(one.ended.items())),
         }
         for one in accepted
     ]

@@ -17,7 +17,7 @@ import click
 from stream_assets.cli.letter_options import filter_options, letter_options
 from stream_assets.cli.options import client_option
 from stream_assets.cli.output import progress_bar, tell
-from stream_assets.cli.relay import is_one_place, send_message
+from stream_assets.cli.relay import is_one_place, keeps, send_message
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import create_producer
 from stream_consumers.errors import InvalidOptionError
@@ -239,8 +239,9 @@ def _send(tables: Iterable[pa.Table], target: StreamUrl, shards: int, client: Cl
                 if not letter["is_message"] or letter["_sequence"] is None:
                     left_out += 1
                     continue
-                _, is_whole = send_message(producer, _message(letter), shard=letter["_shard"] % shards)
-                sent, stripped = sent + 1, stripped + (not is_whole)
+                message = _message(letter)
+                send_message(producer, message, shard=letter["_shard"] % shards)
+                sent, stripped = sent + 1, stripped + (not keeps(producer, message))
             producer.flush()
             progress.update(task, completed=sent)
     tell(f"{sent} messages were sent to {target.shown}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stream_assets.cli.output import err, tell_waiting
+from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig, parse_client_option, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
@@ -32,6 +34,43 @@ Option = Callable[[Command], Command]
 MODES = [mode.value for mode in ConsumerMode]
 
 
+_SETTING = re.compile(r"\b([a-z]+(?:_[a-z]+)+)=('[^']*'|\w+)")
+
+
+def as_options(text: str, group: click.Group) -> str:
+    """Write the settings in a text, like ``on_data_loss='record'``, as the options of the commands of a group.
+
+    A setting that no command has as an option stays as it is.
+
+    Example:
+        >>> @click.command()
+        ... @click.option("--on-data-loss")
+        ... @click.option("--single-writer", is_flag=True)
+        ... def ingest(): pass
+        >>> group = click.Group(commands=[ingest])
+        >>> as_options("Set on_data_loss='record', or single_writer=True, or max_age=3.", group)
+        'Set --on-data-loss record, or --single-writer, or max_age=3.'
+    """
+    options = _options(group)
+
+    def written(found: re.Match[str]) -> str:
+        option = options.get(found[1])
+        if option is None:
+            return found[0]
+        return option.opts[0] if option.is_flag else f"{option.opts[0]} {found[2].strip(chr(39))}"
+
+    return _SETTING.sub(written, text)
+
+
+def _options(group: click.Group) -> dict[str, click.Option]:
+    found: dict[str, click.Option] = {}
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            found |= _options(command)
+        found |= {str(p.name): p for p in command.params if isinstance(p, click.Option)}
+    return found
+
+
 class ReportingGroup(click.Group):
     """Commands whose errors of this project are one line on stderr, and exit code 1."""
 
@@ -41,7 +80,8 @@ class ReportingGroup(click.Group):
             with _orderly_end():
                 return super().invoke(ctx)
         except StreamAssetsError as error:
-            err.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            text = str(error).removesuffix(error.remedy) + as_options(error.remedy, self)
+            err.print(f"error: {text}", style="red", markup=False, soft_wrap=True)
             sys.exit(1)
         except KeyboardInterrupt:
             # As shells have it.
@@ -153,6 +193,10 @@ class Place:
     def url(self) -> StreamUrl:
         """The stream URL, read."""
         return StreamUrl.parse(self.source)
+
+    def shown(self, sequence: int | None) -> int | None:
+        """A sequence as it is printed for this stream: that of a Redis entry as its id."""
+        return None if sequence is None else find_backend(self.url.protocol).shown_sequence(sequence)
 
     def stream(self, mode: ConsumerMode = ConsumerMode.RESUMABLE) -> StreamSource:
         """The stream as the group reads it in a mode."""

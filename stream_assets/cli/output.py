@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from stream_consumers.messages import DeadLetter, utc_text
 from stream_consumers.readable import printable
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ def tell(text: str, *, style: str | None = None) -> None:
 def tell_waiting(why: str) -> None:
     """Say why a command waits."""
     tell(f"waiting: {why}", style="yellow")
+
+
+def print_letter(letter: DeadLetter) -> None:
+    """Tell of a dead letter on stderr."""
+    when = "" if letter.timestamp_ms is None else f" of {utc_text(letter.timestamp_ms)}"
+    tell(
+        f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
+        style="yellow",
+    )
 
 
 def print_rows(

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import click
 
 from stream_assets.cli.options import client_option
-from stream_assets.cli.output import progress_bar, tell
-from stream_assets.cli.streams import print_letter
+from stream_assets.cli.output import print_letter, progress_bar, tell
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Producer
@@ -193,28 +192,36 @@ class Relay:
         self.unsent.clear()
 
     def _send(self, producer: Producer, message: Message) -> None:
-        receipt, is_whole = send_message(producer, message, stream=self.routes[message.shard.stream])
-        self.stripped += not is_whole
+        receipt = send_message(producer, message, stream=self.routes[message.shard.stream])
+        self.stripped += not keeps(producer, message)
         self.receipts[receipt.shard] = receipt
+
+
+def keeps(producer: Producer, message: Message) -> bool:
+    """Whether the target of a producer can hold all of a message: its key, its headers, a missing payload."""
+    if isinstance(producer, KafkaProducer):
+        return True
+    if message.payload is None or message.key is not None:
+        return False
+    return (isinstance(producer, RedisProducer) and all(value is not None for _, value in message.headers)) or (
+        not message.headers
+    )
 
 
 def send_message(
     producer: Producer, message: Message, *, stream: str | None = None, shard: int | None = None
-) -> tuple[Receipt, bool]:
-    """Send a message with its time and, as far as the producer can, with its key and its headers.
+) -> Receipt:
+    """Send a message with its time and, as far as the target :func:`keeps` them, with its key and its headers.
 
     Args:
         producer: sends it.
         message: of any stream.
         stream: where it goes; the first stream of the producer by default.
         shard: where it goes; that of the message by default.
-
-    Returns:
-        The receipt, and whether all of the message was sent.
     """
     number, moment = message.shard.id if shard is None else shard, message.timestamp_ms
     if isinstance(producer, KafkaProducer):
-        receipt = producer.send(
+        return producer.send(
             message.payload,
             stream=stream,
             shard=number,
@@ -222,14 +229,8 @@ def send_message(
             key=message.key,
             headers=message.headers,
         )
-        return receipt, True
-    is_redis = isinstance(producer, RedisProducer)
-    headers = [(name, value) for name, value in message.headers if value is not None]
-    is_kept = message.payload is not None and message.key is None
-    is_whole = is_kept and len(message.headers) == (len(headers) if is_redis else 0)
     payload = message.payload or b""
     if isinstance(producer, RedisProducer):
-        receipt = producer.send(payload, stream=stream, shard=number, timestamp_ms=moment, headers=headers)
-    else:
-        receipt = producer.send(payload, stream=stream, shard=number, timestamp_ms=moment)
-    return receipt, is_whole
+        headers = [(name, value) for name, value in message.headers if value is not None]
+        return producer.send(payload, stream=stream, shard=number, timestamp_ms=moment, headers=headers)
+    return producer.send(payload, stream=stream, shard=number, timestamp_ms=moment)

@@ -68,7 +68,7 @@ def replay(
     """
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.job import drain_batches
-    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, check_replay, goal_of
+    from spark_jobs.batches.replay import OnReplay, Replay, ReplayJob, begun, plan_replay
     from spark_jobs.batches.retries import Retries
     from spark_jobs.ledger.table_rows import count_rows
 
@@ -86,25 +86,22 @@ def replay(
         replay_id or uuid.uuid4().hex,
     )
     with place.stream().open() as stream, progress_bar() as progress:
-        opened = ingestion.in_epochs(stream)
-        state = ingestion.ledger().read()
-        check_replay(state, ingestion)
+        opened, ledger = ingestion.in_epochs(stream), ingestion.ledger()
+        state = ledger.read()
         maker.check(state)
-        known = begun(ingestion.ledger(), wanted.id)
-        if replay_id and known is None:
+        if replay_id and begun(ledger, replay_id) is None:
             raise InvalidOptionError(f"there is no replay {replay_id!r} in {place.table}", remedy="Leave --id out.")
-        # Also for a known goal: a source counts in the extents that it has seen.
-        extents = Retries(retry_seconds, on_wait=tell_waiting).call(opened.extents)
-        goal = known.goal if known else goal_of(wanted, opened, state, extents)
+        find = partial(plan_replay, wanted, opened, ingestion, ledger, state)
+        goal = Retries(retry_seconds, on_wait=tell_waiting).call(find).progress.goal
         messages = opened.count(goal)
         if dry_run:
             progress.stop()
-            replaced = count_rows(ingestion.ledger().log, goal)
-            rows = [
+            replaced = count_rows(ledger.log, goal)
+            rows: list[dict[str, object]] = [
                 {
                     "shard": str(shard),
-                    "from": part.start,
-                    "until": part.end,
+                    "from": place.shown(part.start),
+                    "until": place.shown(part.end),
                     "messages": messages[shard],
                     "rows replaced": replaced[shard],
                 }
@@ -161,8 +158,8 @@ def _move(to: Bound, place: Place, spark: SparkChoice, *, dry_run: bool, retry_s
     listed = [
         {
             "shard": str(move.shard),
-            "position": move.position,
-            "to": move.to,
+            "position": place.shown(move.position),
+            "to": place.shown(move.to),
             "messages to read again": messages.get(move.shard, 0),
             "rows to replace": rows.get(move.shard, 0),
             "messages skipped": skipped.get(move.shard, 0),
@@ -247,6 +244,6 @@ def adopt(mode: str, place: Place, dry_run: bool, spark: SparkChoice, as_json: b
         if not dry_run:
             progress.add_task("adopting the rows", total=None)
             positions = adoption.adopt(spark.session(place.table, place.storage), opened, ingestion)
-    rows = [{"shard": str(shard), "continues at": sequence} for shard, sequence in positions.items()]
+    rows = [{"shard": str(shard), "continues at": place.shown(sequence)} for shard, sequence in positions.items()]
     title = f"group {place.group} {'would continue' if dry_run else 'continues'} behind the rows of {place.table}"
     print_rows(rows, as_json=as_json, title=title)

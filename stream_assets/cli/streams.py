@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import click
 
 from stream_assets.cli.options import MODES, client_option
-from stream_assets.cli.output import print_rows, progress_bar, tell
+from stream_assets.cli.output import print_letter, print_rows, progress_bar
+from stream_assets.cli.relay import keeps, send_message
 from stream_consumers.backend import find_backend
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer
 from stream_consumers.create import StreamSource, create_consumer, create_producer
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import DeadLetter, Message, Receipt, Shard, format_timestamp
+from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, utc_text
 from stream_consumers.options import (
     DEFAULT_BEACON_INTERVAL,
     AutoStreamReset,
@@ -25,6 +28,8 @@ from stream_consumers.options import (
     FileProducerOptions,
     choice,
 )
+from stream_consumers.readable import printable, shown_bytes
+from stream_consumers.redis.ids import parse_sequence
 from stream_consumers.urls import StreamUrl
 
 
@@ -32,7 +37,11 @@ from stream_consumers.urls import StreamUrl
 @click.argument("url")
 @click.option("--count", type=click.IntRange(min=0), help="Write so many numbered JSON messages.")
 @click.option("--from", "lines", type=click.File("rb"), help="Send each line of this file; '-' is stdin.")
-@click.option("--shards", type=click.IntRange(min=1), default=1, show_default=True, help="Send in turn to so many.")
+@click.option("--json-lines", is_flag=True, help="Each line is a message as peek --json prints it.")
+@click.option("--shards", type=click.IntRange(min=1), help="Send to this many shards in turn; 1 by default.")
+@click.option("--shard", type=click.IntRange(min=0), help="Send everything to this shard (a Kafka partition).")
+@click.option("--key", help="The key of each message (Kafka).")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of each message.")
 @click.option("--beacon-interval", type=int, help="Bytes between the beacons of a stream file; 1048576 by default.")
 @click.option("--end", is_flag=True, help="Write the end-of-stream message into a stream file.")
 @click.option("--json", "as_json", is_flag=True, help="Print receipts as JSON.")
@@ -41,7 +50,11 @@ def produce(
     url: str,
     count: int | None,
     lines: Any,
-    shards: int,
+    json_lines: bool,
+    shards: int | None,
+    shard: int | None,
+    key: str | None,
+    headers: tuple[str, ...],
     beacon_interval: int | None,
     end: bool,
     as_json: bool,
@@ -49,14 +62,20 @@ def produce(
 ) -> None:
     """Send messages; each line of stdin is one unless --count or --from is given.
 
+    A JSON line keeps its own key, headers and time; its stream and sequence are not used, and its shard only if neither
+    --shard nor --shards is given.
+
     \b
     Examples:
       stream-assets produce file://orders.ss/orders --count 1000 --shards 2
       cat orders.jsonl | stream-assets produce file://orders.ss/orders
       stream-assets produce kafka://localhost:9092/orders --count 1000 --shards 4
+      echo '{"id": 7}' | stream-assets produce kafka://localhost:9092/orders --key 7 --header source=test --shard 2
+      stream-assets peek file://old.ss/orders --json | stream-assets produce file://new.ss/orders --json-lines
     """
-    if count is not None and lines is not None:
-        raise InvalidOptionError("--count and --from exclude each other", remedy="Use one of them.")
+    _check_exclusive(**{"--count": count, "--from": lines})
+    _check_exclusive(**{"--count": count, "--json-lines": json_lines or None})
+    _check_exclusive(**{"--shards": shards, "--shard": shard})
     target = StreamUrl.parse(url)
     is_file = find_backend(target.protocol).producer_options is FileProducerOptions
     if not is_file and (beacon_interval is not None or end):
@@ -64,14 +83,24 @@ def produce(
     interval = DEFAULT_BEACON_INTERVAL if beacon_interval is None else beacon_interval
     options = FileProducerOptions(beacon_interval=interval, end_with_eos=end) if is_file else None
     payloads = _numbered(count) if count is not None else _lines(lines or sys.stdin.buffer)
+    given = Message(Shard(""), 0, 0, None, None if key is None else os.fsencode(key), tuple(map(_header, headers)))
     first: dict[Shard, Receipt] = {}
     last: dict[Shard, Receipt] = {}
-    opened = create_producer(url, producer_options=options, client=client, shards=shards)
+    several = shards or 1 if shard is None else shard + 1
+    opened = create_producer(url, producer_options=options, client=client, shards=several)
     sent = 0
     with opened as producer, progress_bar() as progress:
         task = progress.add_task("sent", total=count)
         for index, payload in enumerate(payloads):
-            receipt = producer.send(payload, shard=index % shards)
+            message = _message(payload, given, is_json=json_lines)
+            if not keeps(producer, message):
+                raise InvalidOptionError(
+                    f"{target.shown} cannot keep the key, the headers or the missing payload of message {index + 1}",
+                    remedy="Leave them out. The messages before it were sent.",
+                    sent=index,
+                )
+            to = message.shard.id if shard is None else shard
+            receipt = send_message(producer, message, shard=index % shards if shards else to)
             first.setdefault(receipt.shard, receipt)
             last[receipt.shard] = receipt
             sent = index + 1
@@ -79,13 +108,42 @@ def produce(
                 progress.update(task, completed=sent)
         producer.flush()
         progress.update(task, completed=sent)
-    rows = [{"shard": str(s), "first": first[s].sequence, "last": r.sequence} for s, r in sorted(last.items())]
+    shown = find_backend(target.protocol).shown_sequence
+    rows = [
+        {"shard": str(s), "first": shown(first[s].sequence), "last": shown(r.sequence)} for s, r in sorted(last.items())
+    ]
     print_rows(rows, as_json=as_json, title=f"sent to {url}")
 
 
 def _numbered(count: int) -> Iterator[bytes]:
     for index in range(count):
         yield json.dumps({"id": index, "user": f"user-{index % 97}", "amount": round(index % 1000 / 7, 2)}).encode()
+
+
+def _check_exclusive(**options: object) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidOptionError(f"{' and '.join(given)} exclude each other", remedy="Use one of them.")
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, mark, value = text.partition("=")
+    if not name or not mark:
+        raise InvalidOptionError(f"--header {text!r} has no name or no value", remedy="Write NAME=VALUE.")
+    return name, os.fsencode(value)
+
+
+def _message(line: bytes, given: Message, *, is_json: bool) -> Message:
+    """The message of a line, with the key and the headers of the command line where it has none of its own."""
+    if not is_json:
+        return replace(given, payload=line, timestamp_ms=now_milliseconds())
+    try:
+        message = Message.from_json(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise InvalidOptionError(
+            f"a line is not JSON: {error}", remedy="Leave --json-lines out, or correct it."
+        ) from error
+    return replace(message, key=message.key or given.key, headers=message.headers or given.headers)
 
 
 def _lines(stream: Any) -> Iterator[bytes]:
@@ -122,6 +180,7 @@ def peek(
       stream-assets peek file://orders.ss/orders --start 2026-11-01T00:00:00Z --json
       stream-assets peek kafka://localhost:9092/orders --max 5
     """
+    shown = find_backend(StreamUrl.parse(url).protocol).shown_sequence
     if mode != ConsumerMode.REAL_TIME.value and StreamSource(url, client=client).may_be_claimed:
         raise InvalidOptionError(
             f"a look as a member of the group would take its entries away: --mode {mode}",
@@ -141,7 +200,7 @@ def peek(
     with opened as consumer:
         go_to(consumer, start)
         for index, message in enumerate(consumer, 1):
-            _print_message(message, as_json=as_json)
+            _print_message(message, shown(message.sequence), as_json=as_json)
             if index == limit:
                 break
 
@@ -154,8 +213,8 @@ def go_to(consumer: Consumer, start: str) -> None:
     """
     if start in ("earliest", "latest"):
         return
-    if start.isdecimal():
-        consumer.rewind(int(start))
+    if (sequence := parse_sequence(start)) is not None:
+        consumer.rewind(sequence)
         return
     try:
         moment = datetime.fromisoformat(start.replace("Z", "+00:00"))
@@ -167,19 +226,11 @@ def go_to(consumer: Consumer, start: str) -> None:
     consumer.seek(moment)
 
 
-def _print_message(message: Message, *, as_json: bool) -> None:
+def _print_message(message: Message, sequence: int, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(message.to_json()))
         return
-    text = message.to_json()
-    payload = text.get("payload") if "payload" in text else f"<{len(message.payload or b'')} bytes>"
-    click.echo(f"[{text['timestamp']} | {message.shard.stream} | {message.sequence} | {message.shard.id}] {payload}")
-
-
-def print_letter(letter: DeadLetter) -> None:
-    """Tell of a dead letter on stderr."""
-    when = "" if letter.timestamp_ms is None else f" of {format_timestamp(letter.timestamp_ms)}"
-    tell(
-        f"dead letter{when} in {letter.shard} at offset {letter.offset}: {letter.error} ({len(letter.payload)} bytes)",
-        style="yellow",
-    )
+    place = f"{message.shard.stream} | {sequence} | {message.shard.id}"
+    key = "" if message.key is None else f" key={shown_bytes(message.key)}"
+    headers = "".join(f" {name}={shown_bytes(value)}" for name, value in message.headers)
+    click.echo(f"[{utc_text(message.timestamp_ms)} | {place}]{printable(key + headers)} {shown_bytes(message.payload)}")

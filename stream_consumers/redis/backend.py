@@ -15,6 +15,7 @@ from stream_consumers.redis.client import check_redis_options
 from stream_consumers.redis.committers import RedisCommitter, RedisGroupCommitter
 from stream_consumers.redis.consumer import RedisConsumer
 from stream_consumers.redis.group_consumer import MEMBER_MODES, RedisGroupConsumer
+from stream_consumers.redis.ids import EntrySequence
 from stream_consumers.redis.producer import RedisProducer
 from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
@@ -32,6 +33,10 @@ class RedisStreams(Backend):
     takes_shards_of_sharder = True
     claims_entries = True
     kind = "redis"
+
+    def shown_sequence(self, sequence: int) -> EntrySequence:
+        """See :meth:`stream_consumers.backend.Backend.shown_sequence`."""
+        return EntrySequence(sequence)
 
     def check(self, url: StreamUrl, client: ClientConfig) -> None:
         """See :meth:`stream_consumers.backend.Backend.check`."""

@@ -49,6 +49,33 @@ def to_id(sequence: int) -> str:
     return f"{sequence >> SUB_BITS}-{sequence & MAX_SUB}"
 
 
+class EntrySequence(int):
+    """A sequence that is printed as the id of its entry.
+
+    Example:
+        >>> f"{EntrySequence(117651523669065729)}"
+        '1795219782548-1'
+    """
+
+    def __str__(self) -> str:
+        return to_id(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def parse_sequence(text: str) -> int | None:
+    """The sequence that a user wrote: a number, or the id of a Redis entry; ``None`` if it is neither.
+
+    Example:
+        >>> parse_sequence("7"), parse_sequence("1795219782548-1"), parse_sequence("2026-11-01")
+        (7, 117651523669065729, None)
+    """
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    return to_sequence(text) if _ENTRY_ID.match(text) else None
+
+
 def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
     """Return ``entry_id`` if it is the id of an entry, or one of ``special``.
 

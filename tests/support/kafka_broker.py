@@ -125,4 +125,4 @@ def _loads_groups(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    serve(f"Kafka {COORDINATE[2]}", 9092, lambda folder, port: kafka_broker(folder, port=port))
+    serve(f"Kafka {COORDINATE[2]}", 9092, broker_in)

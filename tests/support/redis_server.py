@@ -97,4 +97,4 @@ def _is_whole(client: Any, nodes: int) -> bool:
 
 
 if __name__ == "__main__":
-    serve("Redis", 6379, lambda folder, port: redis_server(folder, port=port))
+    serve("Redis", 6379, lambda folder, port: redis_server(folder, "--appendonly", "yes", port=port))

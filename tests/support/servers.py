@@ -124,13 +124,19 @@ def some_port() -> int:
 
 
 def serve(name: str, port: int, start: Callable[[Path, int], AbstractContextManager[object]]) -> None:
-    """Run a server by hand, on a port that ``--port`` may change, until Ctrl-C."""
+    """Run a server by hand until Ctrl-C, on the port of ``--port``, with its data in the folder of ``--keep``."""
     parser = argparse.ArgumentParser(description=f"A real {name} on the loopback interface.")
     parser.add_argument("--port", type=int, default=port)
-    port = parser.parse_args().port
+    parser.add_argument("--keep", type=Path, help="keep its data in this folder, also for the next start")
+    options = parser.parse_args()
+    port, kept = options.port, options.keep
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory() as folder, start(Path(folder), port):
-        print(f"{name} is listening at 127.0.0.1:{port}; Ctrl-C stops it and removes its data", flush=True)
+    with ExitStack() as stack:
+        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(start(folder.resolve(), port))
+        fate = f"its data stays in {kept}" if kept else "its data is removed"
+        print(f"{name} is listening at 127.0.0.1:{port}; Ctrl-C stops it, and {fate}", flush=True)
         try:
             signal.pause()
         except KeyboardInterrupt:

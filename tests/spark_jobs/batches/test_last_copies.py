@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.batches.replay import Replay, goal_of, last_copies
+from spark_jobs.batches.replay import Replay, goal_of, last_copies, plan_replay
 from stream_consumers.batches import Range
 from stream_consumers.create import create_producer, open_batch_source
+from stream_consumers.errors import DataLossError
 from stream_consumers.memory import forget_memory_broker, memory_broker
 from stream_consumers.messages import Shard
+from stream_consumers.options import DataLoss
 from stream_consumers.urls import StreamUrl
+from tests.support.command_line import run
 from tests.support.ledger_tables import at, write_batch
 
 URL = "memory://last-copies/orders"
@@ -71,3 +75,22 @@ def test_rows_of_another_stream_are_not_meant(what: Ingestion) -> None:
     with create_producer(other) as producer:
         producer.send(b"{}", timestamp_ms=at("2026-11-16"))
     assert goal_and_last_copies(what, between("2026-11-16", "2026-11-17"), url=other) == ({}, {})
+
+
+def test_a_dry_run_refuses_what_the_replay_refuses(what: Ingestion) -> None:
+    words = ("replay", "--source", URL, "--table", what.table, "--group", what.group, "--dry-run", "--json")
+    gone_day = ("--from", "2026-11-16", "--until", "2026-11-17")
+    refused = run(*words, *gone_day)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--on-data-loss record" in refused.stderr
+    assert run(*words, *gone_day, "--on-data-loss", "record").exit_code == 0
+    with open_batch_source(URL) as source, pytest.raises(DataLossError) as error:
+        plan_replay(between(*gone_day[1::2]), source, what, what.ledger(), what.ledger().read())
+    assert error.value.facts == {"orders/0": "0 to 1"}
+
+
+def test_a_plan_keeps_the_rows_that_are_the_last_copies(what: Ingestion) -> None:
+    recording = replace(what, on_data_loss=DataLoss.RECORD)
+    with open_batch_source(URL) as source:
+        plan = plan_replay(between("2026-11-17", "2026-11-18"), source, recording, what.ledger(), what.ledger().read())
+    assert (plan.left, plan.last_copies) == ({ORDERS: Range(2, 4)}, {ORDERS: Range(1, 2)})

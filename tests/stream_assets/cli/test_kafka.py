@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,25 @@ def test_client_options_are_passed_on_and_secrets_are_not_shown(kafka: str) -> N
     shown = run("lag", url, "-X", "sasl.password=hunter2", "-X", "security.protocol=nonsense")
     assert "error: the Kafka client refuses its options" in shown.stderr
     assert "hunter2" not in shown.output + shown.stderr
+
+
+def test_keys_headers_and_partitions_are_sent_shown_and_read_back(kafka: str) -> None:
+    url = f"kafka://{kafka}/keys-of-{unique_group()}"
+    run("produce", url, "--count", "3", "--shards", "3")
+    keyed = ("--key", "k-7", "--header", "source=till", "--header", "empty=", "--shard", "2")
+    sent = run("produce", url, *keyed, "--json", text='{"id": 7}\n')
+    assert json.loads(sent.stdout)["rows"] == [{"shard": f"{url.rpartition('/')[2]}/2", "first": 1, "last": 1}]
+    documents = [json.loads(line) for line in run("peek", url, "--json").stdout.splitlines()]
+    (last,) = (one for one in documents if one["shard_id"] == 2 and one["sequence"] == 1)
+    assert (last["payload"], last["key"]) == ('{"id": 7}', "k-7")
+    assert last["headers"] == [{"name": "source", "value": "till"}, {"name": "empty", "value": ""}]
+    assert datetime.fromisoformat(last["timestamp"].replace("Z", "+00:00")).tzinfo is not None
+    assert "key=k-7 source=till empty=(empty)" in run("peek", url).stdout
+    copy = f"kafka://{kafka}/copy-of-{unique_group()}"
+    run("produce", copy, "--count", "3", "--shards", "3")
+    run("produce", copy, "--json-lines", text="".join(f"{json.dumps(one)}\n" for one in documents))
+    places = ("stream_key", "sequence")
+    copied = [json.loads(line) for line in run("peek", copy, "--json").stdout.splitlines()]
+    without_place = [{name: one[name] for name in one if name not in places} for one in documents]
+    assert all({n: v for n, v in one.items() if n not in places} in without_place for one in copied if one["sequence"])
+    assert len(copied) == 3 + len(documents)

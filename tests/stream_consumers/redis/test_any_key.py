@@ -11,6 +11,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.batches.bounds import Bound
 from stream_consumers.batches import Range
 from stream_consumers.create import create_consumer, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError, InvalidStreamKeyError, NotSubscribedError
@@ -19,6 +20,7 @@ from stream_consumers.options import AutoCommit, AutoStreamReset, ConsumerMode, 
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
 from stream_consumers.redis.entry_consumer import create_entry_consumer
+from stream_consumers.redis.ids import to_sequence
 from stream_consumers.streamer.streamer import connect
 from stream_consumers.subscription.messages import EventMessage
 from stream_consumers.subscription.redis_backend import RedisBackend
@@ -339,3 +341,39 @@ def test_produce_peek_lag_and_relay(address: str, client: Any, key: bytes) -> No
     assert relayed.exit_code == 0, relayed.output
     with create_consumer(f"redis://{address}/copy:of:it", live=False) as consumer:
         assert len(list(consumer)) == 4
+
+
+def test_sequences_are_shown_and_taken_as_entry_ids(address: str, client: Any) -> None:
+    url = f"redis://{address}/shown"
+    ids = [client.xadd("shown", {"msg": n, "tag": "t"}, id=f"{1_700_000_000_000 + n}-3").decode() for n in range(3)]
+    shown = run("lag", url).stdout
+    assert ids[0] in shown
+    assert "1700000000002-4" in shown, "the end is one behind the last entry"
+    peeked = run("peek", url, "--start", ids[1]).stdout.splitlines()
+    assert [f"| {entry_id} |" in line for entry_id, line in zip(ids[1:], peeked)] == [True, True]
+    assert len(peeked) == 2
+    assert "tag=t" in peeked[0]
+    numbers = [json.loads(line)["sequence"] for line in run("peek", url, "--json").stdout.splitlines()]
+    assert numbers == [to_sequence(entry_id) for entry_id in ids], "machines get numbers"
+    assert Bound.parse(f"shown/0={ids[1]}").sequences == {Shard("shown"): numbers[1]}
+
+
+def test_what_a_target_cannot_keep_is_refused_before_it_is_sent(address: str) -> None:
+    url = f"redis://{address}/refused"
+    refused = run("produce", url, "--key", "k", text="one\n")
+    assert refused.exit_code == 1
+    assert "cannot keep the key" in refused.stderr
+    assert run("peek", url).stdout == ""
+    assert run("produce", url, "--header", "a=b", text="one\n").exit_code == 0
+    assert run("peek", url, "--json").stdout.count('"headers": [{"name": "a", "value": "b"}]') == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"shard_id": "x"}', '{"payload": 7}', '{"payload_base64": "?"}', '{"timestamp": 1}', "[" * 99999],
+)
+def test_a_line_that_is_no_message_is_refused(address: str, line: str) -> None:
+    refused = run("produce", f"redis://{address}/lines", "--json-lines", text=f"{line}\n")
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, SystemExit)
+    assert run("peek", f"redis://{address}/lines").stdout == ""
