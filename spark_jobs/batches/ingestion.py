@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
@@ -44,9 +44,6 @@ from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
 DRIVER_RECORDS = 10_000
-SWITCHING = "switching"
-CLAIMS = "load_balanced by claims"
-LEAVING_CLAIMS = "switching from claims"
 # Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
 _SEQUENCES = {
     ConsumerMode.REAL_TIME.value: "member",

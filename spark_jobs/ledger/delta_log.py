@@ -22,7 +22,12 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.storage_errors import one_line, unreadable
 from spark_jobs.table_location import reader_options
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
+from stream_consumers.errors import (
+    LedgerUnreadableError,
+    TableUnreadableError,
+    UnsupportedError,
+    UnsupportedVersionError,
+)
 
 DEFAULT = "CURRENT_DEFAULT"
 """Where Delta keeps the value that a column has in rows which lack it."""
@@ -298,6 +303,7 @@ class DeltaLog:
 
         Raises:
             LedgerUnreadableError: it is there but cannot be read.
+            UnsupportedVersionError: a newer release has written it.
         """
         commit = self._commits.get(version)
         if commit is None:
@@ -305,6 +311,9 @@ class DeltaLog:
                 commit = parse_commit(version, self._text(version))
             except FileNotFoundError:
                 return None
+            except UnsupportedVersionError as error:
+                what = f"version {version} of {self.path}: {error.what}"
+                raise UnsupportedVersionError(what, remedy=error.remedy) from error
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise LedgerUnreadableError(
                     f"version {version} of {self.path} cannot be read ({one_line(error)})", remedy="Run again."

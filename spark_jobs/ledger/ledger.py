@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides
-from spark_jobs.ledger.entries import FORMAT, LedgerEntry, State, Uncounted
+from spark_jobs.ledger.entries import LedgerEntry, State, Uncounted
 from spark_jobs.ledger.fold import fold, restore, tally, tally_all
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
@@ -22,7 +22,6 @@ from stream_consumers.errors import (
     LedgerTruncatedError,
     LedgerUnreadableError,
     StreamAssetsError,
-    UnsupportedVersionError,
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
@@ -204,6 +203,7 @@ class Ledger:
             LedgerTruncatedError: the log was cleaned beyond what is needed.
             LedgerUnreadableError: it cannot be read at the moment.
             ForeignCommitError: somebody else used our transaction app ids.
+            UnsupportedVersionError: a newer release has written into the table.
             InvalidOptionError: the table forgets transaction numbers.
             UnsupportedError: a catalog decides on its commits.
         """
@@ -401,8 +401,6 @@ class Ledger:
         entry = commit.entry
         ours = entry is not None and entry.group == self.group
         claimed = [app for app in commit.transactions if app.startswith(f"{self.group}/")]
-        if claimed and entry is None:
-            _check_format(commit, self.log.path)
         if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
             raise ForeignCommitError(
                 f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
@@ -569,19 +567,3 @@ def _longest_ms(retention: str | None) -> int:
         return LONGEST_MS
     length = interval_ms(retention)
     return 0 if length is None else min(LONGEST_MS, length // 24)
-
-
-def _check_format(commit: Commit, path: str) -> None:
-    """Refuse what a newer version of this package wrote.
-
-    Raises:
-        UnsupportedVersionError: with both formats.
-    """
-    found = commit.user_metadata.get("v")
-    if isinstance(found, int) and found > FORMAT and "bid" in commit.user_metadata:
-        raise UnsupportedVersionError(
-            f"version {commit.version} of {path} has batch metadata of format {found}, and this version of "
-            f"stream-assets reads up to {FORMAT}",
-            remedy="Upgrade stream-assets here, too: all that write or read a table need a version that knows its "
-            "format.",
-        )

@@ -32,9 +32,15 @@ from spark_jobs.writing.sink import is_conflict, write_verified
 from spark_jobs.writing.storage import read_table
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
+from stream_consumers.versions import check_keys, check_version, newer
 
 MOST_DELETED = 100
 """Of how many batches dead letters are deleted at a time: each of them is a term of the condition."""
+FORMAT = 1
+"""The format of the metadata of commits that is written; :data:`FORMATS` are read."""
+FORMATS = range(1, FORMAT + 1)
+# By these keys the metadata of a commit is known to be ours; every format has them.
+_MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
 LETTER_SCHEMA: pa.Schema = pa.schema(
     (
@@ -151,7 +157,7 @@ class DeadLetterTable:
             f.lit(number).cast("bigint").alias("_number"),
             f.current_timestamp().alias("_recorded_at"),
         ).coalesce(1)
-        metadata = {"v": 1, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
+        metadata = {"v": FORMAT, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
         writer = (
             rows.write.format("delta")
             .mode("append")
@@ -365,10 +371,28 @@ class DeadLetterTable:
             if commit is None:
                 break
             deleted += commit.predicate
-            app, number = str(commit.user_metadata.get("app", "")), commit.user_metadata.get("number")
-            if app.startswith(f"{ledger.group}/") and isinstance(number, int):
-                found.append(OrphanedBatch(str(commit.user_metadata.get("bid")), app, number, version))
+            batch = _written_batch(commit, self.path)
+            if batch is not None and batch.app.startswith(f"{ledger.group}/"):
+                found.append(batch)
         return found, deleted
+
+
+def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
+    """The batch whose dead letters a commit wrote; ``None`` if the commit is not ours.
+
+    Raises:
+        UnsupportedVersionError: a newer release has written it.
+    """
+    told = commit.user_metadata
+    if not told.keys() >= _MARKS:
+        return None
+    what = f"version {commit.version} of {path}: metadata of dead letters"
+    check_version(told["v"], what=what, versions=FORMATS)
+    check_keys(told, what=what, keys=(*_MARKS, "n"))
+    bid, app, number = told["bid"], told["app"], told["number"]
+    if not (isinstance(bid, str) and isinstance(app, str) and isinstance(number, int)):
+        raise newer(f"{what} cannot be read")
+    return OrphanedBatch(bid, app, number, commit.version)
 
 
 def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:
