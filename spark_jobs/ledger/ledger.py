@@ -6,7 +6,7 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -33,6 +33,8 @@ MOST_VERSIONS = 2 * FULL_EVERY
 """The newest full entry never lies further back than so many versions, and those that are being written."""
 FEW = 32
 """An entry that has no more to say than what is known of so many shards is always full."""
+NEAR = MOST_VERSIONS
+"""How many of the newest commits are opened before the checkpoint is asked which groups there are."""
 LONGEST_MS = 3_600_000
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
@@ -220,7 +222,7 @@ class Ledger:
         if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
             return self._last[1]
         number = snapshot.last_number(self.app)
-        newest = self._newest_readable(snapshot.version)
+        newest = self._newest_readable(snapshot)
         if newest is None:
             self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version, schema=snapshot.schema)
@@ -318,7 +320,7 @@ class Ledger:
         snapshot = self.log.snapshot()
         if snapshot is None:
             return
-        if self._newest_readable(snapshot.version) is not None:
+        if self._newest_readable(snapshot) is not None:
             return
         for member in ("main", self.member, *map(str, sorted(shards))):
             self._check_readable(snapshot, app_id(self.group, member))
@@ -326,20 +328,38 @@ class Ledger:
     def other_group(self, streams: frozenset[str]) -> str | None:
         """A group other than this one that has written one of these streams into the table.
 
+        A full entry names all streams that its group had at its base, so that older commits of the group say nothing
+        more. Beyond the newest commits, only a group whose rows the table may hold is searched for.
+
         Raises:
             LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
         """
         snapshot = self.log.snapshot()
+        if snapshot is None:
+            return None
+        others: Collection[str] | None = None
+        bases: dict[str, int] = {}
         is_cleaned = False
-        for version in range(snapshot.version if snapshot else -1, -1, -1):
+        for version in range(snapshot.version, -1, -1):
+            if snapshot.version - version == NEAR:
+                if not snapshot.may_hold(streams):
+                    return None
+                groups = self._groups(snapshot)
+                others = None if groups is None else groups - {self.group}
+            if others is not None and all(bases.get(group, -1) >= version for group in others):
+                return None
             commit = self.log.commit(version)
-            is_cleaned |= commit is None
-            entry = commit.entry if commit else None
+            if commit is None:
+                is_cleaned = True
+                break
+            entry = commit.entry
             if entry is None or entry.group == self.group:
                 continue
             if streams & {shard.stream for shard in (*(entry.state or ()), *entry.written, *entry.origin)}:
                 return entry.group
-        if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
+            if entry.is_full:
+                bases[entry.group] = max(entry.base, bases.get(entry.group, -1))
+        if is_cleaned and snapshot.may_hold(streams):
             raise LedgerTruncatedError(
                 f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
                 remedy="Use the group that wrote them, or another table: a row is known by stream, shard and sequence.",
@@ -427,9 +447,13 @@ class Ledger:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""
         return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
 
-    def _newest(self, version: int) -> LedgerEntry | None:
-        """The newest entry of the group up to ``version``; ``None`` if it has none."""
-        for number in range(version, -1, -1):
+    def _newest(self, snapshot: TableSnapshot) -> LedgerEntry | None:
+        """The newest entry of the group up to a version; ``None`` if it has none."""
+        for number in range(snapshot.version, -1, -1):
+            if snapshot.version - number == NEAR:
+                groups = self._groups(snapshot)
+                if groups is not None and self.group not in groups:
+                    return None
             entry = self._need(number).entry
             if entry is not None:
                 return entry
@@ -443,11 +467,16 @@ class Ledger:
                 return commit, commit.entry
         return None
 
-    def _newest_readable(self, version: int) -> LedgerEntry | None:
+    def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
         try:
-            return self._newest(version)
+            return self._newest(snapshot)
         except LedgerTruncatedError:
             return None
+
+    def _groups(self, snapshot: TableSnapshot) -> frozenset[str] | None:
+        """The groups that have written up to a version, as its transactions name them; ``None``: they are not known."""
+        apps = self.log.transactions(snapshot)
+        return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
     def _sharing(self, newest: LedgerEntry, version: int) -> str:
         """The first commit decides, then every switch; no RESTORE changes it: transaction sequences just continue."""

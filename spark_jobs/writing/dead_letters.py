@@ -342,10 +342,12 @@ class DeadLetterTable:
         written, deleted = self._written(ledger, state.settled)
         if not written:
             return []
-        needed = {app: min(s.number for s in written if s.app == app) for app in {s.app for s in written}}
-        numbers = _numbers(ledger.newest_first(), needed)
-        held = _numbers(ledger.surviving(), needed)
-        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in needed}
+        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in {s.app for s in written}}
+        # Numbers that the main ledger has not reached are in none of its commits.
+        reached = sorted((s for s in written if s.number <= last[s.app]), key=lambda s: -s.number)
+        needed = {s.app: s.number for s in reached}
+        numbers = _numbers(ledger.newest_first(), needed) if needed else {}
+        held = _numbers(ledger.surviving(), needed) if needed else {}
         found = []
         for batch in written:
             if batch.bid in deleted or batch.bid in held.get(batch.app, {}).values():
