@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
@@ -83,6 +84,7 @@ class Batch:
         doubtful: where messages may be in the table already, so that it has to be looked at.
         previous: the newest entry of the group when it was planned.
         identities: the fingerprint of each stream that is read; most entries of many shards do not say them.
+        corrected: what the dead-letter table records of payloads that were corrected, as it has dead letters.
     """
 
     entry: LedgerEntry
@@ -90,6 +92,7 @@ class Batch:
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     previous: LedgerEntry | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
+    corrected: pa.Table | None = field(default=None, repr=False)
 
     @property
     def number(self) -> int:

@@ -21,7 +21,7 @@ FORMAT = 3
 formats 1 and 2 refuse a larger number, but ignore keys, modes and ways to share that they do not know.
 """
 FORMATS = range(1, FORMAT + 1)
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn")
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn", "dismiss")
 MODES = ("append", "replace")
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
@@ -98,8 +98,9 @@ class LedgerEntry:
     little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.
 
     Args:
-        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch, and
-            ``turn`` asks the others to wait for a run that replaces rows.
+        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch,
+            ``turn`` asks the others to wait for a run that replaces rows, and ``dismiss`` has dead letters in place of
+            those that were at its places, and no rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
             transaction sequence of its own; for a fence that of the fenced sequence.
@@ -108,7 +109,7 @@ class LedgerEntry:
         bid: the id of the attempt, never reused.
         base: the table version it was planned from; -1 before the table exists.
         ranges: what it covers.
-        places: for a redrive, instead: the sequences that it replaces, between which lie rows that stay.
+        places: for a redrive or a dismissal, instead: the sequences that it replaces, between which lie rows that stay.
         mode: append or replace.
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
