@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import dagster as dg
 
 from sensors.asset_runs import IN_FLIGHT
+from sensors.cursors import read_cursor, write_cursor
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.options import check_count, choice
 
@@ -59,13 +59,13 @@ class _Cursor:
     @classmethod
     def parse(cls, text: str | None) -> _Cursor:
         try:
-            document: Any = json.loads(text or "{}")
+            document = read_cursor(text, keys=[own.name for own in fields(cls)])
             return cls(int(document.get("dead", 0)), int(document.get("lost", 0)))
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, OverflowError):
             return cls()
 
     def to_json(self) -> str:
-        return json.dumps({"v": 1, **asdict(self)})
+        return write_cursor(asdict(self))
 
 
 def make_dead_letter_sensor(

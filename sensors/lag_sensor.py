@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
+from sensors.cursors import read_cursor, write_cursor
 from sensors.lag import Measurement, measure
 from sensors.lag_observations import LagObserver, describe_measurement
 from spark_jobs.batches.ingestion import Ingestion
@@ -100,7 +100,7 @@ class LagCursor:
     def parse(cls, text: str | None) -> LagCursor:
         """Read it; anything unknown counts as nothing."""
         try:
-            document: Any = json.loads(text or "{}")
+            document = read_cursor(text, keys=[own.name for own in fields(cls)])
             waiting, silent = (document.get(name) for name in ("waiting_since", "silent_since"))
             return cls(
                 None if waiting is None else float(waiting),
@@ -109,7 +109,7 @@ class LagCursor:
                 None if silent is None else float(silent),
                 float(document.get("ask_at", 0.0)),
             )
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, OverflowError):
             return cls()
 
     def at(self, now: float) -> LagCursor:
@@ -133,7 +133,7 @@ class LagCursor:
 
     def to_json(self) -> str:
         """The cursor text."""
-        return json.dumps({"v": 1, **asdict(self)})
+        return write_cursor(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

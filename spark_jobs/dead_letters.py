@@ -38,12 +38,12 @@ MOST_BYTES = 32 * 1024 * 1024
 MOST_KINDS = 100
 MOST_SHOWN = 200
 """The most characters of the payload of an example."""
-COUNTS, REPLACED, ORPHANED = "counts", "replaced", "orphaned"
+COUNTS, DISMISSED, REPLACED, ORPHANED, CORRECTED = "counts", "dismissed", "replaced", "orphaned", "corrected"
 STATUS = "status"
 _FIRST_LETTERS = 8
 _GROWTH = 4
 _EXAMPLES_AT_A_TIME = 20
-_KEY = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at"]
+_KEY = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at", "dismissed_by", "corrected_by"]
 _UNPLACED = "_sequence IS NULL"
 
 
@@ -57,7 +57,8 @@ class LetterFilter:
         reason: a text that the reason has in it, in upper or lower case.
         places: single ones.
         batches: the ids of the batches that they are of.
-        is_all: whether those that do not count are meant, too.
+        is_all: whether those that do not count, those that were dismissed, and records of corrections are meant, too.
+        is_dismissed: whether those that were dismissed are meant, and no others.
     """
 
     streams: Collection[str] = ()
@@ -66,6 +67,7 @@ class LetterFilter:
     places: Mapping[Shard, Intervals] | None = None
     batches: Collection[str] | None = None
     is_all: bool = False
+    is_dismissed: bool = False
 
     def where(self) -> str:
         """What a SQL condition can say of it."""
@@ -117,6 +119,7 @@ class LetterKind:
         count: how many count.
         replaced: how many more do not, since their messages were redriven or replayed.
         orphaned: how many more do not, since their batch is not in the table.
+        dismissed: how many more were dismissed.
         first: the earliest time of a message; where that is not known, when the dead letter was recorded.
         last: the latest.
         shards: of the messages.
@@ -127,6 +130,7 @@ class LetterKind:
     count: int
     replaced: int
     orphaned: int
+    dismissed: int
     first: datetime | None
     last: datetime | None
     shards: Sequence[Shard]
@@ -262,6 +266,8 @@ class DeadLetters:
         counted = self._ingestion.dead_letters().counted(spark, self._written_ledger())
         if counted is None:
             counted = spark.createDataFrame([], from_arrow_schema(LETTER_SCHEMA))
+        elif "dismissed_by" in counted.columns:
+            counted = counted.where("dismissed_by IS NULL")
         counted.createOrReplaceTempView(name)
 
     def _snapshot(self) -> _Snapshot:
@@ -309,11 +315,13 @@ class _Snapshot:
             return
         condition = " AND ".join(filter(None, (wanted.where(), where)))
         needed = [name for name in dict.fromkeys([*names, *_KEY]) if name in self.columns]
-        for found in self.table.scan(self.group, {}, needed, where=condition, version=self.version):
+        for found in self.table.scan(
+            self.group, {}, needed, where=condition, version=self.version, has_corrected=wanted.is_all
+        ):
             letters = wanted.filtered(found)
             status = _status(letters, self.uncounted)
-            if not wanted.is_all:
-                is_meant: Any = pc.equal(status, pa.scalar(COUNTS))
+            if wanted.is_dismissed or not wanted.is_all:
+                is_meant: Any = pc.equal(status, pa.scalar(DISMISSED if wanted.is_dismissed else COUNTS))
                 letters, status = letters.filter(is_meant), status.filter(is_meant)
             if letters.num_rows:
                 yield _with_columns(letters, [*names, STATUS], status)
@@ -388,7 +396,11 @@ def _status(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
     """Of each dead letter whether it counts, or why it does not."""
     whole = pa.array([bid for bid, ranges in uncounted.items() if not ranges], pa.string())
     not_counting = pc.if_else(pc.is_in(letters.column("_batch"), whole), ORPHANED, REPLACED)
-    found: pa.Array[Any] = pc.if_else(counts(letters, uncounted), COUNTS, not_counting)
+    counting: Any = COUNTS
+    for name, status in (("dismissed_by", DISMISSED), ("corrected_by", CORRECTED)):
+        if name in letters.schema.names:
+            counting = pc.if_else(letters.column(name).is_valid(), status, counting)
+    found: pa.Array[Any] = pc.if_else(counts(letters, uncounted), counting, not_counting)
     return found
 
 
@@ -423,12 +435,22 @@ class _Kind:
         number = self.statuses
         shards = tuple(sorted(self.shards))
         return LetterKind(
-            self.reason, number[COUNTS], number[REPLACED], number[ORPHANED], self.first, self.last, shards, self.example
+            self.reason,
+            number[COUNTS],
+            number[REPLACED],
+            number[ORPHANED],
+            number[DISMISSED],
+            self.first,
+            self.last,
+            shards,
+            self.example,
         )
 
 
 def _tally(letters: pa.RecordBatch, found: dict[str, _Kind]) -> None:
-    """Count these with their kinds."""
+    """Count these with their kinds; what records a correction is no dead letter."""
+    is_letter: Any = pc.not_equal(letters.column(STATUS), pa.scalar(CORRECTED))
+    letters = letters.filter(is_letter)
     reasons = letters.column("error").dictionary_encode()
     kinds = pa.array([kind_of_reason(reason) for reason in reasons.dictionary.to_pylist()], pa.string())
     table = pa.table(

@@ -17,9 +17,10 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import CLAIMS, LEAVING_CLAIMS, SWITCHING, Ingestion
+from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.claims.switch import check_switch, enter_claim_mode, keep_claim_mode, leave_claim_mode, settle_claims
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
 from stream_consumers.batches import BatchSource, Range
 from stream_consumers.errors import StreamNotFoundError
 from stream_consumers.messages import Shard

@@ -153,6 +153,10 @@ class RedriveConfig(WriterConfig):
     dry_run: bool = Field(
         default=False, description="Log how many would become rows, and why the others do not; change nothing."
     )
+    dismiss: str = Field(
+        default="", description="Decode none of them, but dismiss them, with this note: nothing will ever decode them."
+    )
+    reason: str = Field(default="", description="With dismiss: only those with this text in their reason.")
 
     def redrive(self) -> Redrive:
         """Which dead letters to read again.
@@ -166,6 +170,12 @@ class RedriveConfig(WriterConfig):
     def check(self) -> None:
         """Refuse what is no place, and what does not go together."""
         self.redrive().span()
+        if self.dismiss and (self.dry_run or self.max_batches is not None):
+            raise InvalidOptionError(
+                "dismiss does not go together with dry_run or max_batches", remedy="Leave them out, or use limit."
+            )
+        if self.reason and not self.dismiss:
+            raise InvalidOptionError("reason is only for dismiss", remedy="Leave it out, or give a note as dismiss.")
 
 
 class StreamConfig(ReplayConfig):

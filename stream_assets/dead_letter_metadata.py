@@ -47,7 +47,7 @@ def reasons_markdown(kinds: Sequence[LetterKind], *, payloads: bool = False) -> 
 
     Example:
         >>> from stream_consumers.messages import Shard
-        >>> kind = LetterKind("not a JSON object", 3, 0, 0, None, None, [Shard("orders")], None)
+        >>> kind = LetterKind("not a JSON object", 3, 0, 0, 0, None, None, [Shard("orders")], None)
         >>> print(reasons_markdown([kind]))
         | dead letters | reason | the first |
         |---:|---|---|

@@ -18,6 +18,8 @@ from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.writing.storage import read_table
 from stream_assets.dead_letter_metadata import letter_reasons
 from stream_assets.metadata import (
+    OF_PARTITIONS,
+    PARTITION_ROW_COUNT,
     PARTITION_ROWS,
     TOLD,
     BatchSum,
@@ -105,6 +107,17 @@ class Told(ABC):
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
         """The run ends well: what is left to tell; ``None`` if there is nothing."""
+
+    def _row_counts(
+        self, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
+    ) -> Mapping[str, Mapping[str, dg.MetadataValue]]:
+        """The metadata that says how many rows the table has in each of these partitions; none if it cannot be read."""
+        try:
+            rows = rows_in_partitions(self._ledger, partitions, keys)
+        except (LedgerUnreadableError, TableUnreadableError) as error:
+            self._context.log.warning(f"the rows of the partitions are not counted: {error}")
+            return {}
+        return {key: {PARTITION_ROW_COUNT: dg.MetadataValue.int(count)} for key, count in rows.items()}
 
     def _log_what_is_left_out(self, touched: Touched) -> None:
         if touched.unknown:
@@ -244,13 +257,14 @@ class IngestMaterializations(Told):
         if not touched.rows and self._sum is None:
             return
         made = self._made(self._metadata(), version, is_spark_asked=is_spark_asked)
+        counts = self._row_counts(partitions, touched.rows)
         last = max(touched.rows, default=None)
         for partition, rows in touched.rows.items():
-            metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows)}
+            metadata = {PARTITION_ROWS: dg.MetadataValue.int(rows), **counts.get(partition, {})}
             if partition == last:
                 # A run that is killed before this one has not told of all of them.
                 metadata[TOLD] = dg.MetadataValue.int(version)
-            yield _with_metadata(made, metadata, partition=partition)
+            yield _of_partition(made, metadata, partition=partition)
         # Without the version up to which Dagster was told: that is of the partitions.
         self._whole = made
 
@@ -322,9 +336,15 @@ class ReplayMaterialization(Told):
             return None
         made = self._replay_made()
         if self._partitions is not None:
-            for partition in self._touched(self._partitions, commits).rows:
-                self._context.log_event(_with_metadata(made, {}, partition=partition))
+            self._tell_touched(made, self._partitions, self._touched(self._partitions, commits).rows)
         return made
+
+    def _tell_touched(
+        self, made: dg.AssetMaterialization, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
+    ) -> None:
+        counts = self._row_counts(partitions, keys)
+        for partition in keys:
+            self._context.log_event(_of_partition(made, counts.get(partition, {}), partition=partition))
 
     def _replay_made(self) -> dg.AssetMaterialization:
         version = self._sum.last.version if self._sum else self._ledger.read().version
@@ -369,18 +389,15 @@ class PartitionMaterialization(ReplayMaterialization):
     def result(self) -> dg.AssetMaterialization:
         """What was replaced, as the result of each partition; with it go the rows that each one has now."""
         context = self._of_partitions
-        window = context.partition_time_window
         commits = replay_commits(self._ledger, self._replay_id)
+        for partition, count in self._row_counts(self._windows, context.partition_keys).items():
+            context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
+        told = _joined(_goal(commits), self._last_copies)
         try:
-            rows = rows_in_partitions(self._ledger, self._windows, window)
-            told = _joined(_goal(commits), self._last_copies)
-            late = rows_elsewhere(self._ledger, window, told, streams=self._streams)
+            late = rows_elsewhere(self._ledger, context.partition_time_window, told, streams=self._streams)
         except (LedgerUnreadableError, TableUnreadableError) as error:
-            context.log.warning(f"the rows of the partitions are not counted: {error}")
+            context.log.warning(f"the rows that came late are not counted: {error}")
         else:
-            for partition in context.partition_keys:
-                count = {"dagster/partition_row_count": dg.MetadataValue.int(rows.get(partition, 0))}
-                context.add_asset_metadata(count, asset_key=self._key, partition_key=partition)
             if late:
                 context.log.warning(
                     f"{late} rows of these partitions are as they were: their messages lie in the stream among those "
@@ -388,9 +405,10 @@ class PartitionMaterialization(ReplayMaterialization):
                 )
         made = self._replay_made()
         # Messages that came late lie among those of another time, and were read again with them.
-        for partition in sorted(self._touched(self._windows, commits).rows.keys() - set(context.partition_keys)):
-            context.log_event(_with_metadata(made, {}, partition=partition))
-        return made
+        others = self._touched(self._windows, commits).rows.keys() - set(context.partition_keys)
+        self._tell_touched(made, self._windows, sorted(others))
+        # Dagster puts the metadata of the result on each of the partitions.
+        return _of_partition(made, {})
 
 
 def told_version(instance: dg.DagsterInstance, key: dg.AssetKey, *, of_partitions: bool = False) -> int | None:
@@ -467,9 +485,13 @@ def _joined(one: Mapping[Shard, Range], other: Mapping[Shard, Range]) -> Mapping
     return {s: Range(min(part.start for part in p), max(part.end for part in p)) for s, p in both.items()}
 
 
-def _with_metadata(
+def _of_partition(
     made: dg.AssetMaterialization, more: Mapping[str, dg.MetadataValue], *, partition: str | None = None
 ) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(
-        made.asset_key, metadata={**made.metadata, **more}, partition=partition, tags=made.tags
-    )
+    """The materialization of one partition: without what the run, or the whole table, adds up to."""
+    kept = {name: value for name, value in made.metadata.items() if name in OF_PARTITIONS}
+    return dg.AssetMaterialization(made.asset_key, metadata={**kept, **more}, partition=partition, tags=made.tags)
+
+
+def _with_metadata(made: dg.AssetMaterialization, more: Mapping[str, dg.MetadataValue]) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(made.asset_key, metadata={**made.metadata, **more}, tags=made.tags)

@@ -24,11 +24,17 @@ KIND = "stream/kind"
 VERSION = "delta/version"
 TOLD = "ingest/version"
 PARTITION_ROWS = "ingest/partition_rows"
+PARTITION_ROW_COUNT = "dagster/partition_row_count"
 TABLE_NAME = "dagster/table_name"
 TABLE_URI = "dagster/uri"
 COLUMN_SCHEMA = "dagster/column_schema"
 COLUMN_LINEAGE = "dagster/column_lineage"
 CODE_REFERENCES = "dagster/code_references"
+OF_PARTITIONS = (
+    *(KIND, VERSION, TABLE_URI, COLUMN_SCHEMA, COLUMN_LINEAGE),
+    *("replay/start", "replay/stop", "replay/partitions"),
+)
+"""What of the metadata of a run is true of each partition that it has touched; the rest are sums of the run."""
 _NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
 _FIRST_WORD = re.compile(r"(?:^|,)\s*(`[0-9]+`|[^\s:,`]+)")
 

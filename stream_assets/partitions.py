@@ -23,6 +23,8 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
 
 _MINUTE_MS = 60_000
+_MOST_WINDOWS = 32
+"""The most terms of the condition for the rows of some partitions; later ones become one, with what lies between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Touched:
     """Rows by time partition.
 
     Args:
-        rows: how many, by the key of the partition.
+        rows: how many were written, by the key of the partition; 0 where rows were only replaced.
         outside: how many are of no partition.
         unknown: versions of the table of whose rows it cannot be told.
     """
@@ -142,7 +144,7 @@ def touched_since(
 
 
 def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, commits: Iterable[Commit]) -> Touched:
-    """The partitions that batches have touched, with the rows that they wrote or replaced there.
+    """The partitions that batches have touched, with the rows that they wrote there.
 
     Args:
         ledger: of the group.
@@ -154,20 +156,33 @@ def touched_by(ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, co
     """
     names = names_in_files(ledger.log, COLUMNS)
     found = {commit.version: changed_times(ledger.log, commit, names=names) for commit in commits}
-    counted = count_by_partition((times for times in found.values() if times is not None), partitions)
+    known = [times for times in found.values() if times is not None]
+    written = count_by_partition((times.written for times in known), partitions)
+    replaced = count_by_partition((times.replaced for times in known), partitions)
     unknown = tuple(sorted(version for version, times in found.items() if times is None))
-    return Touched(counted.rows, counted.outside, unknown)
+    keys = sorted(written.rows.keys() | replaced.rows.keys())
+    return Touched({key: written.rows.get(key, 0) for key in keys}, written.outside, unknown)
 
 
 def rows_in_partitions(
-    ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, window: dg.TimeWindow
+    ledger: Ledger, partitions: dg.TimeWindowPartitionsDefinition, keys: Collection[str]
 ) -> Mapping[str, int]:
-    """How many rows the table has in each partition of a window of time.
+    """How many rows the table has in each of these partitions.
 
     Raises:
         TableUnreadableError: delta-rs cannot read the table's data.
     """
-    return count_by_partition(times_in_table(ledger.log, within_window(window)), partitions).rows
+    windows: list[dg.TimeWindow] = []
+    for window in sorted(map(partitions.time_window_for_partition_key, keys), key=lambda one: one.start):
+        if windows and (window.start <= windows[-1].end or len(windows) == _MOST_WINDOWS):
+            windows[-1] = dg.TimeWindow(windows[-1].start, window.end)
+        else:
+            windows.append(window)
+    if not windows:
+        return {}
+    where = " OR ".join(f"({within_window(window)})" for window in windows)
+    found = count_by_partition(times_in_table(ledger.log, where), partitions).rows
+    return {key: found.get(key, 0) for key in keys}
 
 
 def rows_elsewhere(

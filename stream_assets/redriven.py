@@ -8,6 +8,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.batches.ingestion import BatchReport
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Outcome, Redrive, RedriveJob
+from spark_jobs.dead_letters import LetterFilter
+from spark_jobs.dismissal import Dismissal, dismiss
 from stream_assets.config import RedriveConfig
 from stream_assets.materializations import Context, Told
 from stream_assets.metadata import outcome_metadata, redrive_metadata
@@ -66,6 +68,9 @@ def redriven(
     Returns:
         What Dagster is told; ``None`` if no row was made.
     """
+    if config.dismiss:
+        _dismiss(context, declared, spark, wanted, config)
+        return None
     job = RedriveJob(
         spark,
         config.configured(declared.ingestion),
@@ -81,6 +86,25 @@ def redriven(
     made = told.tell(drain_batches(job, max_batches=config.max_batches))
     _tell_outcome(context, job.outcome, become="became rows")
     return made
+
+
+def _dismiss(
+    context: Context, declared: StreamToTable, spark: SparkSession, wanted: Redrive, config: RedriveConfig
+) -> None:
+    """Dismiss dead letters in place of decoding them; the page of the run says how many."""
+    meant = LetterFilter(declared.source.required_streams(), wanted.span(), config.reason)
+    dismissed = dismiss(
+        spark,
+        config.configured(declared.ingestion),
+        meant,
+        Dismissal(f"run {context.run_id}", config.dismiss),
+        limit=wanted.limit,
+        observer=declared.observer,
+        on_wait=context.log.warning,
+    )
+    count = sum(dismissed)
+    context.add_output_metadata({"redrive/dismissed": count})
+    context.log.info(f"{count} dead letters are dismissed: {config.dismiss}")
 
 
 def _tell_outcome(context: Context, outcome: Outcome, *, become: str) -> None:

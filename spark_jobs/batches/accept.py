@@ -15,14 +15,9 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import (
-    CLAIMS,
-    LEAVING_CLAIMS,
-    SWITCHING,
-    Ingestion,
-    recreations,
-)
+from spark_jobs.batches.ingestion import Ingestion, recreations
 from spark_jobs.batches.writer import commit_empty
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
 from spark_jobs.ledger.ledger import LedgerState
 from stream_consumers.batches import BatchSource, Resume
 from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import CLAIMS, Ingestion, check_other_group, check_sharing, without_positions
+from spark_jobs.batches.ingestion import Ingestion, check_other_group, check_sharing, without_positions
 from spark_jobs.batches.writer import commit_empty
+from spark_jobs.ledger.entries import CLAIMS
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.ledger.table_rows import extents_of, last_sequences
 from stream_consumers.batches import BatchSource

@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import LedgerEntry, ShardState
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, LedgerEntry, ShardState
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
@@ -44,9 +45,6 @@ from stream_consumers.urls import StreamUrl
 
 RETRY_SECONDS = 300.0
 DRIVER_RECORDS = 10_000
-SWITCHING = "switching"
-CLAIMS = "load_balanced by claims"
-LEAVING_CLAIMS = "switching from claims"
 # Whose transaction sequence has the positions: that of the one member, that of each shard, or none, in claim mode.
 _SEQUENCES = {
     ConsumerMode.REAL_TIME.value: "member",
@@ -86,6 +84,7 @@ class Batch:
         doubtful: where messages may be in the table already, so that it has to be looked at.
         previous: the newest entry of the group when it was planned.
         identities: the fingerprint of each stream that is read; most entries of many shards do not say them.
+        corrected: what the dead-letter table records of payloads that were corrected, as it has dead letters.
     """
 
     entry: LedgerEntry
@@ -93,6 +92,7 @@ class Batch:
     doubtful: Mapping[Shard, Range] = field(default_factory=dict)
     previous: LedgerEntry | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
+    corrected: pa.Table | None = field(default=None, repr=False)
 
     @property
     def number(self) -> int:

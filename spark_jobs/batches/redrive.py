@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -29,8 +30,9 @@ from spark_jobs.batches.replay import REPLAY_MEMBER, check_replay
 from spark_jobs.batches.writer import Written
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import by_shard, within
+from spark_jobs.ledger.table_rows import PLACE, by_shard, within
 from spark_jobs.reading.source import SourceColumns
+from spark_jobs.writing.dead_letters import RECORDED
 from spark_jobs.writing.letters import LetterReader, Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import OTHER_REASONS, kind_of_reason
 from stream_consumers.batches import BatchPlan, Split
@@ -44,9 +46,25 @@ MOST_LETTERS = 10_000
 MOST_BYTES = 16 * 1024 * 1024
 """The most payload bytes of a batch: they go to Spark with the plan."""
 MOST_REASONS = 50
+NOT_OPEN = "there is no dead letter at its place that counts and is not dismissed"
 UNPLACED = "it has no sequence: its place in the stream is not known"
 _PLACE = ["stream", "shard", "sequence"]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Payloads that take the place of those of dead letters, and who corrected them.
+
+    Args:
+        payloads: by the place of the message.
+        by: a person, or a run.
+        note: why.
+    """
+
+    payloads: Mapping[tuple[Shard, int], bytes] = field(repr=False)
+    by: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,7 @@ class Redrive:
         start: the first ones, by sequence or by the time of the message; without it all.
         stop: the ones to stop before.
         limit: how many to try at most, in the order of their shards and sequences.
+        corrections: only these dead letters are tried, with these payloads.
 
     Raises:
         InvalidOptionError: the limit is no count.
@@ -69,6 +88,7 @@ class Redrive:
     start: Bound | None = None
     stop: Bound | None = None
     limit: int | None = None
+    corrections: Corrections | None = None
 
     def __post_init__(self) -> None:
         if self.limit is not None:
@@ -193,12 +213,14 @@ class _Try:
         messages: those that can be, as the stream gave them.
         places: of these.
         outcome: what became of all of them.
+        corrected: what is recorded of their corrections.
     """
 
     count: int
     messages: pa.Table
     places: Mapping[Shard, Intervals]
     outcome: Outcome
+    corrected: pa.Table | None = None
 
 
 class LetterDecoder:
@@ -231,6 +253,7 @@ class LetterDecoder:
         self._refused = refused
         self._ingestion = ingestion
         self._limit = wanted.limit
+        self._corrections = wanted.corrections
         self._reader = LetterReader(ingestion.dead_letters(), ingestion.ledger(), url.required_streams(), wanted.span())
         self._left: Places | None = None
         self.outcome = Outcome()
@@ -239,10 +262,20 @@ class LetterDecoder:
         """Those that are still to be tried."""
         if self._left is None:
             found, unplaced = self._reader.places()
+            if self._corrections is not None:
+                found, unplaced = self._corrected_only(found, self._corrections), 0
             self._left = found if self._limit is None else first_places(found, self._limit)
             if unplaced:
                 self.outcome.refuse(UNPLACED, count=unplaced)
         return self._left
+
+    def _corrected_only(self, found: Places, corrections: Corrections) -> Places:
+        known = {(shard, sequence) for shard, own in found.items() for sequence in own.tolist()}
+        for shard, sequence in sorted(corrections.payloads.keys() - known):
+            self.outcome.refuse(NOT_OPEN, first=f"{shard}={sequence}")
+        own = {shard: [n for s, n in corrections.payloads if s == shard] for shard in found}
+        kept = {shard: np.intersect1d(places, own[shard]) for shard, places in found.items()}
+        return {shard: places for shard, places in kept.items() if len(places)}
 
     def next(self) -> _Try | None:
         """The next ones, as far as they still count; the same until :meth:`finish`. ``None``: there are no more."""
@@ -252,7 +285,8 @@ class LetterDecoder:
             messages = self._reader.messages(places, max_bytes=max_bytes)
             count = sum(map(len, places.values()))
             if messages is not None:
-                return self._decode(messages, count)
+                found = self._decode(self._with_corrections(messages), count)
+                return found if self._corrections is None else self._recorded(found, self._corrections)
             most = count // 2
         return None
 
@@ -266,6 +300,34 @@ class LetterDecoder:
         found, _ = self._reader.places()
         counts = {shard: len(within(found[shard], parts)) for shard, parts in places.items() if shard in found}
         return counts == {shard: parts.size for shard, parts in places.items()}
+
+    def _with_corrections(self, messages: pa.Table) -> pa.Table:
+        if self._corrections is None:
+            return messages
+        corrected = self._corrections.payloads
+        payloads = [corrected[Shard(stream, number), sequence] for stream, number, sequence in _places(messages)]
+        # Whatever the stream held there, this is a whole payload.
+        new: dict[str, pa.Array[Any]] = {
+            "payload": pa.array(payloads, pa.binary()),
+            "error": pa.nulls(messages.num_rows, pa.string()),
+        }
+        for name, column in new.items():
+            messages = messages.set_column(messages.column_names.index(name), messages.schema.field(name), column)
+        return messages
+
+    def _recorded(self, found: _Try, corrections: Corrections) -> _Try:
+        if not found.places:
+            return found
+        places = {s: np.array([n for part in parts for n in range(*part)]) for s, parts in found.places.items()}
+        letters = self._reader.letters(places)
+        kept = letters.select([name for name in letters.column_names if name in RECORDED])
+        payloads = [
+            corrections.payloads[Shard(str(stream), number), sequence]
+            for stream, number, sequence in zip(*(letters.column(name).to_pylist() for name in PLACE), strict=True)
+        ]
+        for name, value in (("corrected_by", corrections.by), ("note", corrections.note)):
+            kept = kept.append_column(name, pa.array([value] * len(payloads), pa.string()))
+        return replace(found, corrected=kept.append_column("correction", pa.array(payloads, pa.binary())))
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
         source = self._source()
@@ -373,7 +435,7 @@ class RedriveJob(BatchJob):
 
     def _plan(self, state: LedgerState, found: _Try) -> Batch:
         plan = BatchPlan({}, [LetterSplit.of(found.messages)], found.messages.num_rows)
-        return self._planned(
+        batch = self._planned(
             "replay",
             state,
             plan,
@@ -382,6 +444,7 @@ class RedriveJob(BatchJob):
             mode="replace",
             hint=state.newest.hint if state.newest else None,
         )
+        return replace(batch, corrected=found.corrected)
 
     def _write(self, batch: Batch) -> Written | None:
         return self._writer.write(batch, renew=self._renew)

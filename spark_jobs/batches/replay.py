@@ -20,18 +20,11 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import (
-    CLAIMS,
-    LEAVING_CLAIMS,
-    Batch,
-    Ingestion,
-    Observer,
-    check_source,
-    ignore_steps,
-)
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, check_source, ignore_steps
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.delta_log import Commit
+from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS
 from spark_jobs.ledger.fold import tally_all
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_jobs.batches.caution import Caution
@@ -32,14 +34,14 @@ from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
 from spark_jobs.ledger.delta_log import Commit
 from spark_jobs.ledger.entries import LedgerEntry
-from spark_jobs.ledger.ledger import LedgerState
-from spark_jobs.ledger.table_rows import PLACE, in_places, in_ranges
+from spark_jobs.ledger.ledger import Ledger, LedgerState
+from spark_jobs.ledger.table_rows import PLACE, count_where, in_places, in_ranges
 from spark_jobs.reading.rejection import fail_write
 from spark_jobs.reading.small import read_small
 from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, SourceColumns, read_splits
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session
-from spark_jobs.writing.dead_letters import Settlement, lost_ranges
+from spark_jobs.writing.dead_letters import LETTER_SCHEMA, Settlement, lost_ranges
 from spark_jobs.writing.failures import explain_read, last_line
 from spark_jobs.writing.layout import create_table, register
 from spark_jobs.writing.new_fields import new_columns, takes_any_name, with_columns_of, with_new_fields
@@ -47,7 +49,7 @@ from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
-from stream_consumers.batches import Range, Split
+from stream_consumers.batches import BatchPlan, Range, Split
 from stream_consumers.errors import (
     ConstraintViolatedError,
     DataLossError,
@@ -440,8 +442,39 @@ class BatchWriter:
             dead_letters = dead_letters.unionByName(lost_ranges(self._spark, entry)) if entry.lost else dead_letters
             if not self._dead_letters.write(dead_letters, ledger=self.ledger, number=entry.number, bid=entry.bid):
                 return None
+        if batch.corrected is not None and not self._append_letters(batch.corrected, entry):
+            return None
         self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
         return self._commit(rows, entry, batch)
+
+    def dismiss(self, letters: pa.Table, entry: LedgerEntry) -> Commit | None:
+        """Steps 5 to 7 of a dismissal: its dead letters, then a commit without rows; ``None`` if another was faster.
+
+        Args:
+            letters: as their table has them, with ``dismissed_by`` and ``note``.
+            entry: of the dismissal.
+
+        Raises:
+            WriteError: nothing of it counts.
+            LedgerUnreadableError: whether it is in the table cannot be told.
+        """
+        batch = Batch(entry, BatchPlan({}, [], 0))
+        # Another run may have made rows of them since; Delta refuses what comes from here on.
+        is_free = count_where(self.ledger.log, in_places(entry.written)) == 0
+        if is_free and self._append_letters(letters, entry):
+            self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
+            commit = self._sink.commit(no_rows(self._spark, self.ledger), entry, ledger=self.ledger)
+            if commit is not None:
+                self._races = 0
+                self._observer(Step.VERIFIED, batch)
+                return commit
+        self._raced()
+        return None
+
+    def _append_letters(self, letters: pa.Table, entry: LedgerEntry) -> bool:
+        schema = from_arrow_schema(pa.schema([LETTER_SCHEMA.field(name) for name in letters.column_names]))
+        frame = self._spark.createDataFrame(letters, schema)
+        return self._dead_letters.append(frame, ledger=self.ledger, number=entry.number, bid=entry.bid)
 
     def _commit(self, rows: DataFrame, entry: LedgerEntry, batch: Batch) -> Commit | None:
         """The rows in one commit; ``None`` if another run was faster."""
@@ -640,10 +673,7 @@ def commit_empty(
         WriteError: Spark failed, or others were always faster.
     """
     ledger, sink = ingestion.ledger(), DeltaSink(ingestion.table)
-    snapshot = ledger.log.snapshot()
-    # Delta takes no rows that have a column whose identities it makes, not even none.
-    computed = snapshot.computed_columns if snapshot else frozenset[str]()
-    rows = read_table(_checked_session(spark, ingestion), ledger.log).limit(0).drop(*computed)
+    rows = no_rows(_checked_session(spark, ingestion), ledger)
     for _ in range(MAX_RACES):
         state = (read or ledger.read)()
         more = fields(state)
@@ -656,3 +686,11 @@ def commit_empty(
         f"{ledger.app} lost {MAX_RACES} races for an empty commit to {ingestion.table} in a row",
         remedy="Other runs of the same group are faster; stop them, then run this again.",
     )
+
+
+def no_rows(spark: SparkSession, ledger: Ledger) -> DataFrame:
+    """No rows, with the columns that a commit to the table needs."""
+    snapshot = ledger.log.snapshot()
+    # Delta takes no rows that have a column whose identities it makes, not even none.
+    computed = snapshot.computed_columns if snapshot else frozenset[str]()
+    return read_table(spark, ledger.log).limit(0).drop(*computed)

@@ -19,6 +19,7 @@ from stream_consumers.batches import Range
 from stream_consumers.epochs import split_epoch
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
 from stream_consumers.messages import Shard
+from stream_consumers.redis.batches import added_before
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
 
@@ -31,13 +32,12 @@ def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bo
         state: the ledger; nothing is written by position any more.
         was_claimed: the entries were claimed all along, so that the server's position is right as it is.
     """
-    hint = state.newest.hint if state.newest else None
-    counted = (hint or {}).get("added_before")
+    counted = added_before(state.newest.hint if state.newest else None)
     for shard, position in state.positions.items():
         if shard not in claims.shards or was_claimed:
             continue
-        known = counted.get(str(shard)) if isinstance(counted, Mapping) else None
-        read = int(known[1]) if known and known[0] == position else None
+        known_position, added = counted.get(shard, (None, None))
+        read = added if known_position == position else None
         claims.group.set_position(shard, position, entries_read=read, enter_claim_mode=True)
         # The table has them; whoever holds them would be taken over from.
         claims.group.acknowledge_below(shard, position)

@@ -22,7 +22,12 @@ from deltalake.fs import DeltaStorageHandler
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.storage_errors import one_line, unreadable
 from spark_jobs.table_location import reader_options
-from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError, UnsupportedError
+from stream_consumers.errors import (
+    LedgerUnreadableError,
+    TableUnreadableError,
+    UnsupportedError,
+    UnsupportedVersionError,
+)
 
 DEFAULT = "CURRENT_DEFAULT"
 """Where Delta keeps the value that a column has in rows which lack it."""
@@ -191,6 +196,7 @@ class DeltaLog:
         self._commits: dict[int, Commit] = {}
         self._restored: dict[int, tuple[int, ...]] = {}
         self._seen: tuple[str, int] | None = None
+        self._apps: tuple[tuple[str, int], frozenset[str] | None] | None = None
         # The commit that was opened last: who has just looked for a batch asks for its files next.
         self._opened: tuple[int, str] | None = None
 
@@ -230,6 +236,58 @@ class DeltaLog:
         self._commits.clear()
         self._restored.clear()
         self._opened = None
+
+    def transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
+        """The app ids of all transactions up to a version, from the newest checkpoint and the commits after it.
+
+        Args:
+            snapshot: the version.
+
+        Returns:
+            ``None`` if the checkpoint that the log names cannot be read: then only the whole log tells.
+        """
+        place = (snapshot.table_id, snapshot.version)
+        if self._apps is None or self._apps[0] != place:
+            self._apps = place, self._find_transactions(snapshot)
+        return self._apps[1]
+
+    def _find_transactions(self, snapshot: TableSnapshot) -> frozenset[str] | None:
+        try:
+            hint = json.loads(self._read("_delta_log/_last_checkpoint"))
+        except FileNotFoundError:
+            hint = {"version": -1}
+        except (OSError, ValueError):
+            return None
+        try:
+            found = set(self._checkpoint_transactions(hint))
+            for version in range(snapshot.version, int(hint["version"]), -1):
+                commit = self.commit(version)
+                if commit is None:
+                    return None
+                found.update(commit.transactions)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+            return None
+        return frozenset(found)
+
+    def _checkpoint_transactions(self, hint: Mapping[str, Any]) -> Iterator[str]:
+        """The app ids in the checkpoint of ``_last_checkpoint``: of one file, of several parts, or of version 2."""
+        version, parts = int(hint["version"]), int(hint.get("parts") or 1)
+        if version < 0:
+            return
+        stem = f"{version:020d}.checkpoint"
+        names = [f"{stem}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+        names = names if parts > 1 else [f"{stem}.parquet"]
+        if "v2Checkpoint" in hint:
+            names = [str(hint["v2Checkpoint"]["path"])]
+        for name in names:
+            if name.endswith(".json"):
+                yield from parse_commit(version, self._read(f"_delta_log/{name}")).transactions
+                continue
+            with self.files().open_input_file(f"_delta_log/{name}") as file:
+                table = pq.read_table(file, columns=["txn"])
+            if "txn" in table.column_names:
+                apps = pc.struct_field(table.column("txn"), "appId").drop_null()
+                yield from map(str, apps.to_pylist())
 
     def newest_versions(self, *, after: int = -1) -> range:
         """The versions behind ``after``, the newest first."""
@@ -359,6 +417,7 @@ class DeltaLog:
 
         Raises:
             LedgerUnreadableError: it is there but cannot be read.
+            UnsupportedVersionError: a newer release has written it.
         """
         commit = self._commits.get(version)
         if commit is None:
@@ -366,6 +425,9 @@ class DeltaLog:
                 commit = self._parsed(version, lambda text: parse_commit(version, text))
             except FileNotFoundError:
                 return None
+            except UnsupportedVersionError as error:
+                what = f"version {version} of {self.path}: {error.what}"
+                raise UnsupportedVersionError(what, remedy=error.remedy) from error
             self._commits[version] = commit
             if len(self._commits) > KEPT_COMMITS:
                 # A job may stay for days.

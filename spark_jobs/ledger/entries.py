@@ -13,12 +13,21 @@ from spark_jobs.ledger.totals import Totals
 from stream_consumers.batches import Range
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
+from stream_consumers.options import ConsumerMode
+from stream_consumers.versions import check_choice, check_keys, check_version, newer
 
-FORMAT = 2
-"""The newest format of the batch metadata that is read, and the one that is written. In format 1 each entry carries the
-whole state; a reader of it takes one of format 2 for a commit of somebody else under its transaction, which it refuses.
+FORMAT = 3
+"""The format that is written; :data:`FORMATS` are read. In format 1 each entry carries the whole state. Readers of the
+formats 1 and 2 refuse a larger number, but ignore keys, modes and ways to share that they do not know.
 """
-KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn")
+FORMATS = range(1, FORMAT + 1)
+KINDS = ("batch", "fence", "init", "replay", "keep", "accept", "turn", "dismiss")
+MODES = ("append", "replace")
+SWITCHING = "switching"
+CLAIMS = "load_balanced by claims"
+LEAVING_CLAIMS = "switching from claims"
+SHARINGS = ("", *(mode.value for mode in ConsumerMode), SWITCHING, CLAIMS, LEAVING_CLAIMS)
+"""How a group may share its shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class ShardState:
         if isinstance(known, list):
             position, origin = known
             return cls(Intervals.of((MIN_SEQUENCE, position)), origin=origin)
+        # Early tables of the first format have an owner of each shard.
+        check_keys(known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "owner"))
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
         return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"))
 
@@ -87,8 +98,9 @@ class LedgerEntry:
     little however many shards there are; :meth:`spark_jobs.ledger.ledger.Ledger.entry` decides.
 
     Args:
-        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch, and
-            ``turn`` asks the others to wait for a run that replaces rows.
+        kind: one of :data:`KINDS`; ``init`` is the first commit of a group, ``accept`` the first one of an epoch,
+            ``turn`` asks the others to wait for a run that replaces rows, and ``dismiss`` has dead letters in place of
+            those that were at its places, and no rows.
         group: the consumer group.
         app: the transaction app id: ``<group>/<member>``, or ``<group>/<stream>/<shard>`` where every shard has a
             transaction sequence of its own; for a fence that of the fenced sequence.
@@ -97,7 +109,7 @@ class LedgerEntry:
         bid: the id of the attempt, never reused.
         base: the table version it was planned from; -1 before the table exists.
         ranges: what it covers.
-        places: for a redrive, instead: the sequences that it replaces, between which lie rows that stay.
+        places: for a redrive or a dismissal, instead: the sequences that it replaces, between which lie rows that stay.
         mode: append or replace.
         until: for a replace, up to where later batches must replace, too.
         origin: first positions, resolved to numbers.
@@ -206,29 +218,50 @@ class LedgerEntry:
 
     @classmethod
     def from_json(cls, text: str | None) -> LedgerEntry | None:
-        """Read the text back; ``None`` if it is not ours."""
+        """Read the text back; ``None`` if it is not ours.
+
+        Raises:
+            UnsupportedVersionError: it is ours, and this release cannot read all of it.
+        """
         try:
-            return cls.from_document(json.loads(text or ""))
+            document = json.loads(text or "")
         except ValueError:
             return None
+        return cls.from_document(document)
 
     @classmethod
     def from_document(cls, document: object) -> LedgerEntry | None:
         """As :meth:`from_json`, where the JSON was read."""
-        try:
-            if not isinstance(document, dict) or document.get("v") not in (1, FORMAT):
-                return None
-            if "packed" in document:
-                document = {**document, **unpack(document["packed"])}
-            # The first format names everything, but what was added to it later.
-            optional = _ADDED_LATER if document["v"] == 1 else _DEFAULTS.keys() - {"state"}
-            values = {name: document[key] for name, key in _KEYS.items() if key in document or name not in optional}
-            values = {name: _from_json(name, value) for name, value in values.items()}
-            # Older tables call the first commit of a group a claim.
-            kind = "init" if values["kind"] == "claim" else values["kind"]
-            return cls(**{**values, "kind": kind}) if kind in KINDS else None
-        except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError):
+        if not isinstance(document, dict) or not document.keys() >= _MARKS:
             return None
+        check_version(document["v"], what="batch metadata", versions=FORMATS)
+        try:
+            return cls._read(document)
+        except (KeyError, TypeError, ValueError, AttributeError, InvalidUrlError) as error:
+            raise newer(f"batch metadata of batch {document['bid']!r:.100} cannot be read ({error!r:.200})") from error
+
+    @classmethod
+    def _read(cls, document: Mapping[str, Any]) -> LedgerEntry:
+        is_first = document["v"] == 1
+        if "packed" in document:
+            document = {**document, **unpack(document["packed"])}
+        # Early tables of the first format say which members have taken shards from each other.
+        check_keys(
+            document, what="batch metadata", keys=("v", "packed", *_KEYS.values(), *(("take",) if is_first else ()))
+        )
+        # The first format names everything, but what was added to it later.
+        optional = _ADDED_LATER if is_first else _DEFAULTS.keys() - {"state"}
+        values = {name: document[key] for name, key in _KEYS.items() if key in document or name not in optional}
+        values = {name: _from_json(name, value) for name, value in values.items()}
+        # Older tables call the first commit of a group a claim.
+        kind = "init" if is_first and values["kind"] == "claim" else values["kind"]
+        entry = cls(**{**values, "kind": kind})
+        check_choice(entry.kind, what="the kind of batch metadata", choices=KINDS)
+        check_choice(entry.mode, what="the mode of batch metadata", choices=MODES)
+        check_choice(entry.sharing, what="how a group shares its shards", choices=SHARINGS)
+        if entry.switch is not None:
+            check_choice(entry.switch, what="how a group shares its shards", choices=SHARINGS)
+        return entry
 
 
 def _to_json(name: str, value: Any) -> object:
@@ -242,6 +275,8 @@ def _to_json(name: str, value: Any) -> object:
 
 
 def _from_json(name: str, value: Any) -> Any:
+    if name in _PLAIN and type(value) is not _PLAIN[name]:
+        raise TypeError(f"{name} is {value!r:.100}")
     if name == "totals" and value is not None:
         return Totals.from_json(value)
     if name == "uncounted":
@@ -275,6 +310,7 @@ _PER_SHARD: Mapping[str, _Codec] = {
     "skipped": _RANGE,
     "ended": _NUMBER,
 }
+_PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.
 _KEYS: Mapping[str, str] = {f.name: f.name for f in fields(LedgerEntry)} | {"number": "n", "settled": "letters"}
 _DEFAULTS: Mapping[str, object] = {
@@ -282,6 +318,9 @@ _DEFAULTS: Mapping[str, object] = {
     for f in fields(LedgerEntry)
     if f.default is not MISSING or f.default_factory is not MISSING
 }
+_PLAIN: Mapping[str, type] = {f.name: _PLAIN_TYPES[str(f.type)] for f in fields(LedgerEntry) if f.type in _PLAIN_TYPES}
+# By these keys a document is known to be batch metadata; every format has them.
+_MARKS = frozenset(("v", "kind", "group", "app", "bid"))
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 # Early tables of the first format do not have these.

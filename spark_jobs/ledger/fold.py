@@ -5,11 +5,12 @@ It goes over the commits in log order:
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
     RESTORE to v   covered, redo := those of the fold at v ; origins stay
+    dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-R is the range of the commit, or the places of a redrive; it is late if a RESTORE lies between the version it was
-planned from and itself.
+R is the range of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the
+version it was planned from and itself.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         return after
     for shard, written in entry.written.items():
         known = after.get(shard, ShardState())
-        is_double = entry.mode == "append" or late
-        redo = known.redo | (written & known.covered) if is_double else known.redo - written
+        redo = known.redo
+        if entry.mode == "append" or late:
+            redo |= written & known.covered
+        elif entry.kind != "dismiss":
+            redo -= written
         covered = known.covered | written
         if shard in entry.until:
             redo |= Intervals.of((entry.ranges[shard].end, entry.until[shard])) & covered
@@ -95,7 +99,8 @@ def tally(totals: Totals, entry: LedgerEntry) -> Totals:
             finished = (key for key, one in replays.items() if one == ReplayProgress())
             del replays[next(finished, next(iter(replays)))]
     return Totals(
-        dead=totals.dead + entry.dead,
+        # Those that are dismissed were counted when they were written.
+        dead=totals.dead + (0 if entry.kind == "dismiss" else entry.dead),
         lost=lost,
         replaced=totals.replaced + (entry.mode == "replace"),
         replays=replays,

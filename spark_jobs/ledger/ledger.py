@@ -6,13 +6,13 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from spark_jobs.ledger.delta_log import RESTORE_REMEDY, Commit, DeltaLog, TableSnapshot, catalog_decides
-from spark_jobs.ledger.entries import FORMAT, LedgerEntry, State, Uncounted
+from spark_jobs.ledger.entries import LedgerEntry, State, Uncounted
 from spark_jobs.ledger.fold import fold, restore, tally, tally_all
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
@@ -22,7 +22,6 @@ from stream_consumers.errors import (
     LedgerTruncatedError,
     LedgerUnreadableError,
     StreamAssetsError,
-    UnsupportedVersionError,
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
@@ -34,6 +33,8 @@ MOST_VERSIONS = 2 * FULL_EVERY
 """The newest full entry never lies further back than so many versions, and those that are being written."""
 FEW = 32
 """An entry that has no more to say than what is known of so many shards is always full."""
+NEAR = MOST_VERSIONS
+"""How many of the newest commits are opened before the checkpoint is asked which groups there are."""
 LONGEST_MS = 3_600_000
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _UNIT_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
@@ -204,6 +205,7 @@ class Ledger:
             LedgerTruncatedError: the log was cleaned beyond what is needed.
             LedgerUnreadableError: it cannot be read at the moment.
             ForeignCommitError: somebody else used our transaction app ids.
+            UnsupportedVersionError: a newer release has written into the table.
             InvalidOptionError: the table forgets transaction numbers.
             UnsupportedError: a catalog decides on its commits.
         """
@@ -220,7 +222,7 @@ class Ledger:
         if self._last is not None and self._last[0] == snapshot.table_id and self._last[1].version == snapshot.version:
             return self._last[1]
         number = snapshot.last_number(self.app)
-        newest = self._newest_readable(snapshot.version)
+        newest = self._newest_readable(snapshot)
         if newest is None:
             self._check_readable(snapshot, self.app)
             return LedgerState(snapshot.version, schema=snapshot.schema)
@@ -318,7 +320,7 @@ class Ledger:
         snapshot = self.log.snapshot()
         if snapshot is None:
             return
-        if self._newest_readable(snapshot.version) is not None:
+        if self._newest_readable(snapshot) is not None:
             return
         for member in ("main", self.member, *map(str, sorted(shards))):
             self._check_readable(snapshot, app_id(self.group, member))
@@ -326,20 +328,38 @@ class Ledger:
     def other_group(self, streams: frozenset[str]) -> str | None:
         """A group other than this one that has written one of these streams into the table.
 
+        A full entry names all streams that its group had at its base, so that older commits of the group say nothing
+        more. Beyond the newest commits, only a group whose rows the table may hold is searched for.
+
         Raises:
             LedgerTruncatedError: the log was cleaned, and rows of these streams are there: whose they are is unknown.
         """
         snapshot = self.log.snapshot()
+        if snapshot is None:
+            return None
+        others: Collection[str] | None = None
+        bases: dict[str, int] = {}
         is_cleaned = False
-        for version in range(snapshot.version if snapshot else -1, -1, -1):
+        for version in range(snapshot.version, -1, -1):
+            if snapshot.version - version == NEAR:
+                if not snapshot.may_hold(streams):
+                    return None
+                groups = self._groups(snapshot)
+                others = None if groups is None else groups - {self.group}
+            if others is not None and all(bases.get(group, -1) >= version for group in others):
+                return None
             commit = self.log.commit(version)
-            is_cleaned |= commit is None
-            entry = commit.entry if commit else None
+            if commit is None:
+                is_cleaned = True
+                break
+            entry = commit.entry
             if entry is None or entry.group == self.group:
                 continue
             if streams & {shard.stream for shard in (*(entry.state or ()), *entry.written, *entry.origin)}:
                 return entry.group
-        if snapshot is not None and is_cleaned and snapshot.may_hold(streams):
+            if entry.is_full:
+                bases[entry.group] = max(entry.base, bases.get(entry.group, -1))
+        if is_cleaned and snapshot.may_hold(streams):
             raise LedgerTruncatedError(
                 f"the log of {self.log.path} was cleaned, and the table holds rows of {', '.join(sorted(streams))}",
                 remedy="Use the group that wrote them, or another table: a row is known by stream, shard and sequence.",
@@ -401,8 +421,6 @@ class Ledger:
         entry = commit.entry
         ours = entry is not None and entry.group == self.group
         claimed = [app for app in commit.transactions if app.startswith(f"{self.group}/")]
-        if claimed and entry is None:
-            _check_format(commit, self.log.path)
         if claimed and not (ours and entry and commit.transactions.get(entry.app) == entry.number):
             raise ForeignCommitError(
                 f"version {version} of {self.log.path} carries the transaction {claimed[0]} but not our metadata",
@@ -429,9 +447,13 @@ class Ledger:
         """Whether there was a RESTORE up to ``version`` since the entry was planned."""
         return self._any(entry.base + 1, version + 1, lambda commit: commit.restored is not None)
 
-    def _newest(self, version: int) -> LedgerEntry | None:
-        """The newest entry of the group up to ``version``; ``None`` if it has none."""
-        for number in range(version, -1, -1):
+    def _newest(self, snapshot: TableSnapshot) -> LedgerEntry | None:
+        """The newest entry of the group up to a version; ``None`` if it has none."""
+        for number in range(snapshot.version, -1, -1):
+            if snapshot.version - number == NEAR:
+                groups = self._groups(snapshot)
+                if groups is not None and self.group not in groups:
+                    return None
             entry = self._need(number).entry
             if entry is not None:
                 return entry
@@ -445,11 +467,16 @@ class Ledger:
                 return commit, commit.entry
         return None
 
-    def _newest_readable(self, version: int) -> LedgerEntry | None:
+    def _newest_readable(self, snapshot: TableSnapshot) -> LedgerEntry | None:
         try:
-            return self._newest(version)
+            return self._newest(snapshot)
         except LedgerTruncatedError:
             return None
+
+    def _groups(self, snapshot: TableSnapshot) -> frozenset[str] | None:
+        """The groups that have written up to a version, as its transactions name them; ``None``: they are not known."""
+        apps = self.log.transactions(snapshot)
+        return None if apps is None else frozenset(app.partition("/")[0] for app in apps if "/" in app)
 
     def _sharing(self, newest: LedgerEntry, version: int) -> str:
         """The first commit decides, then every switch; no RESTORE changes it: transaction sequences just continue."""
@@ -569,19 +596,3 @@ def _longest_ms(retention: str | None) -> int:
         return LONGEST_MS
     length = interval_ms(retention)
     return 0 if length is None else min(LONGEST_MS, length // 24)
-
-
-def _check_format(commit: Commit, path: str) -> None:
-    """Refuse what a newer version of this package wrote.
-
-    Raises:
-        UnsupportedVersionError: with both formats.
-    """
-    found = commit.user_metadata.get("v")
-    if isinstance(found, int) and found > FORMAT and "bid" in commit.user_metadata:
-        raise UnsupportedVersionError(
-            f"version {commit.version} of {path} has batch metadata of format {found}, and this version of "
-            f"stream-assets reads up to {FORMAT}",
-            remedy="Upgrade stream-assets here, too: all that write or read a table need a version that knows its "
-            "format.",
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,15 @@ COLUMNS = (*PLACE, TIME)
 Times = npt.NDArray[np.int64]
 
 
-def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Times | None:
-    """The times of the rows that a batch wrote, and if it replaced some, also of those that it replaced.
+class ChangedTimes(NamedTuple):
+    """The times of the rows that a batch wrote, and of those that it replaced, in milliseconds since 1970."""
+
+    written: Times
+    replaced: Times
+
+
+def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> ChangedTimes | None:
+    """The times of the rows that a batch wrote, and of those that it replaced.
 
     Args:
         log: of the table.
@@ -29,8 +36,7 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Tim
         names: of :data:`COLUMNS` in the data files, see :func:`spark_jobs.ledger.table_rows.names_in_files`.
 
     Returns:
-        Milliseconds since 1970, in any order; ``None`` if a file is gone (VACUUM removes those that were rewritten), so
-        that they are unknown.
+        ``None`` if a file is gone (VACUUM removes those that were rewritten), so that they are unknown.
     """
     entry = commit.entry
     is_replaced = entry is not None and entry.mode == "replace"
@@ -39,13 +45,17 @@ def changed_times(log: DeltaLog, commit: Commit, *, names: Sequence[str]) -> Tim
         # Files that hold a part of the range were written again as a whole.
         condition = inside({shard: parts.hull for shard, parts in entry.written.items() if parts}, names[:-1])
     try:
-        files = [*log.added_files(commit.version), *(log.removed_files(commit.version) if is_replaced else ())]
-        if not files:
-            return np.empty(0, np.int64)
-        found = open_files(log, files, names).to_table(columns=[names[-1]], filter=condition)
+        removed = log.removed_files(commit.version) if is_replaced else []
+        return ChangedTimes(
+            *(
+                _milliseconds(open_files(log, files, names).to_table(columns=[names[-1]], filter=condition).column(0))
+                if files
+                else np.empty(0, np.int64)
+                for files in (log.added_files(commit.version), removed)
+            )
+        )
     except (OSError, ValueError, KeyError, LedgerUnreadableError):
         return None
-    return _milliseconds(found.column(0))
 
 
 def times_in_table(log: DeltaLog, where: str = "") -> Iterator[Times]:

@@ -9,6 +9,7 @@ from typing import Any
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
+from stream_consumers.versions import check_keys
 
 MOST_REPLAYS = 16
 """How many replays and rewinds are remembered; of older ones the log has to be searched."""
@@ -86,7 +87,12 @@ class Totals:
 
     @classmethod
     def from_json(cls, known: Mapping[str, Any]) -> Totals:
-        """Read :meth:`to_json` back."""
+        """Read :meth:`to_json` back.
+
+        Raises:
+            UnsupportedVersionError: there is something that this release does not know.
+        """
+        check_keys(known, what="the totals", keys=("dead", "lost", "replaced", "replays", "forgetful"))
         replays = {
             key: ReplayProgress(
                 {Shard.parse(shard): Range(*part) for shard, part in goal.items()}, _intervals_from_json(done), is_whole

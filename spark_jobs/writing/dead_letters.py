@@ -23,7 +23,16 @@ from spark_jobs.ledger.delta_log import Commit, DeltaLog
 from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
-from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, count_where, in_ranges, is_within, scan
+from spark_jobs.ledger.table_rows import (
+    PLACE,
+    Sequences,
+    by_shard,
+    column_names,
+    count_where,
+    in_ranges,
+    is_within,
+    scan,
+)
 from spark_jobs.reading.source import DEAD_LETTER_DDL, STREAM_DDL
 from spark_jobs.reading.spark_types import struct_type
 from spark_jobs.table_location import spark_location, sql_name
@@ -32,9 +41,22 @@ from spark_jobs.writing.sink import is_conflict, write_verified
 from spark_jobs.writing.storage import read_table
 from stream_consumers.batches import HEADERS_TYPE, Range
 from stream_consumers.messages import Shard
+from stream_consumers.versions import check_keys, check_version, newer
 
 MOST_DELETED = 100
 """Of how many batches dead letters are deleted at a time: each of them is a term of the condition."""
+FORMAT = 1
+"""The format of the metadata of commits that is written; :data:`FORMATS` are read."""
+FORMATS = range(1, FORMAT + 1)
+RECORDED = (
+    *("_stream", "_shard", "_sequence", "_timestamp", "key", "payload", "headers", "error"),
+    *("offset", "is_message"),
+)
+"""The columns that a dead letter keeps where a dismissal, or a correction, is written of it."""
+# Columns of dead letters that were dismissed, and of what records a correction.
+_MARKS_DDL = {"dismissed_by": "string", "corrected_by": "string", "note": "string", "correction": "binary"}
+# By these keys the metadata of a commit is known to be ours; every format has them.
+_MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
 LETTER_SCHEMA: pa.Schema = pa.schema(
     (
@@ -53,6 +75,10 @@ LETTER_SCHEMA: pa.Schema = pa.schema(
         pa.field("_member", pa.string()),
         pa.field("_number", pa.int64()),
         pa.field("_recorded_at", _TIME),
+        pa.field("dismissed_by", pa.string()),
+        pa.field("corrected_by", pa.string()),
+        pa.field("note", pa.string()),
+        pa.field("correction", pa.binary()),
     )
 )
 """The columns of the table, as :meth:`DeadLetterTable.write` writes them."""
@@ -107,6 +133,10 @@ class DeadLetterTable:
     ``headers`` (the original bytes), ``error``, ``offset`` (bytes from the start of a file), ``is_message`` (whether
     the stream held a whole message, which only the decoder refused), ``_batch``, ``_group``, ``_member``, ``_number``,
     ``_recorded_at``. A range that was gone before it was read is one, too, without bytes.
+
+    A dismissed one has ``dismissed_by`` and ``note``; it counts, since nothing else accounts for its message, and is in
+    no list of what is to be done. A row with ``corrected_by`` is none: it records with which ``correction`` of its
+    payload a redrive of the batch made a row.
     """
 
     path: str
@@ -117,7 +147,7 @@ class DeadLetterTable:
         return DeltaLog(self.path, storage_options=self.storage_options, is_own_folder=True)
 
     def write(self, dead_letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
-        """Write the dead letters of a batch under the table's own next number.
+        """Write the dead letters of a batch.
 
         Args:
             dead_letters: rows of the source with ``_error`` set.
@@ -132,26 +162,23 @@ class DeadLetterTable:
             WriteError: Spark failed, and they are not there.
             LedgerUnreadableError: it cannot be told whether they are there.
         """
+        names = {f"_{name}": name for name in ("key", "payload", "headers", "error", "offset", "is_message")}
+        return self.append(dead_letters.withColumnsRenamed(names), ledger=ledger, number=number, bid=bid)
+
+    def append(self, letters: DataFrame, *, ledger: Ledger, number: int, bid: str) -> bool:
+        """As :meth:`write`, with the names that this table has; columns of the batch are added, and others are null."""
         snapshot = self.log().snapshot()
         base, own_number = (snapshot.version, snapshot.last_number(ledger.app) + 1) if snapshot else (-1, 1)
-        rows = dead_letters.select(
-            "_stream",
-            "_shard",
-            "_sequence",
-            "_timestamp",
-            f.col("_key").alias("key"),
-            f.col("_payload").alias("payload"),
-            f.col("_headers").alias("headers"),
-            f.col("_error").alias("error"),
-            f.col("_offset").alias("offset"),
-            f.col("_is_message").alias("is_message"),
-            f.lit(bid).alias("_batch"),
-            f.lit(ledger.group).alias("_group"),
-            f.lit(ledger.member).alias("_member"),
-            f.lit(number).cast("bigint").alias("_number"),
-            f.current_timestamp().alias("_recorded_at"),
-        ).coalesce(1)
-        metadata = {"v": 1, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
+        of_batch = {
+            "_batch": f.lit(bid),
+            "_group": f.lit(ledger.group),
+            "_member": f.lit(ledger.member),
+            "_number": f.lit(number).cast("bigint"),
+            "_recorded_at": f.current_timestamp(),
+        }
+        marks = {name: f.lit(None).cast(kind) for name, kind in _MARKS_DDL.items() if name not in letters.columns}
+        rows = letters.withColumns({**of_batch, **marks}).select(*LETTER_SCHEMA.names).coalesce(1)
+        metadata = {"v": FORMAT, "bid": bid, "app": ledger.app, "n": own_number, "number": number}
         writer = (
             rows.write.format("delta")
             .mode("append")
@@ -165,7 +192,7 @@ class DeadLetterTable:
         found = write_verified(
             lambda: writer.save(spark_location(self.path)),
             lambda: self.log().find(lambda commit: commit.user_metadata.get("bid") == bid, after=base),
-            spark=dead_letters.sparkSession,
+            spark=letters.sparkSession,
             log=self.log(),
             bid=bid,
         )
@@ -178,6 +205,8 @@ class DeadLetterTable:
             return None
         # What is known to count is known of this version: later ones may have dead letters of a batch on its way.
         own = read_table(spark, self.log(), version=snapshot.version).where(f.col("_group") == ledger.group)
+        if "corrected_by" in own.columns:
+            own = own.where("corrected_by IS NULL")
         uncounted = self.uncounted(ledger)
         if not uncounted:
             return own
@@ -201,6 +230,10 @@ class DeadLetterTable:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
         return self.scan(ledger.group, self.uncounted(ledger), PLACE)
 
+    def open_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
+        """Likewise of those that count and are not dismissed."""
+        return self.scan(ledger.group, self.uncounted(ledger), PLACE, is_open=True)
+
     def scan(
         self,
         group: str,
@@ -209,6 +242,8 @@ class DeadLetterTable:
         *,
         where: str = "",
         version: int | None = None,
+        is_open: bool = False,
+        has_corrected: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The dead letters of a group, some at a time, without Spark.
 
@@ -220,6 +255,8 @@ class DeadLetterTable:
             columns: all by default.
             where: a SQL condition.
             version: of their table, the newest by default.
+            is_open: leave out those that are dismissed.
+            has_corrected: also what records a correction.
 
         Raises:
             TableUnreadableError: delta-rs cannot read their table.
@@ -227,7 +264,11 @@ class DeadLetterTable:
         if self.log().snapshot() is None:
             return
         needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, "_batch"]))
-        condition = f"{_is_of(group)} AND ({where})" if where else _is_of(group)
+        left_out = {"dismissed_by": is_open, "corrected_by": not has_corrected}
+        # A table that an older release made has none of them.
+        known = column_names(self.log(), version=version)
+        nulls = [f"{name} IS NULL" for name, is_left_out in left_out.items() if is_left_out and name in known]
+        condition = " AND ".join([_is_of(group), *nulls, *([f"({where})"] if where else [])])
         for found in scan(self.log(), needed, where=condition, version=version):
             letters = _plain(found)
             counting = letters.filter(counts(letters, uncounted)) if uncounted else letters
@@ -237,7 +278,8 @@ class DeadLetterTable:
         """How many dead letters of each batch are in a version, the newest by default, whether they count or not."""
         found: Counter[str] = Counter()
         if self.log().snapshot() is not None:
-            for letters in scan(self.log(), ["_batch"], version=version):
+            is_letter = "corrected_by IS NULL" if "corrected_by" in column_names(self.log(), version=version) else ""
+            for letters in scan(self.log(), ["_batch"], where=is_letter, version=version):
                 found.update(map(str, letters.column("_batch").to_pylist()))
         return found
 
@@ -312,8 +354,7 @@ class DeadLetterTable:
             for shard, parts in replaced.ranges.items()
         }
         found: dict[str, dict[Shard, Intervals]] = {}
-        where = f"{_is_of(ledger.group)} AND ({in_ranges(places)})"
-        for letters in scan(self.log(), [*PLACE, "_batch"], where=where):
+        for letters in self.scan(ledger.group, {}, [*PLACE, "_batch"], where=in_ranges(places)):
             for bid, of_batch in letters.to_pandas().groupby("_batch"):
                 for shard, sequences in by_shard(of_batch, *PLACE):
                     parts = replaced.of(shard, str(bid), sequences)
@@ -336,10 +377,12 @@ class DeadLetterTable:
         written, deleted = self._written(ledger, state.settled)
         if not written:
             return []
-        needed = {app: min(s.number for s in written if s.app == app) for app in {s.app for s in written}}
-        numbers = _numbers(ledger.newest_first(), needed)
-        held = _numbers(ledger.surviving(), needed)
-        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in needed}
+        last = {app: ledger.last_number(app.removeprefix(f"{ledger.group}/")) for app in {s.app for s in written}}
+        # Numbers that the main ledger has not reached are in none of its commits.
+        reached = sorted((s for s in written if s.number <= last[s.app]), key=lambda s: -s.number)
+        needed = {s.app: s.number for s in reached}
+        numbers = _numbers(ledger.newest_first(), needed) if needed else {}
+        held = _numbers(ledger.surviving(), needed) if needed else {}
         found = []
         for batch in written:
             if batch.bid in deleted or batch.bid in held.get(batch.app, {}).values():
@@ -365,10 +408,28 @@ class DeadLetterTable:
             if commit is None:
                 break
             deleted += commit.predicate
-            app, number = str(commit.user_metadata.get("app", "")), commit.user_metadata.get("number")
-            if app.startswith(f"{ledger.group}/") and isinstance(number, int):
-                found.append(OrphanedBatch(str(commit.user_metadata.get("bid")), app, number, version))
+            batch = _written_batch(commit, self.path)
+            if batch is not None and batch.app.startswith(f"{ledger.group}/"):
+                found.append(batch)
         return found, deleted
+
+
+def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
+    """The batch whose dead letters a commit wrote; ``None`` if the commit is not ours.
+
+    Raises:
+        UnsupportedVersionError: a newer release has written it.
+    """
+    told = commit.user_metadata
+    if not told.keys() >= _MARKS:
+        return None
+    what = f"version {commit.version} of {path}: metadata of dead letters"
+    check_version(told["v"], what=what, versions=FORMATS)
+    check_keys(told, what=what, keys=(*_MARKS, "n"))
+    bid, app, number = told["bid"], told["app"], told["number"]
+    if not (isinstance(bid, str) and isinstance(app, str) and isinstance(number, int)):
+        raise newer(f"{what} cannot be read")
+    return OrphanedBatch(bid, app, number, commit.version)
 
 
 def lost_ranges(spark: SparkSession, entry: LedgerEntry) -> DataFrame:

@@ -86,7 +86,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class LetterReader:
-    """Reads the dead letters of a group that count.
+    """Reads the dead letters of a group that count and are not dismissed.
 
     Args:
         table: of the dead letters.
@@ -153,8 +153,24 @@ class LetterReader:
             [("stream", "ascending"), ("shard", "ascending"), ("sequence", "ascending")]
         )
 
+    def letters(self, places: Places) -> pa.Table:
+        """The dead letters at these places as their table has them, one of each place."""
+        ranges = {shard: Range(int(own[0]), int(own[-1]) + 1) for shard, own in places.items()}
+        wanted = {(shard.stream, shard.id, sequence) for shard, own in places.items() for sequence in own.tolist()}
+        parts: list[pa.RecordBatch] = []
+        for batch in self._scan(where=in_ranges(ranges)):
+            rows = []
+            for row, place in enumerate(zip(*(batch.column(name).to_pylist() for name in PLACE), strict=True)):
+                if place in wanted:
+                    wanted.discard(place)
+                    rows.append(row)
+            if rows:
+                parts.append(batch.take(pa.array(rows)))
+        return pa.Table.from_batches(parts)
+
     def _scan(self, columns: list[str] | None = None, where: str = "") -> Iterator[pa.RecordBatch]:
-        yield from self.table.scan(self.ledger.group, self.table.uncounted(self.ledger), columns, where=where)
+        uncounted = self.table.uncounted(self.ledger)
+        yield from self.table.scan(self.ledger.group, uncounted, columns, where=where, is_open=True)
 
 
 def first_places(places: Places, most: int) -> Places:

@@ -1,4 +1,4 @@
-"""The commands for dead letters: ``dead-letters list``, ``show``, ``export`` and ``redrive``."""
+"""The commands for dead letters: ``dead-letters list``, ``show``, ``export``, ``redrive`` and ``dismiss``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
+from stream_assets.cli.dismiss import dismiss
 from stream_assets.cli.letter_export import export
 from stream_assets.cli.letter_options import filter_options, letter_options
 from stream_assets.cli.options import json_option
@@ -34,7 +35,7 @@ MOST_SHARDS = 5
 def dead_letters() -> None:
     """Look at the messages that could not become rows, take them along, and decode them again.
 
-    Only those count whose batch is in the table, and which were not redriven or replayed since.
+    Only those count whose batch is in the table, and which were not redriven, replayed or dismissed since.
 
     \b
     Examples:
@@ -66,13 +67,17 @@ def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as
     kinds = letters.kinds(wanted)
     shown = kinds[:limit]
     if as_json:
-        click.echo(json.dumps({"rows": [_kind_row(kind, is_all=wanted.is_all) for kind in shown]}))
+        click.echo(
+            json.dumps({"rows": [_kind_row(kind, is_all=wanted.is_all or wanted.is_dismissed) for kind in shown]})
+        )
         return
     if not kinds:
         out.print("there are no dead letters")
         return
     count = f"{sum(kind.count for kind in kinds)} dead letters"
-    others = sum(kind.replaced + kind.orphaned for kind in kinds)
+    if wanted.is_dismissed:
+        count = f"{sum(kind.dismissed for kind in kinds)} dismissed dead letters"
+    others = sum(kind.replaced + kind.orphaned + kind.dismissed for kind in kinds)
     beside = f", and {others} that do not count" if wanted.is_all else ""
     title = f"{letters.table}, group {letters.group}: {count}{beside}, reasons of {len(kinds)} kinds"
     _print(title, style="italic")
@@ -87,7 +92,7 @@ def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:
     return {
         "reason": kind.reason,
         "dead letters": kind.count,
-        **({"replaced": kind.replaced, "orphaned": kind.orphaned} if is_all else {}),
+        **({"replaced": kind.replaced, "orphaned": kind.orphaned, "dismissed": kind.dismissed} if is_all else {}),
         "first": _time(kind.first),
         "last": _time(kind.last),
         "shards": [str(shard) for shard in kind.shards],
@@ -97,7 +102,8 @@ def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:
 
 def _print_kind(kind: LetterKind) -> None:
     numbers = [f"{kind.count}"]
-    numbers += [f"{count} {why}" for count, why in ((kind.replaced, "replaced"), (kind.orphaned, "orphaned")) if count]
+    others = ((kind.replaced, "replaced"), (kind.orphaned, "orphaned"), (kind.dismissed, "dismissed"))
+    numbers += [f"{count} {why}" for count, why in others if count]
     _print(f"\n{', '.join(numbers)}: {printable(kind.reason)}", style="bold")
     shards = [str(shard) for shard in kind.shards[:MOST_SHARDS]]
     more = len(kind.shards) - len(shards)
@@ -196,6 +202,9 @@ def _print_letter(row: Mapping[str, Any], *, is_full: bool) -> None:
         "headers": ", ".join(f"{printable(h['name'])}={shown_bytes(h['value'])}" for h in row["headers"] or ()) or "–",
         "batch": f"{printable(row['_batch'] or '–')}, recorded {_time(row['_recorded_at']) or '–'}",
     }
+    for status_of, by in (("dismissed", row["dismissed_by"]), ("corrected", row["corrected_by"])):
+        if by is not None:
+            told[status_of] = f"by {printable(by)}: {printable(row['note'] or '–')}"
     for name, text in told.items():
         line = f"  {name:8} {text}"
         _print(line if is_full or name == "reason" else _cut(line))
@@ -223,3 +232,4 @@ def _print(line: str, *, style: str = "") -> None:
 
 dead_letters.add_command(export)
 dead_letters.add_command(redrive)
+dead_letters.add_command(dismiss)

@@ -206,7 +206,8 @@ def lag(url: str, table: str | None, group: str, client: ClientConfig, storage: 
       stream-assets lag file://orders.ss/orders --group lakehouse --table lake/orders
       stream-assets lag kafka://localhost:9092/orders --group lakehouse
     """
-    from spark_jobs.batches.ingestion import CLAIMS, check_source
+    from spark_jobs.batches.ingestion import check_source
+    from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.ledger.ledger import LedgerState as State
 
     place = Place(url, table or "", group, client, storage)
@@ -279,8 +280,8 @@ def verify(place: Place, as_json: bool) -> None:
     Example:
       stream-assets verify --source file://orders.ss/orders --table lake/orders --group lakehouse
     """
-    from spark_jobs.batches.ingestion import CLAIMS
     from spark_jobs.claims.status import claim_state
+    from spark_jobs.ledger.entries import CLAIMS
     from spark_jobs.verify import verify as compare
 
     ingestion = place.ingestion()

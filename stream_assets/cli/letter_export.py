@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Write = Callable[[Iterable[pa.Table], pa.Schema, BinaryIO], None]
 
 SHARD, SEQUENCE = "dead-letter-shard", "dead-letter-sequence"
-_BYTES = ("key", "payload")
+_BYTES = ("key", "payload", "correction")
 
 
 @contextmanager

@@ -25,7 +25,9 @@ def make_letters(table: str, group: str, storage: Mapping[str, str]) -> DeadLett
     return DeadLetters(table, group=group, storage_options=storage)
 
 
-def make_filter(source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool) -> LetterFilter:
+def make_filter(
+    source: str | None, start: str | None, stop: str | None, reason: str, is_all: bool, is_dismissed: bool
+) -> LetterFilter:
     """Which of them are meant.
 
     Raises:
@@ -38,7 +40,7 @@ def make_filter(source: str | None, start: str | None, stop: str | None, reason:
 
     streams = () if source is None else StreamUrl.parse(source).required_streams()
     span = letter_span(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None)
-    return LetterFilter(streams, span, reason, is_all=is_all)
+    return LetterFilter(streams, span, reason, is_all=is_all, is_dismissed=is_dismissed)
 
 
 letter_options = gathered(
@@ -56,6 +58,10 @@ filter_options = gathered(
     click.option("--until", "stop", help="Likewise; the first that is not meant."),
     click.option("--reason", default="", metavar="TEXT", help="Those with this text in their reason."),
     click.option(
-        "--all", "is_all", is_flag=True, help="Also those that do not count: orphaned, redriven or replayed ones."
+        "--all",
+        "is_all",
+        is_flag=True,
+        help="Also those that do not count: orphaned, redriven, replayed, dismissed ones.",
     ),
+    click.option("--dismissed", "is_dismissed", is_flag=True, help="Only those that were dismissed."),
 )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import socket
+from base64 import b64decode
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,6 +14,8 @@ import click
 from stream_assets.cli.options import Place, SparkChoice, json_option, place_options, retry_option, spark_options
 from stream_assets.cli.output import follow_batches, print_rows, progress_bar, tell_waiting
 from stream_assets.cli.transform_options import RowMaker, limit_options, row_options
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
 
 if TYPE_CHECKING:
@@ -20,6 +27,12 @@ if TYPE_CHECKING:
 @click.option("--from", "start", help="A sequence, SHARD=SEQUENCE,…, or a time of messages; by default all.")
 @click.option("--until", "stop", help="Likewise; the first that is left alone.")
 @click.option("--limit", type=click.IntRange(min=1), help="Try so many dead letters at most.")
+@click.option(
+    "--payloads",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Only the dead letters of this NDJSON file, with its payloads, as export writes them.",
+)
+@click.option("--note", default="", help="With --payloads: why; it is kept with each correction.")
 @click.option("--dry-run", is_flag=True, help="Say how many would decode, and why the others do not; change nothing.")
 @row_options
 @limit_options
@@ -31,6 +44,8 @@ def redrive(
     start: str | None,
     stop: str | None,
     limit: int | None,
+    payloads: Path | None,
+    note: str,
     dry_run: bool,
     maker: RowMaker,
     limits: Limits,
@@ -43,16 +58,21 @@ def redrive(
     They are read from the dead-letter table, so that the stream may have dropped them. The others stay dead letters. A
     redrive that was killed is simply done again.
 
+    With --payloads their payloads are those of a file, which has a JSON object a line: _stream, _shard, _sequence, and
+    payload or payload_base64. The dead-letter table records the correction, beside the original.
+
     \b
     Examples:
       stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
           --transform my_definitions:orders --dry-run
       stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
           --from 2026-11-17T00:00:00Z --until 2026-11-18T00:00:00Z --decode json --schema 'id BIGINT, user STRING'
+      stream-assets dead-letters redrive --source kafka://localhost:9092/orders --table lake/orders --group lakehouse \\
+          --transform my_definitions:orders --payloads corrected.ndjson --note "TICKET-17"
     """
     from spark_jobs.batches.bounds import Bound
     from spark_jobs.batches.job import drain_batches
-    from spark_jobs.batches.redrive import Redrive, RedriveJob
+    from spark_jobs.batches.redrive import Corrections, Redrive, RedriveJob
 
     ingestion = place.ingestion(
         **maker.options,
@@ -60,7 +80,10 @@ def redrive(
         retry_seconds=retry_seconds,
         single_writer=spark.single_writer,
     )
-    wanted = Redrive(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None, limit)
+    corrections = None
+    if payloads is not None:
+        corrections = Corrections(read_payloads(payloads), person(), note)
+    wanted = Redrive(Bound.parse(start) if start else None, Bound.parse(stop) if stop else None, limit, corrections)
     wanted.span()
     maker.check(ingestion.ledger().read())
     with progress_bar() as progress:
@@ -76,6 +99,41 @@ def redrive(
                 pass
     title = f"dead letters of {place.table}{', if they were redriven' if dry_run else ''}"
     print_rows(_rows(job.outcome), as_json=as_json, title=title, empty="there are no dead letters to redrive")
+
+
+def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
+    """The payloads of an NDJSON file by their places.
+
+    Raises:
+        InvalidOptionError: with the number of a line that has no place or no payload, or the place of another one.
+    """
+    found: dict[tuple[Shard, int], bytes] = {}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
+                if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
+                    raise TypeError("_stream is a text, _shard and _sequence are numbers")
+                payload = (
+                    row["payload"].encode() if "payload" in row else b64decode(row["payload_base64"], validate=True)
+                )
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise InvalidOptionError(
+                    f"line {number} of {file} is no corrected dead letter ({error!r:.200})",
+                    remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
+                ) from error
+            if (Shard(stream, shard), sequence) in found:
+                raise InvalidOptionError(
+                    f"line {number} of {file} has the place of an earlier line", remedy="Leave one of them out."
+                )
+            found[Shard(stream, shard), sequence] = payload
+    return found
+
+
+def person() -> str:
+    """This user and machine."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def _rows(outcome: Outcome) -> list[dict[str, Any]]:

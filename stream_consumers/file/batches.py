@@ -24,7 +24,7 @@ from stream_consumers.batches import (
     record_batches,
     total_counts,
 )
-from stream_consumers.errors import DataLossError, SourceRecreatedError
+from stream_consumers.errors import DataLossError, InvalidUrlError, SourceRecreatedError
 from stream_consumers.file import stretches
 from stream_consumers.file.format import HEADER_SIZE, Header
 from stream_consumers.file.frames import Damage, Frame, Run
@@ -361,10 +361,14 @@ class FileBatchSource(BatchSource):
         if not resume or not hint or hint.get("created_at_ms") != self._header.created_at_ms:
             # There is no hint, or it belongs to another file that the group writes into the same table.
             return START
-        offset, listed = hint["offset"], hint.get("positions")
+        offset, listed = hint.get("offset"), hint.get("positions")
         if not isinstance(offset, int) or not isinstance(listed, Mapping):
             return START
-        positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
+        try:
+            positions = {Shard.parse(str(shard)): int(end) for shard, end in listed.items()}
+        except (ValueError, TypeError, InvalidUrlError):
+            # A release of another age wrote it in another form.
+            return START
         own = {shard: end for shard, end in positions.items() if shard.stream in self._streams}
         if (
             not own

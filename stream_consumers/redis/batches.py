@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ from stream_consumers.batches import (
     total_counts,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
-from stream_consumers.errors import DataLossError
+from stream_consumers.errors import DataLossError, InvalidUrlError
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import Entry, plain_entries, read_entry
@@ -262,11 +263,9 @@ class RedisBatchSource(BatchSource):
 
     def _remember(self, resume: Resume | None) -> None:
         """Note how many entries were added before each position, where an earlier batch has written that down."""
-        listed = (resume.hint or {}).get("added_before") if resume else None
-        for name, noted in listed.items() if isinstance(listed, Mapping) else ():
-            shard = Shard.parse(str(name))
-            if resume and resume.positions.get(shard) == noted[0]:
-                self._note(shard, int(noted[0]), int(noted[1]))
+        for shard, (position, added) in added_before(resume.hint if resume else None).items():
+            if resume and resume.positions.get(shard) == position:
+                self._note(shard, position, added)
         for shard, facts in self._facts.items():
             if facts.added is not None and shard not in (resume.positions if resume else {}):
                 # Never read before: entries that are gone by now do not count as lost.
@@ -409,3 +408,19 @@ class RedisBatchSource(BatchSource):
     def close(self) -> None:
         """Close the connection."""
         self.server.close()
+
+
+def added_before(hint: object) -> Mapping[Shard, tuple[int, int]]:
+    """The position of each shard in a hint, and how many entries were added before it; other forms are ignored.
+
+    Example:
+        >>> added_before({"added_before": {"orders/0": [5, 3], "orders/1": "?"}})
+        {Shard(stream='orders', id=0): (5, 3)}
+    """
+    listed = hint.get("added_before") if isinstance(hint, Mapping) else None
+    found: dict[Shard, tuple[int, int]] = {}
+    for name, noted in listed.items() if isinstance(listed, Mapping) else ():
+        with suppress(ValueError, TypeError, InvalidUrlError):
+            position, added = noted
+            found[Shard.parse(str(name))] = (int(position), int(added))
+    return found

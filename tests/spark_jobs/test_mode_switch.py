@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingest import IngestJob
-from spark_jobs.batches.ingestion import SWITCHING, Ingestion
+from spark_jobs.batches.ingestion import Ingestion
+from spark_jobs.ledger.entries import SWITCHING
 from spark_jobs.mode_switch import _fence, switch_sharing
 from spark_jobs.run_ingestion import drain
 from stream_consumers.create import StreamSource

@@ -208,7 +208,7 @@ def test_a_budget_that_is_too_short_asks_for_a_run_instead_of_saying_no_lag(
 
 
 NESTED = "[" * 9999
-LATER = '{"silent_since": 1e11, "ask_at": 1e11}'
+LATER = '{"v": 1, "silent_since": 1e11, "ask_at": 1e11}'
 """As one that was written before a clock was set back."""
 
 

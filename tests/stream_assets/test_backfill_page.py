@@ -94,7 +94,7 @@ def test_three_days_are_replayed_by_one_run_from_the_page_of_an_asset_with_parti
             monday.date().isoformat(): kept,
             last: kept,
         }
-        assert {one.metadata["replay/batches"].value for one in told} == {3}, "50 messages a batch, as the dialog said"
+        assert not any("replay/batches" in one.metadata for one in told), "it is a sum of the run"
         page.open(f"{dagster.address}/assets/orders?view=overview")
         page.see("replay/partitions\n", f"{first}, {monday.date().isoformat()}, {last}", "Latest check results\n4")
 

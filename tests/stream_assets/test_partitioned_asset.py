@@ -51,6 +51,7 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
         "2026-11-16": 10,
         "2026-11-18": 10,
     }
+    assert {day: one["dagster/partition_row_count"] for day, one in found.items()} == dict.fromkeys(found, 10)
     assert {one.check_name: one.passed for one in ingested.get_asset_check_evaluations()} == {
         "no_gaps": True,
         "no_dead_letters": True,
@@ -73,7 +74,7 @@ def test_ingestion_feeds_the_partitions_and_a_run_of_some_replays_them(
         "2026-11-17": 0,
         "2026-11-18": 10,
     }
-    assert {one["replay/batches"] for one in found.values()} == {3}
+    assert not any("replay/batches" in one or "dagster/row_count" in one for one in found.values())
     assert instance.get_materialized_partitions(KEY) == {"2026-11-15", "2026-11-16", "2026-11-17", "2026-11-18"}
     assert not tick(stream, instance).run_requests
 

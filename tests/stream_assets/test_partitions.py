@@ -106,7 +106,7 @@ def test_a_batch_that_replaces_touches_what_it_removes_and_not_what_it_copies(tm
     write_batch(table, {2: "2026-11-18"}, ranges=[1, 2])
     found = touched_since(ledger, DAYS, before)
     assert found is not None
-    assert set(found[0].rows) == {"2026-11-17", "2026-11-18"}
+    assert found[0].rows == {"2026-11-17": 0, "2026-11-18": 1}
 
 
 def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
@@ -118,11 +118,13 @@ def test_what_vacuum_has_removed_is_unknown(tmp_path: Path) -> None:
     assert touched_since(ledger, DAYS, -1) == (Touched({"2026-11-17": 1}, unknown=(0,)), 1)
 
 
-def test_the_rows_of_a_window_are_counted_by_its_partitions(tmp_path: Path) -> None:
+def test_the_rows_of_partitions_are_counted(tmp_path: Path) -> None:
     write_batch(tmp_path / "t", {0: "2026-11-16T23:59", 1: "2026-11-17", 2: "2026-11-17T08:00", 3: "2026-11-19"})
     window = dg.TimeWindow(datetime(2026, 11, 17, tzinfo=timezone.utc), datetime(2026, 11, 19, tzinfo=timezone.utc))
     ledger = ingestion(tmp_path).ledger()
-    assert rows_in_partitions(ledger, DAYS, window) == {"2026-11-17": 2}
+    assert rows_in_partitions(ledger, DAYS, ["2026-11-17", "2026-11-18"]) == {"2026-11-17": 2, "2026-11-18": 0}
+    assert rows_in_partitions(ledger, DAYS, ["2026-11-19", "2026-11-16"]) == {"2026-11-16": 1, "2026-11-19": 1}
+    assert rows_in_partitions(ledger, DAYS, []) == {}
     replayed = {Shard("orders", 0): Range(0, 2)}
     assert rows_elsewhere(ledger, window, replayed, streams=["orders"]) == 1, "sequence 2"
     assert rows_elsewhere(ledger, window, {}, streams=["orders"]) == 2
@@ -178,6 +180,31 @@ def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
     assert run.end() == {"2026-11-17": 1, "2026-11-18": 2}
     assert "1 rows are of no partition: their time lies outside of all" in run.said
     assert instance.get_materialized_partitions(KEY) == {"2026-11-16", "2026-11-17", "2026-11-18"}
+
+
+def test_what_a_run_replaces_is_counted_once_and_its_sums_are_not_on_the_partitions(
+    tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    """As ``start: {rewind: earliest}, move_group: true`` does."""
+    first = {number: "2026-11-16" if number < 3 else "2026-11-17" for number in range(5)}
+    write_batch(tmp_path / "t", first)
+    Run(tmp_path, instance).end()
+    version = write_batch(tmp_path / "t", first, ranges=first)
+    run = Run(tmp_path, instance)
+    run.made.add(report(version))
+    assert run.end() == {"2026-11-16": 3, "2026-11-17": 2}
+    found = {one.partition: {name: value.value for name, value in one.metadata.items()} for one in run.told}
+    assert {day: one["dagster/partition_row_count"] for day, one in found.items()} == {"2026-11-16": 3, "2026-11-17": 2}
+    of_run = {"ingest/messages", "ingest/rows", "ingest/batches", "ingest/ranges", "dagster/row_count"}
+    assert {day: of_run & one.keys() for day, one in found.items()} == {"2026-11-16": set(), "2026-11-17": set()}
+
+
+def test_the_rows_of_many_partitions_are_counted_with_a_short_condition(tmp_path: Path) -> None:
+    hours = dg.HourlyPartitionsDefinition("2026-11-16-00:00")
+    moments = [f"2026-11-{16 + number // 12}T{2 * (number % 12):02d}:30" for number in range(100)]
+    write_batch(tmp_path / "t", dict(enumerate(moments)))
+    keys = [f"{moment[:10]}-{moment[11:13]}:00" for moment in moments]
+    assert rows_in_partitions(ingestion(tmp_path).ledger(), hours, keys) == dict.fromkeys(keys, 1)
 
 
 def test_a_run_whose_rows_are_of_no_partition_is_materialized_without_one(

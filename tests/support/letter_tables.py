@@ -50,8 +50,12 @@ class Tables:
         payload: bytes | None = OWN,
         batch: str = "b1",
         number: int = 1,
+        metadata: Mapping[str, object] | None = None,
     ) -> None:
-        """Dead letters of a batch with this number; the payload of each is its sequence, or what is given."""
+        """Dead letters of a batch with this number; the payload of each is its sequence, or what is given.
+
+        ``metadata`` changes that of the commit.
+        """
         count = len(sequences)
         times = [NOON + timedelta(minutes=(s or 0) % 1000) for s in sequences]
         payloads = [b"%d" % (s or 0) if payload is OWN else payload for s in sequences]
@@ -71,6 +75,7 @@ class Tables:
             "_recorded_at": pa.array([NOON + timedelta(days=1)] * count, _TIME),
         }
         told = {"v": 1, "bid": batch, "app": f"{group or self.group}/main", "n": 1, "number": number}
+        told |= metadata or {}
         commit = CommitProperties(custom_metadata={"userMetadata": json.dumps(told)})
         write_deltalake(self.table.path, pa.table(rows), mode="append", commit_properties=commit)
 

@@ -68,9 +68,9 @@ def test_what_a_commit_wrote_is_told_also_of_a_table_that_is_partitioned_by_the_
     commits = [log.commit(version) for version in (first, second)]
     names = names_in_files(log, COLUMNS)
     times = [changed_times(log, commit, names=names) for commit in commits if commit]
-    assert [None if of is None else sorted(of) for of in times] == [
-        [at(MONDAY), at(TUESDAY)],
-        [at(TUESDAY), at(WEDNESDAY)],
+    assert [None if of is None else (sorted(of.written), sorted(of.replaced)) for of in times] == [
+        ([at(MONDAY), at(TUESDAY)], []),
+        ([at(WEDNESDAY)], [at(TUESDAY)]),
     ]
     for part, expected in ((Range(0, 9), [0, 1]), (Range(1, 9), [1])):
         assert commits[0]

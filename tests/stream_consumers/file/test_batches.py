@@ -405,6 +405,17 @@ def test_a_hint_stays_good_when_an_unfinished_message_is_cut(tmp_path: Path) -> 
     assert reader.drain(max_records=9) == Counter(("orders", 0, n, None) for n in range(1, 60))
 
 
+@pytest.mark.parametrize(
+    "change", [{"offset": None}, {"positions": [5]}, {"positions": {"orders/0": "?"}}, {"positions": {"/": 5}}]
+)
+def test_a_hint_of_another_form_is_ignored(tmp_path: Path, change: Mapping[str, object]) -> None:
+    path = write_file(tmp_path / "orders.ss", numbered(40))
+    reader = Reader(url_of(path))
+    reader.drain(max_records=9, batches=2)
+    reader.hint = {**(reader.hint or {}), **change}
+    assert reader.drain(max_records=9) == Counter(("orders", 0, n, None) for n in range(1, 41))
+
+
 def test_an_unfinished_message_is_read_when_it_is_whole(tmp_path: Path) -> None:
     data = file_bytes(numbered(40))
     path = tmp_path / "orders.ss"

@@ -1,0 +1,176 @@
+"""Dismissed dead letters, and payloads that were corrected: each message is accounted for once, whatever dies when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from spark_jobs.batches.ingestion import Batch, Ingestion, Step, ignore_steps
+from spark_jobs.batches.job import drain_batches
+from spark_jobs.batches.redrive import NOT_OPEN, Corrections, Redrive, RedriveJob
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.dead_letters import CORRECTED, DISMISSED, DeadLetters, LetterFilter
+from spark_jobs.decoding.json_decoder import Json
+from spark_jobs.dismissal import Dismissal, dismiss
+from spark_jobs.run_ingestion import drain
+from spark_jobs.verify import verify
+from stream_consumers.create import StreamSource, create_producer, open_batch_source
+from stream_consumers.errors import InvalidOptionError
+from stream_consumers.messages import Shard
+from stream_consumers.urls import StreamUrl
+from tests.support.streams import Identity, sequences_in_table
+
+pytestmark = pytest.mark.spark
+BROKEN = (3, 8, 21)
+WHY = Dismissal("ann", "test messages")
+
+
+class Lake:
+    """A file of 30 messages, of which three are broken, and its table."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.url = spark, f"file://{folder}/orders.ss/orders"
+        self.what = Ingestion("g", str(folder / "t"), Json("id BIGINT"), retry_seconds=0.0)
+        with create_producer(self.url) as producer:
+            for number in range(30):
+                producer.send(b'{"id": ' if number in BROKEN else b'{"id": %d}' % number)
+        self.ingest()
+        self.letters = DeadLetters.of(self.what)
+
+    def ingest(self) -> None:
+        for _ in drain(self.spark, StreamSource(StreamUrl.parse(self.url)), self.what):
+            pass
+
+    def dismiss(
+        self, wanted: LetterFilter | None = None, observer: object = ignore_steps, limit: int | None = None
+    ) -> int:
+        found = dismiss(self.spark, self.what, wanted or LetterFilter(), WHY, limit=limit, observer=observer)  # type: ignore[arg-type]
+        return sum(found)
+
+    def redrive(self, payloads: dict[int, bytes]) -> RedriveJob:
+        corrections = Corrections({(Shard("orders"), n): own for n, own in payloads.items()}, "ann", "by hand")
+        job = RedriveJob(self.spark, self.what, Redrive(corrections=corrections), url=StreamUrl.parse(self.url))
+        for _ in drain_batches(job):
+            pass
+        return job
+
+    def replay(self) -> None:
+        with open_batch_source(self.url) as source:
+            for _ in drain_batches(ReplayJob(self.spark, source, self.what, Replay())):
+                pass
+
+    def restore(self, version: int) -> None:
+        self.spark.sql(f"RESTORE TABLE delta.`{self.what.table}` TO VERSION AS OF {version}")
+
+    def statuses(self) -> Counter[str]:
+        return Counter(self.letters.to_arrow(LetterFilter(is_all=True)).column("status").to_pylist())
+
+    def open(self) -> list[int]:
+        found: list[int] = self.letters.to_arrow(columns=["_sequence"]).column("_sequence").to_pylist()
+        return found
+
+    def version(self) -> int:
+        return DeltaTable(self.what.table).version()
+
+    def assert_each_once(self) -> None:
+        with open_batch_source(self.url) as source:
+            (verdict,) = verify(source, self.what)
+        assert verdict.is_exact
+        letters = self.what.dead_letters().counted_places(self.what.ledger())
+        dead = Counter((r["_stream"], r["_shard"], r["_sequence"]) for part in letters for r in part.to_pylist())
+        found: Counter[Identity] = sequences_in_table(self.what.table) + dead
+        assert found == Counter({("orders", 0, n): 1 for n in range(1, 31)})
+
+
+@pytest.fixture
+def lake(spark: SparkSession, folder: Path) -> Lake:
+    return Lake(spark, folder)
+
+
+def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake: Lake) -> None:
+    assert lake.open() == [4, 9, 22]
+    before = lake.version()
+    assert lake.dismiss(limit=2) == 2
+    assert lake.open() == [22]
+    (kind,) = lake.letters.kinds(LetterFilter(is_dismissed=True))
+    assert (kind.count, kind.dismissed) == (0, 2)
+    first = lake.letters.to_arrow(LetterFilter(is_dismissed=True)).to_pylist()[0]
+    assert (first["_sequence"], first["payload"], first["dismissed_by"], first["note"]) == (
+        4,
+        b'{"id": ',
+        "ann",
+        WHY.note,
+    )
+    assert lake.what.ledger().read().totals.dead == 3, "no sensor reports them as new"  # type: ignore[union-attr]
+    lake.assert_each_once()
+    assert (lake.dismiss(), lake.dismiss()) == (1, 0), "the others, and then none"
+    lake.assert_each_once()
+    lake.ingest()
+    lake.restore(before)
+    lake.ingest()
+    assert lake.open() == [4, 9, 22], "a RESTORE takes a dismissal back"
+    lake.assert_each_once()
+
+
+def test_a_dismissed_one_that_is_replayed_and_refused_again_is_a_dead_letter_again(lake: Lake) -> None:
+    lake.dismiss()
+    lake.replay()
+    assert lake.open() == [4, 9, 22]
+    lake.assert_each_once()
+
+
+@pytest.mark.parametrize("step", [Step.DEAD_LETTERS_WRITTEN, Step.VERIFIED])
+def test_one_that_was_killed_is_run_again(lake: Lake, step: Step) -> None:
+    def die(at: Step, batch: Batch | None) -> None:
+        if at is step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lake.dismiss(observer=die)
+    lake.assert_each_once()
+    assert lake.dismiss() == (3 if step is Step.DEAD_LETTERS_WRITTEN else 0)
+    assert lake.open() == []
+    lake.assert_each_once()
+
+
+def test_a_dismissal_that_lands_after_a_restore_leaves_each_message_once(lake: Lake) -> None:
+    first = 0
+
+    def restore(at: Step, batch: Batch | None) -> None:
+        if at is Step.DEAD_LETTERS_WRITTEN:
+            lake.restore(first)
+
+    lake.dismiss(observer=restore)
+    lake.ingest()
+    lake.assert_each_once()
+
+
+def test_a_corrected_payload_becomes_a_row_and_the_original_is_kept(lake: Lake) -> None:
+    job = lake.redrive({4: b'{"id": 400}', 9: b"no better", 5: b'{"id": 1}'})
+    assert job.outcome.decoded == 1
+    assert job.outcome.refused.pop(NOT_OPEN).first == "orders/0=5"
+    assert [one.first for one in job.outcome.refused.values()] == ["orders/0=9"]
+    table = DeltaTable(lake.what.table).to_pyarrow_table(columns=["_sequence", "id"]).to_pylist()
+    assert {row["_sequence"]: row["id"] for row in table}[4] == 400
+    assert lake.open() == [9, 22]
+    (record,) = [r for r in lake.letters.to_arrow(LetterFilter(is_all=True)).to_pylist() if r["status"] == CORRECTED]
+    assert (record["payload"], record["correction"]) == (b'{"id": ', b'{"id": 400}')
+    assert (record["corrected_by"], record["note"]) == ("ann", "by hand")
+    lake.assert_each_once()
+    assert lake.redrive({4: b'{"id": 7}'}).outcome.decoded == 0, "done again it finds nothing"
+    assert lake.dismiss() == 2
+    assert lake.statuses()[DISMISSED] == 2
+    lake.assert_each_once()
+    lake.ingest()
+    lake.assert_each_once()
+
+
+def test_claimed_or_empty(lake: Lake) -> None:
+    with pytest.raises(InvalidOptionError):
+        Dismissal("ann", " ")
+    assert replace(WHY, note="x").note == "x"
