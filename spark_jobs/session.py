@@ -19,7 +19,7 @@ from spark_jobs.executors import send_packages
 from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
 from spark_jobs.spark_server.folder import UnusableFolderError
-from spark_jobs.spark_start import start_context
+from spark_jobs.spark_start import GUARD, start_context
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -128,7 +128,7 @@ def _session(options: SparkOptions) -> SparkSession:
     is_local = options.master.startswith("local")
     # Some bring what they need.
     of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
-    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config}
+    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config, **(GUARD if is_local else {})}
     is_served = is_local and "SPARK_REMOTE" not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # It takes a second to import, which nobody else has to wait for.
@@ -137,7 +137,9 @@ def _session(options: SparkOptions) -> SparkSession:
         try:
             return connect({"spark.app.name": "stream-assets", **settings, "spark.master": options.master})
         except UnusableFolderError as error:
-            _log.warning("Spark runs in this process, and starts anew with each run: %s", error)
+            _log.warning(
+                "Spark runs in the process of this run, guarded like a Spark server, and each run starts one: %s", error
+            )
     java()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
