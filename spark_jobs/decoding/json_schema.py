@@ -178,4 +178,4 @@ def _violation(validator: Any, text: bytes) -> str | None:
         found = next(validator.iter_errors(document), None)
     except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
         return f"it cannot be validated: {reason(error)}"
-    return None if found is None else f"{found.json_path}: {reason(Exception(found.message))}"
+    return None if found is None else f"{found.json_path!r}: {reason(Exception(found.message))}"

@@ -77,9 +77,7 @@ ROW = "CAST({} AS BIGINT) id, 'u' user, named_struct('zip', {}) place"
 
 
 @pytest.mark.spark
-def test_a_check_constraint_is_known_and_the_values_of_the_row_are_not_in_the_text(
-    session: SparkSession, folder: Path
-) -> None:
+def test_a_check_constraint_is_known_and_values_are_only_in_the_detail(session: SparkSession, folder: Path) -> None:
     error = fail(session, folder / "t", ROW.format(-1, 1), "ALTER TABLE {} ADD CONSTRAINT positive CHECK (id > 0)")
     assert isinstance(error, ConstraintViolatedError)
     assert isinstance(error, Terminal)
@@ -117,7 +115,8 @@ def test_a_place_where_spark_may_not_write_is_told(session: SparkSession) -> Non
     error = fail(session, "/proc/nowhere/orders", ROW.format(1, 1))
     assert isinstance(error, AccessDeniedError)
     assert isinstance(error, Terminal)
-    assert "Cannot create file:/proc/nowhere/orders/_delta_log" in error.what
+    assert "[DELTA_CANNOT_CREATE_LOG_PATH]" in error.what
+    assert "Cannot create file:/proc/nowhere/orders/_delta_log" in error.detail
 
 
 @pytest.mark.spark
