@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
@@ -30,6 +31,8 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 # Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or behind 2262.
 TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
+# PySpark writes the text of each error to the standard error, with the value that a cast refuses, before it is raised.
+_QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _log = logging.getLogger(__name__)
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -200,6 +203,8 @@ def check_session(session: SparkSession) -> SparkSession:
             remedy="Make it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
             "to its settings before it starts (a running session does not take them on).",
         )
+    for name in _QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     _use_own_python(session)
     send_packages(session)
     session.conf.set(TIMESTAMPS, "TIMESTAMP_MICROS")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from spark_jobs.batches import writer
 from spark_jobs.decoding.decoders import DecodedColumns
 from spark_jobs.structured_logs import JsonFormatter
-from stream_assets import Json, Text, reject
+from stream_assets import Json, Text, reject, stream_asset
 from stream_consumers.create import create_producer
 from stream_consumers.options import OnBadRows
-from tests.support.dagster_runs import declare, execute
+from tests.support.dagster_runs import execute
 
 pytestmark = [pytest.mark.spark, pytest.mark.dagster]
 MARK = "Mallory"
@@ -40,7 +40,7 @@ class Raising(Text):
 
 
 def casts(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("card", f.col("user").cast("int"))
+    return rows.withColumn("card", f.col("user").cast("int").cast("string"))
 
 
 def udf_raises(rows: DataFrame) -> DataFrame:
@@ -91,12 +91,14 @@ class Case:
         sql: run before, for the table.
         options: of the asset.
         succeeds: whether the run does.
+        is_made_by_run: whether there is no table before.
     """
 
     transform: Transform | None = None
     sql: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     succeeds: bool = False
+    is_made_by_run: bool = False
 
 
 DEAD = {"on_bad_rows": OnBadRows.DEAD_LETTER}
@@ -117,39 +119,76 @@ CASES = {
     "another place": Case(elsewhere),
     "rejected": Case(rejects, succeeds=True),
     "decoder": Case(options={"decode": Raising()}),
-    "undecodable": Case(options={"decode": Json("id INT, user TIMESTAMP, card DATE", mode="strict")}, succeeds=True),
+    "undecodable": Case(
+        options={"decode": Json("id BIGINT, user TIMESTAMP", mode="strict")}, succeeds=True, is_made_by_run=True
+    ),
     "another type": Case(lambda rows: rows.withColumn("user", f.array("user"))),
 }
 TABLE = """CREATE TABLE delta.`{}` (id BIGINT NOT NULL, user STRING, card STRING, payload STRING,
     _stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP) USING delta"""
-# Each of them takes some seconds.
-FIRST = ("check", "udf as dead letters", "transform", "decoder")
+# Of those that take the same path one is in the first tier.
+FIRST = ("check", "udf as dead letters", "transform", "decoder", "rejected", "undecodable")
 
 
-def everything_said(
-    case: Case, instance: dg.DagsterInstance, folder: Path, spark: SparkSession, **options: Any
-) -> tuple[bool, str]:
-    """Whether the run succeeds, and all that Dagster and the logs have of it."""
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What all loggers log, as the handlers of a ``dagster.yaml`` write it."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    yield text
+    logging.getLogger().removeHandler(handler)
+
+
+def run(case: Case, instance: dg.DagsterInstance, folder: Path, spark: SparkSession, **options: Any) -> str:
+    """A run of an asset for one message; all that Dagster keeps of it."""
     with create_producer(f"file://{folder}/orders.ss/orders") as producer:
         payload = json.dumps({"id": 1, "user": USER, "card": f"card of {MARK}"}).encode()
-        producer.send(payload, key=MARK.encode(), timestamp_ms=1_700_000_000_000)
-    table = folder / "t"
-    spark.sql(TABLE.format(table))
+        producer.send(payload, timestamp_ms=1_700_000_000_000)
+    if not case.is_made_by_run:
+        spark.sql(TABLE.format(folder / "t"))
     if case.sql:
-        spark.sql(case.sql.format(table))
-    logged = io.StringIO()
-    handler = logging.StreamHandler(logged)
-    handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        given = {"decode": Json(SCHEMA), **case.options, **options}
-        stream = declare(folder, transform=case.transform, **given)
-        result = execute(stream, instance)
-    finally:
-        root.removeHandler(handler)
-    events = [dg.serialize_value(record.event_log_entry) for record in instance.get_records_for_run(result.run_id).records]
-    raised = [
-        "".join(traceback.format_exception(failed)) for failed in (_exception_of(event) for event in result.all_events) if failed
-    ]
-    return result.success, "\n".join([*events, *raised, logged.getvalue()])
+        spark.sql(case.sql.format(folder / "t"))
+    given: dict[str, Any] = {"decode": Json(SCHEMA), "retry_seconds": 0.0, **case.options, **options}
+
+    @stream_asset(source=f"file://{folder}/orders.ss/orders", group="lakehouse", table=str(folder / "t"), **given)
+    def orders(batch: DataFrame) -> DataFrame:
+        return case.transform(batch) if case.transform else batch
+
+    result = execute(orders, instance)
+    assert result.success is case.succeeds
+    events = instance.get_records_for_run(result.run_id).records
+    return "\n".join(dg.serialize_value(event.event_log_entry) for event in events)
+
+
+@pytest.mark.parametrize("reader", [pytest.param("executors", marks=pytest.mark.slow), "driver"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in CASES]
+)
+def test_no_value_of_a_message_is_logged(
+    name: str,
+    reader: str,
+    instance: dg.DagsterInstance,
+    folder: Path,
+    spark: SparkSession,
+    logged: io.StringIO,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if reader == "executors":
+        monkeypatch.setattr(writer, "read_small", lambda *splits, **options: None)
+    said = run(CASES[name], instance, folder, spark)
+    captured = capfd.readouterr()
+    for where, text in {"events": said, "logs": logged.getvalue(), "output": captured.out + captured.err}.items():
+        found = text.find(MARK)
+        assert found < 0, f"{where}: {text[max(0, found - 300) : found + 100]}"
+
+
+@pytest.mark.parametrize("name", ["udf", "transform"])
+def test_an_asset_that_shows_payloads_shows_what_was_raised(
+    name: str, instance: dg.DagsterInstance, folder: Path, spark: SparkSession
+) -> None:
+    said = run(CASES[name], instance, folder, spark, dead_letter_payloads=True)
+    assert MARK in said
+    assert "test_hidden_values.py" in said
