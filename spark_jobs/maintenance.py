@@ -128,16 +128,16 @@ def _maintain(spark: SparkSession, log: DeltaLog) -> TableMaintenance:
         before, after, is_busy = int(joined["numFilesRemoved"]), int(joined["numFilesAdded"]), False
     except InvalidOptionError:
         raise
-    except Exception as error:  # a classic session raises bare errors of Java
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
         if not is_conflict(error):
-            raise explain(error, table=log.path) from error
+            raise explain(error, table=log.path) from None
         before, after, is_busy = 0, 0, True
     if not is_busy:
         try:
             _first(spark, f"VACUUM {sql_name(log.path)}")
             deleted = _deleted_files(spark, log)
-        except Exception as error:
-            raise explain(error, table=log.path) from error
+        except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
+            raise explain(error, table=log.path) from None
     else:
         deleted = 0
     snapshot = log.snapshot()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.util import is_remote_only
 
@@ -19,7 +20,7 @@ from spark_jobs.executors import send_packages
 from spark_jobs.jars import CACHE_VARIABLE, LOG_STORE_CLASS, cache_folder, delta_jars, java
 from spark_jobs.object_stores import brings_s3, object_store_config
 from spark_jobs.spark_server.folder import UnusableFolderError
-from spark_jobs.spark_start import start_context
+from spark_jobs.spark_start import GUARD, start_context
 from stream_consumers.errors import InvalidOptionError, SparkSessionError
 
 SPARK_VARIABLE = "STREAM_ASSETS_SPARK"
@@ -30,6 +31,8 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 # Spark would write INT96, of which other readers make nanoseconds: silently another time before 1677 or behind 2262.
 TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 LOCAL_LOG_STORE = "spark.delta.logStore.file.impl"
+# PySpark writes the text of each error to the standard error, with the value that a cast refuses, before it is raised.
+_QUERY_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _log = logging.getLogger(__name__)
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -128,7 +131,7 @@ def _session(options: SparkOptions) -> SparkSession:
     is_local = options.master.startswith("local")
     # Some bring what they need.
     of_table = delta_spark_config("" if brings_s3(options.config) else options.table, options.storage_options)
-    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config}
+    settings = {**(LOCAL_DEFAULTS if is_local else {}), **of_table, **options.config, **(GUARD if is_local else {})}
     is_served = is_local and "SPARK_REMOTE" not in os.environ
     if is_served and not options.in_process and not _is_always_in_process():
         # It takes a second to import, which nobody else has to wait for.
@@ -137,7 +140,9 @@ def _session(options: SparkOptions) -> SparkSession:
         try:
             return connect({"spark.app.name": "stream-assets", **settings, "spark.master": options.master})
         except UnusableFolderError as error:
-            _log.warning("Spark runs in this process, and starts anew with each run: %s", error)
+            _log.warning(
+                "Spark runs in the process of this run, guarded like a Spark server, and each run starts one: %s", error
+            )
     java()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -198,6 +203,8 @@ def check_session(session: SparkSession) -> SparkSession:
             remedy="Make it with spark_jobs.session.create_session, or add spark_jobs.session.delta_spark_config() "
             "to its settings before it starts (a running session does not take them on).",
         )
+    for name in _QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     _use_own_python(session)
     send_packages(session)
     session.conf.set(TIMESTAMPS, "TIMESTAMP_MICROS")

@@ -13,6 +13,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from spark_jobs.scratch import private_variable, set_private_folders
+
+GUARD: Mapping[str, str] = {
+    # Any user of the machine reaches the ports of the JVM, so a client must know a secret. For a local master Spark
+    # generates it, and keeps it in memory.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+}
+"""Settings of each local Spark that this project starts; they win over those of the user."""
 STANDARD_ERROR = 2
 _CHUNK = 65536
 # What Spark itself does not show of its settings (spark.redaction.regex), and what the object stores call theirs.
@@ -54,8 +63,9 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     # The JVM of a session that was stopped serves the next one; PySpark would forget another one, and leave it running.
     gateway = SparkContext._gateway
     if gateway is None:
-        with without_needless_lines() as descriptor:
+        with without_needless_lines() as descriptor, private_variable():
             gateway = launch_gateway(public, {"stderr": descriptor})  # type: ignore[no-untyped-call]
+    set_private_folders(conf, gateway)
     SparkContext(conf=conf, gateway=gateway)
 
 

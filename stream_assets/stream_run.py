@@ -79,7 +79,7 @@ class StreamRun:
         Raises:
             dagster.Failure: for errors that come back until somebody changes something; other errors pass through.
         """
-        with failures():
+        with failures(shows_values=self.declared.dead_letter_payloads):
             if self.wanted is None and not isinstance(context, dg.AssetExecutionContext):
                 raise InvalidOptionError(
                     f"run({context!r}) has no context of an asset",
@@ -273,11 +273,16 @@ def replay_id(context: Context, key: dg.AssetKey) -> str:
 
 
 @contextmanager
-def failures() -> Iterator[None]:
-    """Errors that come back until somebody changes something are not retried."""
+def failures(*, shows_values: bool = False) -> Iterator[None]:
+    """Errors that come back until somebody changes something are not retried.
+
+    Args:
+        shows_values: whether Dagster gets what may hold values of messages.
+    """
     try:
         yield
     except StreamAssetsError as error:
-        if isinstance(error, Terminal):
-            raise dg.Failure(description=str(error), allow_retries=False) from error
-        raise
+        shown = error.revealed() if shows_values else error
+        if isinstance(shown, Terminal):
+            raise dg.Failure(description=str(shown), allow_retries=False) from shown
+        raise shown from error.__cause__

@@ -18,6 +18,9 @@ class StreamAssetsError(Exception):
         remedy: what the reader should do about it.
         facts: the numbers that belong to it, shown as ``name=value`` and kept as attributes of :attr:`facts`.
 
+    Its text reaches logs and Dagster, so that it holds no values of messages. What may hold some, such as the text of
+    an error of Spark or of a user's function, is its :attr:`detail`, which is shown only by :meth:`revealed`.
+
     Example:
         >>> str(StreamAssetsError("orders.ss ends early", remedy="Run again when it has grown.", offset=12))
         'orders.ss ends early (offset=12). Run again when it has grown.'
@@ -28,11 +31,27 @@ class StreamAssetsError(Exception):
         self.what = what
         self.remedy = remedy
         self.facts: Mapping[str, object] = facts
+        self.detail = ""
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.facts.items())
         # What a client library says often is a sentence already.
         return f"{self.what.rstrip('.')}{f' ({numbers})' if numbers else ''}. {self.remedy}"
+
+    def revealed(self) -> StreamAssetsError:
+        """The same error with its detail in its text.
+
+        Example:
+            >>> error = StreamAssetsError("the transform raised ValueError", remedy="Correct it.")
+            >>> error.detail = "no user 4111"
+            >>> str(error)
+            'the transform raised ValueError. Correct it.'
+            >>> str(error.revealed())
+            'the transform raised ValueError: no user 4111. Correct it.'
+        """
+        if not self.detail:
+            return self
+        return type(self)(f"{self.what}: {self.detail}", remedy=self.remedy, **self.facts)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.remedy, dict(self.facts))

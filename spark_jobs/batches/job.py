@@ -22,6 +22,7 @@ from spark_jobs.batches.writer import BatchWriter, OutdatedError, Written
 from spark_jobs.ledger.ledger import LedgerState
 from spark_jobs.spark_server.configuration import CORES
 from spark_jobs.structured_logs import about
+from spark_jobs.writing.failures import explained
 from stream_consumers.batches import BatchPlan, BatchSource, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, StreamAssetsError
 from stream_consumers.messages import Shard
@@ -79,7 +80,8 @@ class BatchJob(ABC):
         self._telemetry.planning()
         while True:
             try:
-                return self._next_batch()
+                with explained(self._ingestion.table):
+                    return self._next_batch()
             except StreamAssetsError as error:
                 self._wait(error)
 
@@ -105,7 +107,8 @@ class BatchJob(ABC):
         """
         began = time.monotonic()
         try:
-            written = self._write(batch)
+            with explained(self._ingestion.table):
+                written = self._write(batch)
         except OutdatedError as outdated:
             self._look_again(outdated)
             return None

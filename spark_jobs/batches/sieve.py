@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
@@ -27,7 +28,14 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
 from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
 from spark_jobs.writing.constraints import Constraints
-from spark_jobs.writing.failures import FailedRowError, RejectedRowError, UnfinishedReadError, explain
+from spark_jobs.writing.failures import (
+    FailedRowError,
+    RejectedRowError,
+    UnfinishedReadError,
+    explain,
+    place_of,
+    public_text,
+)
 from spark_jobs.writing.letters import Places, first_places, without_first
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, StreamAssetsError, TransformError
@@ -132,12 +140,16 @@ class Sieve:
             fields = result.schema.fields
         except StreamAssetsError:
             raise
-        except Exception as error:  # the user's code may raise anything
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
-            raise TransformError(
-                f"the transform {name!r} raised {type(error).__name__}: {first_line(error)}",
+            said = f": {public_text(error)}" if isinstance(error, AnalysisException) else ""
+            failure = TransformError(
+                f"the transform {name!r} raised {type(error).__name__}{place_of(error)}{said}",
                 remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,
-            ) from error
+            )
+            failure.detail = first_line(error)
+            # Its text may hold values of rows, and Dagster keeps the text of each cause.
+            raise failure from None
         if twice := first_twice(field.name for field in fields):
             raise TransformError(
                 f"the transform {name!r} makes the column {twice!r} twice, whether in upper or lower case",
@@ -244,8 +256,8 @@ class Sieve:
     def _run(self, action: Callable[[], T]) -> T:
         try:
             return action()
-        except Exception as error:  # Spark raises what comes
-            raise explain(error, table=self._ingestion.table) from error
+        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+            raise explain(error, table=self._ingestion.table) from None
 
     def _failing(self, frame: DataFrame, make: Callable[[DataFrame], DataFrame], error: FailedRowError) -> DataFrame:
         """The places of the messages for which ``make`` fails: halves of the batch are tried, and halves of those.
@@ -274,7 +286,8 @@ class Sieve:
         count = sum(map(len, places.values()))
         if count == 1:
             ((shard, own),) = places.items()
-            said = error.what.replace(f" while writing {self._ingestion.table}", "")
+            # What may hold values is quoted: the kind of a reason leaves quoted text out.
+            said = f"{error.what.replace(f' while writing {self._ingestion.table}', '')}: {error.detail!r}"
             found.append((shard.stream, shard.id, int(own[0]), said))
             if len(found) > MOST_FAILING:
                 raise TransformError(
@@ -309,9 +322,11 @@ class Sieve:
         if example is None:
             return error
         where = f"{Shard(example['_stream'], example['_shard'])}={example['_sequence']}"
-        return ConstraintViolatedError(
+        located = ConstraintViolatedError(
             f"{error.what}; at {where}, for one, {example[REASON]}", remedy=error.remedy, **error.facts
         )
+        located.detail = error.detail
+        return located
 
 
 def _good(frame: DataFrame) -> DataFrame:

@@ -307,8 +307,8 @@ class BatchWriter:
             raise OutdatedError(error) from error
         except StreamAssetsError:
             raise
-        except Exception as error:  # a decoder of the user's may raise anything
-            raise explain_read(f"{type(error).__name__}: {error}", what=str(self._url)) from error
+        except Exception as error:  # noqa: BLE001 - a decoder of the user's may raise anything
+            raise explain_read(f"{type(error).__name__}: {error}", what=str(self._url)) from None
         return None if small is None else _Read(small.frame(self._spark, source), small.messages, small.dead)
 
     def _rows_of_one_pass(self, batch: Batch) -> DataFrame | None:
@@ -543,8 +543,8 @@ class BatchWriter:
         except PySparkException as error:
             reason = last_line(error)
             if DataLossError.__name__ in reason:
-                raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
-            raise explain_read(reason, what=str(self._url)) from error
+                raise OutdatedError(DataLossError(reason, remedy="Run again.")) from None
+            raise explain_read(reason, what=str(self._url)) from None
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
         return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 

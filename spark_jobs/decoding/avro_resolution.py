@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from spark_jobs.decoding.avro_types import UUID_BYTES, AvroField, AvroType, members
 from spark_jobs.decoding.extras import imported
 from spark_jobs.decoding.json_types import Column
-from spark_jobs.decoding.rows import columns_of, list_offsets
+from spark_jobs.decoding.rows import columns_of, list_offsets, reason
 from stream_consumers.errors import SchemaMismatchError
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
@@ -441,7 +441,7 @@ def _array(values: Sequence[Any], kind: pa.DataType, path: str) -> Column:
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, OverflowError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {reason(error)}") from error
 
 
 def _plan_moment(writer: AvroType, reader: AvroType, kind: pa.DataType, path: str) -> Build:

@@ -21,6 +21,7 @@ import pyarrow.json as pj
 
 from spark_jobs.decoding.json_types import Column, decoded_type, has_own_way
 from spark_jobs.decoding.json_values import FLOATS, ROOMY_DECIMAL, Number, are_in_range, read_base64, rounded
+from spark_jobs.decoding.rows import reason
 
 Careful: TypeAlias = Callable[[list[bytes | None], pa.Schema], tuple[list[Column], list[str | None]]]
 
@@ -409,7 +410,5 @@ def _check_finite(column: Column, name: str) -> None:
 
 def reason_of(error: Exception) -> str:
     """What is wrong with a document, of an error of a parser."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if text.startswith("Extra data"):
-        return "more than one JSON object"
-    return text.removesuffix(" in row 0").removeprefix("JSON parse error: ")
+    text = reason(error)
+    return "more than one JSON object" if text.startswith("Extra data") else text

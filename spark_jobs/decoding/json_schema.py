@@ -179,4 +179,4 @@ def _violation(validator: Any, text: bytes) -> str | None:
             found = next(validator.iter_errors(json.loads(text)), None)
     except Exception as error:  # noqa: BLE001 - a reference that leads nowhere, for one
         return f"it cannot be validated: {reason(error)}"
-    return None if found is None else shortened(f"{found.json_path}: {found.message}")
+    return None if found is None else shortened(f"{found.json_path!r}: {found.message}")

@@ -7,6 +7,7 @@ that its column cannot hold.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 from spark_jobs.decoding.json_types import Column
 
 LONGEST_REASON = 300
+# Where a value may begin in what Arrow says.
+_VALUE = re.compile(r":|(?= ['\"])")
 
 
 class RowReader(Protocol):
@@ -98,13 +101,18 @@ def list_offsets(lists: Sequence[Any]) -> Column:
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in one line of bounded length.
+    """What an error says, in one line of bounded length, with values in quotes; Arrow escapes none of its own.
 
     Example:
         >>> reason(EOFError()), reason(ValueError("field 'id' is no number"))
         ('EOFError', "field 'id' is no number")
+        >>> print(reason(pa.ArrowInvalid("Failed to parse string: 'it's 7' as a scalar of type date")))
+        Failed to parse string: "'it's 7' as a scalar of type date"
     """
-    return shortened(str(error)) or type(error).__name__
+    said = shortened(str(error)).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    if isinstance(error, pa.ArrowException) and (found := _VALUE.search(said)):
+        said = f"{said[: found.start()]}: {said[found.end() :].strip()!r}"
+    return said or type(error).__name__
 
 
 def shortened(text: str) -> str:

@@ -38,7 +38,8 @@ def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> Da
     Args:
         rows: they still have the columns ``_stream``, ``_shard`` and ``_sequence``.
         condition: what is bad, a column or SQL. Where it is null, the row is not.
-        reason: what the dead letter says, a text; or a column, for a text with values of the row.
+        reason: what the dead letter says, a text; or a column, for a text with values of the row, which is quoted, so
+            that logs and Dagster do not show it.
 
     Raises:
         InvalidOptionError: the condition or the reason is something else.
@@ -58,8 +59,14 @@ def reject(rows: DataFrame, condition: Column | str, reason: Column | str) -> Da
                 remedy="Write it like reject(rows, 'amount < 0', 'the amount is negative'); both may be columns.",
             )
     is_bad = f.coalesce(f.expr(condition) if isinstance(condition, str) else condition, f.lit(False))
-    said = f.lit(reason) if isinstance(reason, str) else f.coalesce(reason.cast("string"), f.lit("no reason given"))
+    said = f.lit(reason) if isinstance(reason, str) else _quoted(reason)
     return _treatment.get()(rows, is_bad, f.concat(f.lit("rejected: "), said))
+
+
+def _quoted(reason: Column) -> Column:
+    """A text that may hold values of the row, in quotes: the kind of a reason leaves quoted text out."""
+    escaped = f.regexp_replace(reason.cast("string"), r"(['\\])", r"\\$1")
+    return f.coalesce(f.concat(f.lit("'"), escaped, f.lit("'")), f.lit("no reason given"))
 
 
 @contextmanager

@@ -23,8 +23,10 @@ from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from spark_jobs.scratch import private_folders, private_variable, set_private_folders
 from spark_jobs.spark_server.folder import Address, ServerFolder
 from spark_jobs.spark_server.workers import end_workers, write_interpreter
 from stream_consumers.errors import InvalidOptionError
@@ -46,8 +48,6 @@ MOST_LOG_BYTES = 10 * 1024 * 1024
 SERVER_SETTINGS: Mapping[str, str] = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
-    # The JVM listens on more ports than that of Connect, which no token guards.
-    "spark.authenticate": "true",
     # The workers of a session are its own: they import the user's modules as they are when a run begins.
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
@@ -110,33 +110,42 @@ def _context(settings: Mapping[str, str], folder: ServerFolder) -> Iterator[tupl
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(32)
     plugins = [name for name in settings.get(PLUGINS, "").split(",") if name and name != CONNECT_PLUGIN]
     given = {**settings, **SERVER_SETTINGS, PLUGINS: ",".join([*plugins, CONNECT_PLUGIN])}
-    given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""))
-    scratch = Path(tempfile.mkdtemp(prefix="stream-assets-spark-"))
+    # What clients send is a file there for a moment.
+    scratch = Path(private_folders(tempfile.gettempdir()))
+    given[JAVA_OPTIONS] = java_options(settings.get(JAVA_OPTIONS, ""), scratch=scratch)
+    properties = scratch / "settings.conf"
+    properties.touch(0o600)
+    properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in given.items()))
+    words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
+    os.environ[ARGUMENTS_VARIABLE] = f"{words} {os.environ.get(ARGUMENTS_VARIABLE, 'pyspark-shell')}"
     try:
-        properties = scratch / "settings.conf"
-        properties.touch(0o600)
-        properties.write_text("".join(f"{name}={escaped(value)}\n" for name, value in given.items()))
-        words = shlex.join(["--properties-file", str(properties), "--load-spark-defaults"])
-        os.environ[ARGUMENTS_VARIABLE] = f"{words} {os.environ.get(ARGUMENTS_VARIABLE, 'pyspark-shell')}"
-        context = SparkContext(conf=SparkConf(loadDefaults=False))
-        properties.unlink()
-        yield context, token
-        context.stop()
+        with private_variable():
+            gateway = launch_gateway()  # type: ignore[no-untyped-call]
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        properties.unlink()
+    conf = SparkConf(_jvm=gateway.jvm)
+    set_private_folders(conf, gateway)
+    context = SparkContext(conf=conf, gateway=gateway)
+    yield context, token
+    context.stop()
 
 
-def java_options(given: str) -> str:
+def java_options(given: str, *, scratch: Path) -> str:
     """The options of the server's JVM: those that the user gives, and ours.
 
+    Args:
+        given: by the user.
+        scratch: the folder for temporary files, unless the user gives another one.
+
     Example:
-        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m")
-        '-XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
+        >>> java_options("-XX:MaxHeapFreeRatio=70 -Xss2m", scratch=Path("/tmp/own"))
+        '-Djava.io.tmpdir=/tmp/own -XX:MaxHeapFreeRatio=70 -Xss2m -XX:+ExitOnOutOfMemoryError'
     """
     # The two ratios go together: one of ours beside one of the user's might be no pair that Java takes.
     of_heap = () if "HeapFreeRatio" in given else (SMALL_HEAP,)
     # Without memory it would neither work nor end.
-    return " ".join(filter(None, (*of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
+    own = f"-Djava.io.tmpdir={scratch}"
+    return " ".join(filter(None, (shlex.quote(own), *of_heap, given, "-XX:+ExitOnOutOfMemoryError")))
 
 
 def escaped(value: str) -> str:

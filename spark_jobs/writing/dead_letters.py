@@ -336,9 +336,9 @@ class DeadLetterTable:
         condition = " OR ".join(_condition(bid, ranges) for bid, ranges in never.items())
         try:
             spark.sql(f"DELETE FROM {sql_name(self.path)} WHERE {condition}")  # noqa: S608 - our own ids
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
             if not is_conflict(error):
-                raise explain(error, table=self.path) from error
+                raise explain(error, table=self.path) from None
             # Another run is deleting the same; what is left of them counts for nothing and is deleted next time.
             return False
         # Delta silently ignores a DELETE if the session names a transaction version that is recorded already.

@@ -1,16 +1,27 @@
-"""What a failed write means: Spark hides the cause in a page of Java frames, and a Connect server in another place."""
+"""What a failed write means: Spark hides the cause in a page of Java frames, and a Connect server in another place.
+
+The texts of Spark, of Delta and of users' functions may hold values of rows. An error of ours names what cannot: types,
+conditions, and what a storage says of its files. The rest is its ``detail``.
+"""
 
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 
+import pyspark
 from pyspark.errors import (
     AnalysisException,
     ArithmeticException,
     ArrayIndexOutOfBoundsException,
     DateTimeException,
     NumberFormatException,
+    PySparkException,
     PythonException,
 )
 
@@ -33,6 +44,8 @@ from stream_consumers.errors import (
 MOST_CHARACTERS = 1500
 FOREIGN_PLACE = "there is no message of this batch at"
 _OF_A_READ = ("stream_consumers.errors.", "spark_jobs.reading.clean.UncleanError: ")
+_GONE = ", and the JVM of Spark does not answer any more"
+_READ_AGAIN = "Nothing of the batch was written; it is read again."
 _MISSING_MODULE = "ModuleNotFoundError: No module named "
 _OF_HIVE = re.compile(r"HiveException: |MetaException\(")
 _NO_METASTORE = re.compile(
@@ -42,6 +55,14 @@ _NO_METASTORE = re.compile(
 _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the database (\S+?)\.?\s")
 # The state that Spark gives to what is wrong with a value; and to what raise_error() says.
 _OF_A_VALUE = re.compile(r"SQLSTATE: (22\w{3}|P0001)\b")
+# As Spark and Delta begin a message, before any value.
+_CONDITION = re.compile(r"^(?:[^\[]*: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]")
+_JAVA_ERROR = re.compile(r"(?:^|: )((?:\w+\.)+[A-Z][\w$]*)(?:: (.*))?$")
+# Errors of files and connections, which say nothing of rows.
+_OF_STORAGE = re.compile(
+    r"java\.io\.|java\.nio\.file\.|java\.net\.\w*(Connect|Socket|Host|Route)|org\.apache\.hadoop\.(?!hive)|software\.amazon\."
+)
+_PLACE = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
 
@@ -146,7 +167,26 @@ def explain(error: Exception, *, table: str) -> StreamAssetsError:
     """
     if told := error if isinstance(error, StreamAssetsError) else catalog_away(error):
         return told
-    text, said = text_of(error), cause_of(error)
+    failure = _explained(error, table=table)
+    failure.detail = failure.detail or cause_of(error)
+    return failure
+
+
+@contextmanager
+def explained(table: str) -> Iterator[None]:
+    """Let no error of Spark pass with its text.
+
+    Raises:
+        StreamAssetsError: see :func:`explain`.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        raise explain(error, table=table) from None
+
+
+def _explained(error: Exception, *, table: str) -> StreamAssetsError:
+    text, said = text_of(error), public_text(error)
     if REJECTED in text:
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
     is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
@@ -195,13 +235,16 @@ def catalog_away(error: Exception) -> CatalogUnavailableError | None:
 def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> FailedRowError | None:
     """What failed in the transform; ``None`` if nothing did."""
     if raised:
-        return FailedRowError(
-            f"a function of the transform raised while writing {table}: {raised}",
+        kind, _, said = raised.partition(": ")
+        failed = FailedRowError(
+            f"a function of the transform raised {kind.rpartition('.')[2]}{_place(text)} while writing {table}",
             remedy=f"Correct it, or let it return null. {_ONE_ROW}",
         )
+        failed.detail = said
+        return failed
     if (isinstance(error, _EXPRESSION_ERRORS) or _OF_A_VALUE.search(text)) and FOREIGN_PLACE not in text:
         return FailedRowError(
-            f"an expression of the transform failed while writing {table}: {cause_of(error)}",
+            f"an expression of the transform failed while writing {table}: {public_text(error)}",
             remedy="Correct it: try_cast and try_divide give null, and so do all casts and divisions with the setting "
             f"spark.sql.ansi.enabled=false. {_ONE_ROW}",
         )
@@ -220,14 +263,18 @@ def explain_read(raised: str, *, what: str) -> StreamAssetsError:
         "orders could not be read: executors lack a Python package: No module named 'redis'"
     """
     kind = raised_on_executor(raised)
-    said = raised if kind is WriteError else raised.partition(": ")[2]
+    name, _, said = raised.partition(": ")
+    if kind is WriteError:
+        failure = kind(f"{what} could not be read: {name}", remedy=_READ_AGAIN)
+        failure.detail = said
+        return failure
     if kind is MissingDependencyError:
         return kind(
             f"{what} could not be read: executors lack a Python package: {said}",
             remedy="Install it in the Python of the executors, or send it to them (spark.submit.pyFiles, "
             "spark.archives).",
         )
-    return kind(f"{what} could not be read: {said}", remedy="Nothing of the batch was written; it is read again.")
+    return kind(f"{what} could not be read: {said}", remedy=_READ_AGAIN)
 
 
 def text_of(error: BaseException) -> str:
@@ -235,7 +282,61 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as gone:  # noqa: BLE001 - py4j raises what comes
-        return f"{type(error).__name__}, and the JVM of Spark does not answer any more ({type(gone).__name__})"
+        return f"{type(error).__name__}{_GONE} ({type(gone).__name__})"
+
+
+def public_text(error: BaseException) -> str:
+    """What an error of Spark says that holds no value of a row: its condition, and what the storage says.
+
+    All of it for one of the analysis of a query, which is done before a row is read: it is about names and types.
+
+    Example:
+        >>> text = "org.apache.spark.SparkRuntimeException: [CAST_INVALID_INPUT] The value '4111' cannot be cast"
+        >>> public_text(RuntimeError(f"Job aborted{chr(10)}Caused by: {text}"))
+        'RuntimeError; caused by [CAST_INVALID_INPUT]'
+    """
+    if isinstance(error, AnalysisException):
+        return cause_of(error)
+    first, *causes = [_public(line) for line in _heads(text_of(error))]
+    said = first or type(error).__name__
+    caused = next((cause for cause in reversed(causes) if cause and cause != first), "")
+    return f"{said}; caused by {caused}" if caused else said
+
+
+def _heads(text: str) -> list[str]:
+    """The first line of a Java error, and that of each of its causes."""
+    own = re.sub(r"^An error occurred while calling \S+\n: ", "", text).partition("\n")[0]
+    return [own, *re.findall(r"^\s*Caused by: (.+)$", text, re.MULTILINE)]
+
+
+def _public(line: str) -> str:
+    if condition := _CONDITION.match(line):
+        return f"[{condition[1]}]"
+    if _GONE in line:
+        return line.partition(_GONE)[0] + _GONE
+    found = _JAVA_ERROR.search(line)
+    if found and _OF_STORAGE.match(found[1]):
+        return f"{found[1].rpartition('.')[2]}: {found[2]}"
+    return found[1].rpartition(".")[2] if found else ""
+
+
+def _place(text: str) -> str:
+    """Where a Python function raised, out of the traceback in a text of Spark."""
+    places = [place for place in _PLACE.findall(text) if "/pyspark/" not in place[0]]
+    return " in line {1} of {0}".format(*places[-1]) if places else ""
+
+
+def place_of(error: BaseException) -> str:
+    """Where a function that this process called raised: the last line before PySpark's own.
+
+    Example:
+        >>> place_of(ValueError())
+        ''
+    """
+    library = str(Path(pyspark.__file__).parent)
+    raised = traceback.extract_tb(error.__traceback__)
+    frames = list(takewhile(lambda one: not one.filename.startswith(library), raised))
+    return f" in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 
 
 def cause_of(error: BaseException) -> str:
@@ -277,4 +378,4 @@ def last_line(error: BaseException) -> str:
     """The line of a Python worker's traceback that says what was raised, out of all that Spark puts around it."""
     raised = re.findall(r"^((?:[\w.]+\.)?\w*(?:Error|Exception): .*)$", text_of(error), re.MULTILINE)
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
-    return str(python[-1]) if python else cause_of(error)
+    return str(python[-1]) if python else public_text(error)

@@ -265,7 +265,7 @@ def register(spark: SparkSession, table: str, name: str) -> None:
         known = {spark.sql(f"DESCRIBE DETAIL {one}").collect()[0]["id"] for one in (quoted_name, sql_name(table))}
     except Exception as error:  # a classic session raises bare errors of Java
         if not isinstance(error, _REFUSALS) or catalog_away(error):
-            raise explain(error, table=table) from error
+            raise explain(error, table=table) from None
         raise InvalidOptionError(
             f"the catalog does not take catalog_table={name!r} for {table}: {first_line(error)}",
             remedy="The name of a table has letters, digits and underscores, and is that of no view. Its schema is "

@@ -14,7 +14,7 @@ OTHER_REASONS = "other reasons"
 """What those of very many kinds are counted as that are met last."""
 _VALUES = re.compile(
     r"""
-    (?P<quoted>(?<!\w)(?P<mark>['"`])(?:\\.|(?!(?P=mark)).)*(?:(?P=mark)(?!\w)|\Z))
+    (?P<quoted>(?<!\w)[bru]?(?P<mark>['"`])(?:\\.|(?!(?P=mark)).)*(?:(?P=mark)(?!\w)|\Z))
     # Times, and ids of eight hexadecimal digits and more, which have letters in them.
     | (?<![\w.])(?:
         \d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?
@@ -31,7 +31,8 @@ _VALUES = re.compile(
 def kind_of_reason(reason: str | None) -> str:
     r"""The kind of a reason: quoted text in it becomes ``'…'``, and a number, a time or an id ``#``.
 
-    Reasons of one kind have one cause, as a rule, and one remedy. The same reason always has the same kind.
+    Reasons of one kind have one cause, as a rule, and one remedy. The same reason always has the same kind. Logs and
+    Dagster show kinds, so that a reason quotes what it says of a payload that is no number.
 
     Example:
         >>> kind_of_reason("field 'amount' is not a whole number of 64 bits")

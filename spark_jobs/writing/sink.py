@@ -163,7 +163,7 @@ def write_verified(
     if found is None and failure is None:
         check_seen(spark, log, bid)
     elif found is None and failure is not None and not is_conflict(failure):
-        raise explain(failure, table=log.path) from failure
+        raise explain(failure, table=log.path) from None
     return found
 
 

@@ -75,8 +75,8 @@ def check_unseen(spark: SparkSession, log: DeltaLog) -> None:
         if away := catalog_away(error):
             raise away from error
         return
-    except Exception as error:  # a classic session raises bare errors of Java
-        raise explain(error, table=log.path) from error
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
+        raise explain(error, table=log.path) from None
     if log.snapshot() is None:
         raise _mismatch(f"Spark sees a table at {location}", log)
 
@@ -135,8 +135,8 @@ def read_table(spark: SparkSession, log: DeltaLog, *, version: int | None = None
         frame.schema  # noqa: B018 - a Connect session looks only now
     except AnalysisException as error:
         raise _mismatch(f"Spark sees no table at {location} ({first_line(error)})", log) from error
-    except Exception as error:  # a classic session raises bare errors of Java
-        raise explain(error, table=log.path) from error
+    except Exception as error:  # noqa: BLE001 - a classic session raises bare errors of Java
+        raise explain(error, table=log.path) from None
     return frame
 
 

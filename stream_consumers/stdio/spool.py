@@ -17,6 +17,7 @@ from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.urls import StreamUrl
 
 IDLE_SECONDS = 0.05
+_PRIVATE = 0o600
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def spool_stdin(
 
     Args:
         url: ``stdio:///orders``.
-        path: the file; it is created if it is missing.
+        path: the file; if it is missing, it is created with mode 0600.
         broker: other pipes than stdin and stdout.
         options: the options of the file's producer.
         on_message: called with each message that was appended.
@@ -115,10 +116,13 @@ def spool_stdin(
     url = StreamUrl.parse(url)
     first = spool_url(url, path).streams[0]
     messages = 0
+    is_new = not path.exists()
     with (
         FileProducer(spool_url(url, path), options) as producer,
         StdioConsumer(url, broker=broker) as consumer,
     ):
+        if is_new:
+            path.chmod(_PRIVATE)
         _sync_folder(path)
         patience: float | None = IDLE_SECONDS
         while True:

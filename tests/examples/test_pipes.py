@@ -36,6 +36,7 @@ def test_a_job_of_spark_submit_tells_dagster_what_it_wrote(
     write_stream(folder / "orders.ss", 300, malformed=frozenset({7}))
     with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         monkeypatch.setenv("SPARK_MASTER", cluster.master)
+        monkeypatch.setenv("SPARK_CONF_DIR", str(cluster.configuration))
         defs: Any = runpy.run_path(str(ROOT / "examples" / "pipes" / "definitions.py"))["defs"]
         found = [materialized(defs, instance) for _ in range(2)]
     assert_each_once(folder / "orders.ss", folder / "lake" / "orders")

@@ -22,6 +22,7 @@ class Spark:
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
 
     @property
     def builder(self) -> Spark:
@@ -36,6 +37,7 @@ class Spark:
         return self
 
     def config(self, name: str, value: str) -> Spark:
+        self.settings[name] = value
         return self
 
     def master(self, name: str) -> Spark:
@@ -80,6 +82,14 @@ def test_a_local_spark_is_a_server(spark: Spark) -> None:
     assert create_session() != "in process"
 
 
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_local_spark_asks_for_a_secret_whatever_its_settings_say(spark: Spark, in_process: bool) -> None:
+    options = SparkOptions(in_process=in_process, config={"spark.authenticate": "false"})
+    found: Any = create_session(options)
+    settings = spark.settings if in_process else found["served"]
+    assert settings["spark.authenticate"] == "true"
+
+
 def test_what_says_otherwise(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     assert create_session(SparkOptions(in_process=True)) == "in process"
     assert create_session(SparkOptions(master="spark://host:7077")) == "in process"
@@ -102,7 +112,8 @@ def test_without_a_safe_folder_it_is_in_process_and_said(
 
     monkeypatch.setattr(client, "connect", refused)
     assert create_session() == "in process"
-    assert "starts anew with each run: /home cannot be written" in caplog.text
+    assert "in the process of this run" in caplog.text
+    assert "/home cannot be written" in caplog.text
 
 
 def test_a_session_of_the_user_is_used_as_it_is(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:

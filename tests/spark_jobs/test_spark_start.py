@@ -72,12 +72,14 @@ def test_a_secret_is_not_on_the_command_line_of_the_jvm(monkeypatch: pytest.Monk
         _active_spark_context = None
         _gateway = None
 
-        def __init__(self, *, conf: pyspark.SparkConf, gateway: str) -> None:
+        def __init__(self, *, conf: pyspark.SparkConf, gateway: Mock) -> None:
             given.update(conf.getAll())
 
-    def launch(conf: pyspark.SparkConf, kwargs: dict[str, Any]) -> str:
+    def launch(conf: pyspark.SparkConf, kwargs: dict[str, Any]) -> Mock:
         spoken.update(conf.getAll())
-        return "a gateway"
+        gateway = Mock()
+        gateway.jvm.SparkConf.return_value.get.return_value = ""
+        return gateway
 
     monkeypatch.setattr(pyspark, "SparkContext", Context)
     monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)

@@ -1,11 +1,15 @@
-"""A Spark standalone cluster: a master and workers, each a process of its own, whose Python lacks our packages."""
+"""A Spark standalone cluster: a master and workers, each a process of its own, whose Python lacks our packages.
+
+It lets in drivers and executors that know its secret.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,10 +40,14 @@ class Cluster:
     Args:
         master: its address for drivers.
         workers: each with one core.
+        config: the settings that a driver needs, with the secret of the cluster.
+        configuration: a folder with these settings, for ``SPARK_CONF_DIR``.
     """
 
     master: str
     workers: list[Server]
+    config: Mapping[str, str]
+    configuration: Path
 
     def kill_worker(self, index: int) -> None:
         """A worker with its executors, as when its machine goes away."""
@@ -70,10 +78,19 @@ def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator
         workers: how many.
         site: Python that each Python worker of the executors runs when it starts.
     """
+    config = {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": secrets.token_hex(32),
+        "spark.network.crypto.enabled": "true",
+    }
+    settings = folder / "conf" / "spark-defaults.conf"
+    settings.parent.mkdir()
+    settings.write_text("".join(f"{name} {value}\n" for name, value in config.items()))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     environment = {
         **kept,
         "PYTHONPATH": str(without_checkout(folder, site)),
+        "SPARK_CONF_DIR": str(settings.parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": quick_options(),
@@ -99,4 +116,4 @@ def spark_cluster(folder: Path, *, workers: int = 2, site: str = "") -> Iterator
         starts = [
             partial(start, f"worker-{index}", own, "Successfully registered with master") for index in range(workers)
         ]
-        yield Cluster(master, [stack.enter_context(anew(each))[0] for each in starts])
+        yield Cluster(master, [stack.enter_context(anew(each))[0] for each in starts], config, settings.parent)

@@ -30,7 +30,7 @@ SLOW = ("lakehouse", "resumable", "", "main", "slow")
 def environment(cluster: Cluster, **config: str) -> Mapping[str, str]:
     """For a run whose driver is here and whose executors are there."""
     of_executors = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": quick_options()}
-    settings = {**of_executors, "spark.cores.max": "2", **config}
+    settings = {**of_executors, **cluster.config, "spark.cores.max": "2", **config}
     return {
         MASTER_VARIABLE: cluster.master,
         CONFIG_VARIABLE: json.dumps(settings),

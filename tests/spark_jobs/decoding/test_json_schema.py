@@ -156,8 +156,8 @@ def test_what_a_schema_does_not_allow_is_told_if_asked():
     payloads = [b'{"id":7}', b'{"id":-1}', b"{}", None, b"{", b'{"id":7,"lines":[{"count":1.5}]}']
     rows, errors = decode(strict, payloads)
     assert errors[0] is errors[3] is None
-    assert errors[1] == "$.id: -1 is less than the minimum of 0"
-    assert errors[2] == "$: 'id' is a required property"
+    assert errors[1] == "'$.id': -1 is less than the minimum of 0"
+    assert errors[2] == "'$': 'id' is a required property"
     assert errors[4] == decode(lax, payloads)[1][4] is not None
     assert [error is None for error in decode(lax, payloads)[1]][:4] == [True] * 4
     assert rows[0]["id"] == 7
@@ -227,7 +227,7 @@ def test_payloads_are_validated_with_the_schema_of_their_id(registry):
     (second,) = topic.written(of({"type": "integer", "minimum": 0}), {"f": 1})
     bad = second[:5] + first[5:]
     rows, errors = decode(topic.decoder(validate=True), [first, second, bad])
-    assert errors == [None, None, "$.f: -1 is less than the minimum of 0"]
+    assert errors == [None, None, "'$.f': -1 is less than the minimum of 0"]
     assert [row["f"] for row in rows][:2] == [-1, 1]
 
 
@@ -240,7 +240,7 @@ def test_schemas_that_refer_to_others(registry):
     decoder = topic.decoder(validate=True)
     assert decoder.ddl() == "`f` STRUCT<`f`: BIGINT>"
     bad = payload.replace(b"7", b"-7")
-    assert decode(decoder, [payload, bad])[1] == [None, "$.f.f: -7 is less than the minimum of 0"]
+    assert decode(decoder, [payload, bad])[1] == [None, "'$.f.f': -7 is less than the minimum of 0"]
 
 
 _scalars = st.sampled_from(

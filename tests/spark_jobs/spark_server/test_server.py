@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,7 +90,12 @@ def test_two_runs_that_start_at_once_share_a_server_and_each_has_the_code_as_it_
     [server] = servers.living()
     address = server.address()
     assert address is not None
-    assert any("MaxHeapFreeRatio=30" in _words(pid) for pid in _processes() if _leader(pid) == found[0]["server"][0])
+    own = "\n".join(_words(pid) for pid in _processes() if _leader(pid) == found[0]["server"][0])
+    assert "MaxHeapFreeRatio=30" in own
+    scratch = Path(re.findall(r"java\.io\.tmpdir=([^\0]+)", own)[0])
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+    assert list(scratch.glob("blockmgr-*")), "what is cached and shuffled is elsewhere"
+    assert not list(scratch.glob("settings*")), "the settings have been left on the disk"
     # Two cores of workers, and their module was imported: an edit shows in the next run all the same.
     (place / "answers.py").write_text(ANSWERS % "second")
     again = servers.run("use.py", "{}", cwd=place)
@@ -107,6 +114,7 @@ def test_two_runs_that_start_at_once_share_a_server_and_each_has_the_code_as_it_
         _knock(address.port, "wrong")
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     _dies_and_comes_back(servers, place, found[0]["server"][0])
+    assert not scratch.exists(), "what a killed server left was not removed"
 
 
 def _dies_and_comes_back(servers: Servers, place: Path, process: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,14 @@ def test_each_line_is_a_message_of_the_file(path: Path) -> None:
     ]
     assert [f.timestamp_ms for f in frames(path)][2:] == [1_641_092_645_600, 0]
     assert seen == [b"a", b"all", b"\xff", b"old"]
+
+
+def test_only_the_user_can_read_a_new_file_and_the_mode_of_an_old_one_stays(path: Path) -> None:
+    spool_stdin(ORDERS, path, broker=broker_of(b"1\n"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    spool_stdin(ORDERS, path, broker=broker_of(b"2\n"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_a_second_pipe_goes_behind_the_first(path: Path) -> None:
