@@ -160,7 +160,7 @@ def test_a_table_path_that_is_no_table(folder: Path) -> None:
     (folder / "t" / "notes.txt").unlink()
     (folder / "t" / "_delta_log").mkdir()
     (folder / "t" / "_delta_log" / f"{0:020d}.json").write_text("not json\n")
-    failing(ingest(folder), "cannot be read")
+    failing(ingest(folder), "is torn", f"{0:020d}.json")
 
 
 def test_a_schema_that_does_not_parse_or_match(spark: SparkSession, folder: Path) -> None:
