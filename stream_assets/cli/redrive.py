@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=1), help="Try so many dead letters at most.")
 @click.option(
     "--payloads",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Only the dead letters of this NDJSON file, with its payloads, as export writes them.",
 )
 @click.option("--note", default="", help="With --payloads: why; it is kept with each correction.")
@@ -105,29 +105,31 @@ def read_payloads(file: Path) -> dict[tuple[Shard, int], bytes]:
     """The payloads of an NDJSON file by their places.
 
     Raises:
-        InvalidOptionError: with the number of a line that has no place or no payload, or the place of another one.
+        InvalidOptionError: the file cannot be read; or with the number of a line that has no place or no payload, or
+            the place of an earlier one.
     """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidOptionError(f"{file} cannot be read ({error.strerror})", remedy="Correct --payloads.") from error
     found: dict[tuple[Shard, int], bytes] = {}
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
-                if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
-                    raise TypeError("_stream is a text, _shard and _sequence are numbers")
-                payload = (
-                    row["payload"].encode() if "payload" in row else b64decode(row["payload_base64"], validate=True)
-                )
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise InvalidOptionError(
-                    f"line {number} of {file} is no corrected dead letter ({error!r:.200})",
-                    remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
-                ) from error
-            if (Shard(stream, shard), sequence) in found:
-                raise InvalidOptionError(
-                    f"line {number} of {file} has the place of an earlier line", remedy="Leave one of them out."
-                )
-            found[Shard(stream, shard), sequence] = payload
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            stream, shard, sequence = (row[name] for name in ("_stream", "_shard", "_sequence"))
+            if not (isinstance(stream, str) and type(shard) is int and type(sequence) is int):
+                raise TypeError("_stream is a text, _shard and _sequence are numbers")
+            payload = row["payload"].encode() if "payload" in row else b64decode(row["payload_base64"], validate=True)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidOptionError(
+                f"line {number} of {file} is no corrected dead letter ({error!r:.200})",
+                remedy="Write a JSON object with _stream, _shard, _sequence, and payload or payload_base64.",
+            ) from error
+        if (Shard(stream, shard), sequence) in found:
+            raise InvalidOptionError(
+                f"line {number} of {file} has the place of an earlier line", remedy="Leave one of them out."
+            )
+        found[Shard(stream, shard), sequence] = payload
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_assets import Json, StreamAsset, build_redrive_job, stream_asset, stream_definitions
+from stream_assets.config import RedriveConfig
 from stream_consumers.errors import InvalidOptionError
 from tests.support.dagster_runs import declare, execute
 from tests.support.streams import sequences_in_table, write_stream
@@ -28,6 +29,9 @@ def test_the_job_is_there_on_request_and_has_nothing_to_do_with_the_others() -> 
     job = with_it.resolve_job_def("redrive_orders")
     good = {"start": {"seek": "2026-11-17"}, "stop": {"rewind": 9}, "limit": 5, "dry_run": True}
     assert dg.validate_run_config(job, {"ops": {"redrive_orders_dead_letters": {"config": good}}})
+    for wrong in ({"dismiss": "why", "dry_run": True}, {"reason": "not a JSON object"}):
+        with pytest.raises(InvalidOptionError):
+            RedriveConfig(**wrong).check()
     with pytest.raises(dg.DagsterInvalidConfigError, match="on_replay"):
         dg.validate_run_config(job, {"ops": {"redrive_orders_dead_letters": {"config": {"on_replay": "append"}}}})
 
@@ -74,13 +78,16 @@ def test_a_redrive_is_one_materialization_and_its_check_becomes_green(
     assert outcome(tried) == {"redrive/decoded": 20, "redrive/still_dead": 0}
     assert not tried.get_asset_materialization_events()
     assert dead(redrive(today, instance, limit=5)) == (False, 15)
+    dismissed = redrive(today, instance, dismiss="test messages", reason="is missing", limit=2)
+    assert outcome(dismissed) == {"redrive/dismissed": 2}
+    assert dead(dismissed) == (False, 13)
     done = redrive(today, instance)
-    assert outcome(done) == {"redrive/decoded": 15, "redrive/still_dead": 0}
+    assert outcome(done) == {"redrive/decoded": 13, "redrive/still_dead": 0}
     assert dead(done) == (True, 0)
     (event,) = done.get_asset_materialization_events()
     told = event.step_materialization_data.materialization.metadata
     assert told["stream/kind"].value == "redrive"
     names = ("batches", "messages", "rows", "still_dead")
-    assert [told[f"redrive/{name}"].value for name in names] == [3, 15, 15, 0]
+    assert [told[f"redrive/{name}"].value for name in names] == [3, 13, 13, 0]
     assert not any(name.startswith("ingest/") or name == "stream/lag_after" for name in told)
-    assert sum(sequences_in_table(folder / "t").values()) == len(sequences_in_table(folder / "t")) == 20
+    assert sum(sequences_in_table(folder / "t").values()) == len(sequences_in_table(folder / "t")) == 18

@@ -51,6 +51,7 @@ class Tables:
         batch: str = "b1",
         number: int = 1,
         metadata: Mapping[str, object] | None = None,
+        dismissed_by: str | None = None,
     ) -> None:
         """Dead letters of a batch with this number; the payload of each is its sequence, or what is given.
 
@@ -76,8 +77,11 @@ class Tables:
         }
         told = {"v": 1, "bid": batch, "app": f"{group or self.group}/main", "n": 1, "number": number}
         told |= metadata or {}
+        if dismissed_by is not None:
+            rows["dismissed_by"] = pa.array([dismissed_by] * count, pa.string())
+            rows["corrected_by"] = pa.nulls(count, pa.string())
         commit = CommitProperties(custom_metadata={"userMetadata": json.dumps(told)})
-        write_deltalake(self.table.path, pa.table(rows), mode="append", commit_properties=commit)
+        write_deltalake(self.table.path, pa.table(rows), mode="append", schema_mode="merge", commit_properties=commit)
 
     def reader(self, span: Span | None = None, *, streams: tuple[str, ...] = ("orders",)) -> LetterReader:
         ledger = Ledger(self.main.log(), group=self.group, member="replay")

@@ -18,7 +18,9 @@ from rich.console import Console
 
 from stream_assets.cli import dead_letters as module
 from stream_assets.cli import letter_export
+from stream_assets.cli.redrive import read_payloads
 from stream_consumers.create import create_consumer
+from stream_consumers.errors import InvalidOptionError
 from tests.support.command_line import failing, run
 from tests.support.letter_tables import CLICKS, ORDERS, SECOND, Tables
 
@@ -217,3 +219,41 @@ def test_no_jvm_is_started(tables: Tables) -> None:
     )
     assert done.stderr.strip() == "None"
     assert len(rows(done.stdout)) == 3
+
+
+def test_dismissed_ones_are_listed_apart(tables: Tables) -> None:
+    before = sum(row["dead letters"] for row in rows(letters("list", tables, "--json")))
+    tables.add(ORDERS, 11, 12, reason="not a JSON object", dismissed_by="ann")
+    assert sum(row["dead letters"] for row in rows(letters("list", tables, "--json"))) == before
+    (found,) = rows(letters("list", tables, "--dismissed", "--json"))
+    assert (found["reason"], found["dead letters"], found["dismissed"]) == ("not a JSON object", 0, 2)
+    assert "2 dismissed dead letters" in letters("list", tables, "--dismissed")
+    (found,) = rows(letters("show", tables, "--all", "orders/0=11", "--json"))
+    assert (found["status"], found["dismissed_by"]) == ("dismissed", "ann")
+    assert tables.reader().places()[0][ORDERS].tolist() == [2, 9], "no redrive tries them"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "[]",
+        "{",
+        '{"_stream": "orders", "_shard": 0, "payload": "x"}',
+        '{"_stream": "orders", "_shard": 0, "_sequence": "5", "payload": "x"}',
+        '{"_stream": "orders", "_shard": true, "_sequence": 5, "payload": "x"}',
+        '{"_stream": "orders", "_shard": 0, "_sequence": 5, "payload": 7}',
+        '{"_stream": "orders", "_shard": 0, "_sequence": 5, "payload_base64": "?"}',
+        '{"_stream": "orders", "_shard": 0, "_sequence": 4, "payload": "again"}',
+        "[" * 100_000,
+    ],
+    ids=range(10),
+)
+def test_a_file_of_corrected_payloads_is_refused_with_the_number_of_the_line(tmp_path: Path, line: str) -> None:
+    good = '{"_stream": "orders", "_shard": 0, "_sequence": 4, "payload_base64": "/w=="}'
+    file = tmp_path / "corrected.ndjson"
+    file.write_text(f"{good}\n")
+    assert read_payloads(file) == {(ORDERS, 4): b"\xff"}
+    file.write_text(f"{good}\n{line}\n")
+    with pytest.raises(InvalidOptionError, match="line 2 of "):
+        read_payloads(file)
