@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from stream_consumers.messages import is_recent
+
 IN_FLIGHT = (
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -97,15 +99,20 @@ class AssetRuns:
             in_flight = in_flight if waits_for_replays else [one for one in in_flight if not one.is_of_partitions]
             finished = [one for one in finished if not one.is_of_partitions]
         return cls(
-            [one for one in in_flight if now - one.created < stale_seconds],
-            sorted(finished, key=lambda one: one.ended, reverse=True),
+            [one for one in in_flight if is_recent(one.created, now=now, seconds=stale_seconds)],
+            # What ended ahead of the clock, by more than any pause, would stay the newest until the clock is there.
+            sorted(
+                (one for one in finished if one.ended <= now + LONGEST_BACKOFF_SECONDS),
+                key=lambda one: one.ended,
+                reverse=True,
+            ),
             now,
         )
 
     def busy(self) -> str:
         """What the runs in flight are doing, for people."""
         return "; ".join(
-            f"run {one.run.run_id} is {one.run.status.value} for {self.now - one.created:.0f} s "
+            f"run {one.run.run_id} is {one.run.status.value} for {max(0.0, self.now - one.created):.0f} s "
             f"(job {one.run.job_name})"
             for one in self.in_flight
         )
@@ -122,15 +129,15 @@ class AssetRuns:
 
     def _after_cancel(self, seconds: float) -> str | None:
         cancelled = next((one for one in self.finished if one.run.status is dg.DagsterRunStatus.CANCELED), None)
-        if cancelled is None:
+        if cancelled is None or not is_recent(cancelled.ended, now=self.now, seconds=seconds):
             return None
-        left = cancelled.ended + seconds - self.now
         # Only one that was begun since: others of the same group may still have been at work.
-        if left <= 0 or any(one.created > cancelled.ended for one in (*self.in_flight, *self.finished)):
+        if any(one.created > cancelled.ended for one in (*self.in_flight, *self.finished)):
             return None
+        ago, left = max(0.0, self.now - cancelled.ended), cancelled.ended + seconds - self.now
         return (
-            f"run {cancelled.run.run_id} was cancelled {self.now - cancelled.ended:.0f} s ago; the next try is in "
-            f"{left:.0f} s, unless somebody starts a run before (to pause for longer, stop this sensor)"
+            f"run {cancelled.run.run_id} was cancelled {ago:.0f} s ago; the next try is in {left:.0f} s, unless "
+            "somebody starts a run before (to pause for longer, stop this sensor)"
         )
 
     def _after_failures(self, seconds: float) -> str | None:
@@ -142,9 +149,10 @@ class AssetRuns:
         if failures < 2:
             return None
         newest = self.finished[0]
-        left = newest.ended + min(LONGEST_BACKOFF_SECONDS, seconds * 2 ** (failures - 2)) - self.now
-        if left <= 0:
+        pause = min(LONGEST_BACKOFF_SECONDS, seconds * 2 ** (failures - 2))
+        if not is_recent(newest.ended, now=self.now, seconds=pause):
             return None
+        left = newest.ended + pause - self.now
         return f"the last {failures} runs failed (newest: {newest.run.run_id}); the next try is in {left:.0f} s"
 
 

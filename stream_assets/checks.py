@@ -127,7 +127,7 @@ def build_freshness_check(
             return dg.AssetCheckResult(passed=False, severity=level, description=found)
         newest = next(filter(_is_ingested, _surviving(context)), None)
         written_ms = newest.timestamp_ms if newest else None
-        age = None if written_ms is None else time.time() - written_ms / 1000
+        age = None if written_ms is None else max(0.0, time.time() - written_ms / 1000)
         written = "the log does not tell when the last batch was written"
         if age is not None:
             written = f"the last batch was written {age:.0f} s ago"

@@ -43,7 +43,8 @@ class AssetOptions:
 
     def __post_init__(self) -> None:
         for option in ("deps", "owners", "kinds"):
-            check_several(option, getattr(self, option))
+            if getattr(self, option) is not None:
+                check_several(option, getattr(self, option))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from stream_consumers.errors import (
     InvalidUrlError,
     UnsupportedError,
 )
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_switch, choose_fields
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_switch, choose_fields, choose_reset
 from stream_consumers.urls import StreamUrl
 
 ENTRY_POINTS = "stream_consumers.backends"
@@ -72,6 +72,8 @@ class ConsumerOptions:
     def __post_init__(self) -> None:
         choose_fields(self, mode=ConsumerMode, reset=AutoStreamReset)
         check_switch("live", self.live)
+        # A group has positions, from which there is something to read.
+        choose_reset(self.reset, live=self.live or self.group is not None)
         if not callable(self.on_dead_letter):
             raise InvalidOptionError(
                 f"on_dead_letter={self.on_dead_letter!r} cannot be called",

@@ -7,9 +7,31 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.errors import InvalidOptionError
-from stream_consumers.messages import Message, Shard
+from stream_consumers.messages import Message, Shard, check_shard
+from stream_consumers.options import check_count
 
 Positions = Mapping[Shard, int]
+
+
+def check_positions(positions: object) -> None:
+    """Refuse what is not a mapping of shards to sequences.
+
+    Raises:
+        InvalidOptionError: naming what it is instead.
+
+    Example:
+        >>> check_positions("orders")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: positions='orders' is a str. Give a mapping of shards to \
+sequences, like {Shard('orders'): 3}.
+    """
+    if not isinstance(positions, Mapping):
+        raise InvalidOptionError(
+            f"positions={positions!r} is a {type(positions).__name__}",
+            remedy="Give a mapping of shards to sequences, like {Shard('orders'): 3}.",
+        )
+    for shard, position in positions.items():
+        check_count(f"the position in {check_shard(shard)}", position, at_least=-(2**63))
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from stream_consumers.capabilities import Positions
+from stream_consumers.capabilities import Positions, check_positions
 from stream_consumers.messages import Shard
 
 Entries = Mapping[Shard, Sequence[int]]
@@ -103,10 +103,12 @@ class ProcessCommitter:
     is_transactional = False
 
     def __init__(self, positions: Positions | None = None) -> None:
+        check_positions(positions or {})
         self._positions = dict(positions or {})
 
     def commit(self, positions: Positions) -> None:
         """See :meth:`PositionCommitter.commit`."""
+        check_positions(positions)
         self._positions |= positions
 
     def committed(self) -> Positions:

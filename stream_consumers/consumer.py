@@ -209,6 +209,7 @@ class Producer(Protocol):
         """Wait until everything sent is with the backend.
 
         Raises:
+            ProducerEndedError: the producer was closed.
             StreamAssetsError: so many messages are not known to have arrived (``undelivered``). They stay queued, in
                 the order of each shard: flush again. Where the error says that they were given up, send them again.
         """

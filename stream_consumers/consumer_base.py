@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
-from stream_consumers.capabilities import Positions
+from stream_consumers.capabilities import Positions, check_positions
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import NotSubscribedError, OutOfBoundsError, StreamEndedError
 from stream_consumers.messages import INTERNAL_KEY, WILDCARD, Message, Shard, check_shard
-from stream_consumers.options import check_count, check_timeout
+from stream_consumers.options import check_timeout
 
 POLL_SECONDS = 0.1
 
@@ -219,8 +219,7 @@ def positions_to_go_to(positions: Positions, read: frozenset[Shard], ends: Calla
         >>> positions_to_go_to({orders: -1}, frozenset([orders]), lambda: {orders: 3})
         {Shard(stream='orders', id=0): 0}
     """
-    for shard, position in positions.items():
-        check_count(f"the position in {check_shard(shard)}", position, at_least=-(2**63))
+    check_positions(positions)
     unknown = sorted(positions.keys() - read)
     if unknown:
         raise NotSubscribedError(

@@ -208,9 +208,11 @@ class SharedGroupConsumer(PollingConsumer):
 
     def ack(self, message: Message) -> None:
         """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+        self._check_open()
 
     def commit(self) -> int:
         """Do nothing, see :meth:`ack`."""
+        self._check_open()
         return 0
 
     def _poll(self, seconds: float) -> Message | None:

@@ -29,13 +29,19 @@ from stream_consumers.batches import (
     message_row,
     record_batches,
 )
-from stream_consumers.capabilities import Positions, ShardEnd
+from stream_consumers.capabilities import Positions, ShardEnd, check_positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import Consumer, Edge, Producer, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
+from stream_consumers.consumer_base import (
+    Assignment,
+    PollingConsumer,
+    end_of,
+    no_message,
+    positions_to_go_to,
+)
 from stream_consumers.in_process_groups import SharedGroupConsumer
 from stream_consumers.messages import Message, Receipt, Shard, now_milliseconds, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits, Modes, check_name, choose_reset
 from stream_consumers.producer_base import ProducerBase
 from stream_consumers.urls import StreamUrl
 
@@ -301,7 +307,7 @@ class MemoryConsumer(PollingConsumer):
     ) -> None:
         url = StreamUrl.parse(url)
         super().__init__()
-        reset = choice(AutoStreamReset, reset, option="reset")
+        reset = choose_reset(reset, live=live)
         self._broker = memory_broker(url)
         self._live = live
         self._assignment = Assignment(url.subscribed_streams())
@@ -337,6 +343,7 @@ class MemoryConsumer(PollingConsumer):
     def ends(self) -> Mapping[Shard, ShardEnd]:
         """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
         with self._broker.changed:
+            self._check_open()
             return {shard: ShardEnd(end, end) for shard in self.assigned() for end in [self._broker.ends[shard]]}
 
     def seek(self, moment: datetime) -> None:
@@ -349,6 +356,7 @@ class MemoryConsumer(PollingConsumer):
         to = rewind_place(to)
         if isinstance(to, Edge):
             with self._broker.changed:
+                self._check_open()
                 self._go_to(dict(self._broker.ends) if to is Edge.END else {}, _any)
         else:
             sequence = to
@@ -357,6 +365,7 @@ class MemoryConsumer(PollingConsumer):
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._broker.changed:
+            self._check_open()
             places = positions_to_go_to(positions, self.assigned(), lambda: self._broker.ends)
             self._next |= places
             self._begun |= places.keys()
@@ -364,11 +373,13 @@ class MemoryConsumer(PollingConsumer):
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
+        self._check_open()
         self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._broker.changed:
+            self._check_open()
             self._assignment.unassign(shard, self._broker.messages)
 
     def close(self) -> None:
@@ -410,6 +421,7 @@ class MemoryConsumer(PollingConsumer):
 
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._broker.changed:
+            self._check_open()
             if not any(is_wanted(message) for shard in self._chosen() for message in self._broker.messages[shard]):
                 raise no_message(place)
             self._go_to({}, is_wanted)
@@ -444,7 +456,7 @@ class MemoryProducer(ProducerBase):
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         return self._broker.append(shard, payload, timestamp_ms)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """A message is in memory as soon as it was sent."""
 
 
@@ -466,10 +478,11 @@ class MemoryCommitter:
 
     def __init__(self, url: str | StreamUrl, group: str) -> None:
         url = StreamUrl.parse(url)
-        self._source, self._group = MemoryBatchSource(url), group
+        self._source, self._group = MemoryBatchSource(url), check_name("group", group)
 
     def commit(self, positions: Positions) -> None:
         """See :meth:`stream_consumers.committer.PositionCommitter.commit`."""
+        check_positions(positions)
         self._source.commit(self._group, positions)
 
     def committed(self) -> Positions:

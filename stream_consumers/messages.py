@@ -395,6 +395,24 @@ def now_milliseconds() -> int:
     return time.time_ns() // 1_000_000
 
 
+def is_recent(moment: float, *, now: float, seconds: float) -> bool:
+    """Whether a moment on the system's clock is within so many seconds of now, on either side.
+
+    A moment further ahead was noted before the clock was set back. It counts as long past: what waits for it to pass
+    would wait for as long as the clock was set back.
+
+    Args:
+        moment: in seconds since 1970, like ``now``.
+        now: the clock.
+        seconds: how long a moment is recent.
+
+    Example:
+        >>> [is_recent(moment, now=100.0, seconds=10.0) for moment in (80.0, 95.0, 105.0, 3700.0)]
+        [False, True, True, False]
+    """
+    return abs(now - moment) < seconds
+
+
 def utc_text(milliseconds: int) -> str:
     """Unix milliseconds in ISO 8601 with the zone, or as their number where no date can say them.
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -121,6 +121,29 @@ def choice(kind: type[Choice], value: object, *, option: str, beside: str = "") 
     if not isinstance(value, str) or isinstance(value, enum.Enum) or value not in known:
         raise InvalidOptionError(f"{option}={value!r} is unknown", remedy=f"Use {beside}one of: {', '.join(known)}.")
     return known[value]
+
+
+def choose_reset(reset: object, *, live: bool) -> AutoStreamReset:
+    """Return where a consumer without a position starts; refuse a start at the end that is not followed.
+
+    Args:
+        reset: a member, or its value as text.
+        live: whether the consumer waits for more at the end.
+
+    Raises:
+        InvalidOptionError: it is unknown, or ``latest`` without ``live``, which reads nothing.
+
+    Example:
+        >>> choose_reset("latest", live=True).name
+        'LATEST'
+    """
+    chosen = choice(AutoStreamReset, reset, option="reset")
+    if chosen is AutoStreamReset.LATEST and not live:
+        raise InvalidOptionError(
+            "reset='latest' with live=False reads nothing: it starts at the end, and ends there",
+            remedy="Use reset='earliest', or live=True.",
+        )
+    return chosen
 
 
 def choose_fields(options: object, **kinds: type[enum.Enum]) -> None:
@@ -271,14 +294,14 @@ def check_name(name: str, value: object, *, without: str = "") -> str:
 
 
 def check_several(name: str, values: object) -> None:
-    """Refuse text where several values are expected: each of its letters would be one.
+    """Refuse what is not several values; text is refused because each of its letters would be one.
 
     Args:
         name: of the argument.
         values: what it is set to.
 
     Raises:
-        InvalidOptionError: it is text.
+        InvalidOptionError: it is text, or nothing to iterate over.
 
     Example:
         >>> check_several("owners", ["team:shop"])
@@ -290,6 +313,11 @@ Write owners=['team:shop'].
     if isinstance(values, str | bytes):
         raise InvalidOptionError(
             f"{name}={values!r} is text, where several values are expected", remedy=f"Write {name}=[{values!r}]."
+        )
+    if not isinstance(values, Iterable):
+        raise InvalidOptionError(
+            f"{name}={values!r} is a {type(values).__name__}, where several values are expected",
+            remedy="Give a list, a tuple or a set.",
         )
 
 

@@ -32,7 +32,7 @@ MAX_SHARD = 2**64 - 1
 class ProducerBase(ClosesOnExit, ABC):
     """A producer that checks a message, fills in its defaults, and ends once; leaving its ``with`` block closes it.
 
-    A backend implements :meth:`_send` and :meth:`flush`, and :meth:`_end` if there is something to release. One whose
+    A backend implements :meth:`_send` and :meth:`_flush`, and :meth:`_end` if there is something to release. One whose
     ``send`` has more parameters overrides it, and passes them on to its :meth:`_send`. What every backend keeps:
 
     * A message that cannot be sent is refused by ``send``, before it is queued. Whenever ``send`` raises, its message
@@ -49,7 +49,7 @@ class ProducerBase(ClosesOnExit, ABC):
         ...         print(shard, payload)
         ...         return Receipt(shard, 0, timestamp_ms)
         ...
-        ...     def flush(self):
+        ...     def _flush(self):
         ...         pass
         >>> with Printer(StreamUrl.parse("printer://room/orders")) as printer:
         ...     receipt = printer.send(b"{}", timestamp_ms=1000)
@@ -70,9 +70,14 @@ class ProducerBase(ClosesOnExit, ABC):
         """See :meth:`stream_consumers.consumer.Producer.send`."""
         return self._send(*self._defaults(stream, shard, timestamp_ms), check_payload(payload))
 
-    @abstractmethod
     def flush(self) -> None:
-        """See :meth:`stream_consumers.consumer.Producer.flush`."""
+        """See :meth:`stream_consumers.consumer.Producer.flush`.
+
+        Raises:
+            ProducerEndedError: the producer was closed, which has flushed it.
+        """
+        self._check_not_ended()
+        self._flush()
 
     def close(self) -> None:
         """Flush and end; closing again does nothing.
@@ -90,9 +95,13 @@ class ProducerBase(ClosesOnExit, ABC):
     def _send(self, shard: Shard, timestamp_ms: int, payload: bytes) -> Receipt:
         """Send one message. Check again under the lock where a concurrent :meth:`close` would do harm."""
 
+    @abstractmethod
+    def _flush(self) -> None:
+        """Wait until everything sent is with the backend. Take the lock where a concurrent :meth:`close` does harm."""
+
     def _end(self) -> None:
         """Flush, and release what is open; called once, without the lock."""
-        self.flush()
+        self._flush()
 
     def _defaults(self, stream: str | None, shard: int, timestamp_ms: int | None) -> tuple[Shard, int]:
         """The shard and the timestamp of a message, checked, and filled in where they were not given.

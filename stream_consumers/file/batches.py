@@ -40,7 +40,7 @@ from stream_consumers.file.stretches import (
     Walk,
     is_within,
 )
-from stream_consumers.messages import DeadLetter, Shard
+from stream_consumers.messages import DeadLetter, Shard, is_recent
 from stream_consumers.options import Limits
 from stream_consumers.urls import StreamUrl
 
@@ -332,7 +332,9 @@ class FileBatchSource(BatchSource):
 
     def unreadable_tail(self) -> str | None:
         """An unfinished message, or damage without a message behind it, that nobody has touched for some seconds."""
-        if self._tail is None or not self._path.exists() or time.time() - self._path.stat().st_mtime < QUIET_SECONDS:
+        if self._tail is None or not self._path.exists():
+            return None
+        if is_recent(self._path.stat().st_mtime, now=time.time(), seconds=QUIET_SECONDS):
             return None
         return self._tail
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message
-from stream_consumers.errors import InvalidOptionError, StreamRemovedError
+from stream_consumers.errors import StreamRemovedError
 from stream_consumers.file.beacon_search import BeaconSearch
 from stream_consumers.file.format import EOS_PAYLOAD, HEADER_SIZE
 from stream_consumers.file.frames import Damage, Frame
 from stream_consumers.file.scanner import FrameScanner
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.urls import StreamUrl
 
 SHORTEST_WAIT_SECONDS = 0.001
@@ -55,12 +55,7 @@ class FileConsumer(PollingConsumer):
         on_dead_letter: DeadLetterObserver = log_dead_letter,
     ) -> None:
         url = StreamUrl.parse(url)
-        reset = choice(AutoStreamReset, reset, option="reset")
-        if reset is AutoStreamReset.LATEST and not live:
-            raise InvalidOptionError(
-                f"reading {url} from the latest message on without waiting for more reads nothing",
-                remedy="Use earliest, or live=True.",
-            )
+        reset = choose_reset(reset, live=live)
         super().__init__()
         self._path = Path(url.path)
         self._streams = frozenset(url.subscribed_streams())
@@ -103,16 +98,19 @@ class FileConsumer(PollingConsumer):
     def seek(self, moment: datetime) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.seek`."""
         at = to_milliseconds(moment)
-        self._move(
-            lambda beacons, shard: beacons.before_timestamp(shard, at),
-            lambda frame: frame.timestamp_ms < at,
-            f"at or after {moment.isoformat()}",
-        )
+        with self._lock:
+            self._check_open()
+            self._move(
+                lambda beacons, shard: beacons.before_timestamp(shard, at),
+                lambda frame: frame.timestamp_ms < at,
+                f"at or after {moment.isoformat()}",
+            )
 
     def rewind(self, to: Edge | int) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         to = rewind_place(to)
         with self._lock:
+            self._check_open()
             # Beacons are looked up by path, messages read from the file that is open: they must be of one file.
             self._scanner.check_in_place()
             if to is Edge.BEGINNING:
@@ -130,11 +128,13 @@ class FileConsumer(PollingConsumer):
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
         with self._lock:
+            self._check_open()
             self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._lock:
+            self._check_open()
             self._assignment.unassign(shard, self._assigned())
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class FileConsumer(PollingConsumer):
             return {item.shard for item in scanner if item.shard is not None and item.shard in self._assignment}
 
     def _move(self, find: Callable[[BeaconSearch, Shard], int], skip: Callable[[Frame], bool], place: str) -> None:
-        with self._lock, BeaconSearch(self._path) as beacons:
+        with BeaconSearch(self._path) as beacons:
             self._scanner.check_in_place()
             known = self._known_shards(beacons)
             first = 0 if known is None else min((find(beacons, shard) for shard in known), default=0)

@@ -96,13 +96,14 @@ class FileProducer(ProducerBase):
                     self._write()
         return Receipt(shard, sequence, timestamp_ms)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Write everything that was sent, so that readers see it.
 
         Raises:
             BrokerError: the file cannot be written; the messages stay queued.
         """
         with self._lock:
+            self._check_not_ended()
             self._write()
 
     def _end(self) -> None:

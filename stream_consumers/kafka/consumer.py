@@ -12,10 +12,16 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
-from stream_consumers.capabilities import Positions, ShardEnd, ShardObserver
+from stream_consumers.capabilities import Positions, ShardEnd, ShardObserver, check_positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, log_dead_letter, rewind_place
-from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
+from stream_consumers.consumer_base import (
+    Assignment,
+    PollingConsumer,
+    end_of,
+    no_message,
+    positions_to_go_to,
+)
 from stream_consumers.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -30,7 +36,7 @@ from stream_consumers.kafka.cluster import KafkaCluster, places_of, shards_of
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import read_headers
 from stream_consumers.messages import WILDCARD, DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, choice
+from stream_consumers.options import AutoStreamReset, ConsumerMode, Modes, check_several, choose_reset
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.urls import StreamUrl
 
@@ -89,7 +95,9 @@ class KafkaConsumer(PollingConsumer):
         url = StreamUrl.parse(url)
         super().__init__()
         self._on_dead_letter = on_dead_letter
-        mode, reset = CONSUMER_MODES.check(mode), choice(AutoStreamReset, reset, option="reset")
+        mode = CONSUMER_MODES.check(mode)
+        # A group has positions, from which there is something to read.
+        reset = choose_reset(reset, live=live or mode is not ConsumerMode.REAL_TIME)
         self._group = CONSUMER_MODES.group(mode, group)
         self._url, self._mode, self._reset, self._live = url, mode, reset, live
         has_group = mode is not ConsumerMode.REAL_TIME
@@ -102,6 +110,7 @@ class KafkaConsumer(PollingConsumer):
         # The topics by their ids when they were first seen; what was found to be gone is told until somebody moves.
         self._topic_ids: dict[str, str] = {}
         self._removed: StreamRemovedError | None = None
+        self._is_released = False
         self._known = self._all_shards()
         self._assignment = Assignment(self._streams)
         self._assigned: frozenset[Shard] = frozenset()
@@ -147,6 +156,7 @@ class KafkaConsumer(PollingConsumer):
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
         """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`; the cluster is asked, not the client."""
+        self._check_open()
         shards = self._assigned
         readable = self._cluster.ends(shards)
         written = self._cluster.ends(shards, IsolationLevel.READ_UNCOMMITTED)
@@ -156,6 +166,7 @@ class KafkaConsumer(PollingConsumer):
         """See :meth:`stream_consumers.consumer.Consumer.seek`; Kafka looks the offset up by timestamp."""
         at = to_milliseconds(moment)
         with self._lock.moving():
+            self._check_open()
             shards = self._selected()
             found = {s: offset for s, offset in self._cluster.at(shards, at).items() if offset >= 0}
             self._move(found, shards, lambda message: message.timestamp_ms >= at, f"at or after {moment.isoformat()}")
@@ -164,6 +175,7 @@ class KafkaConsumer(PollingConsumer):
         """See :meth:`stream_consumers.consumer.Consumer.rewind`."""
         to = rewind_place(to)
         with self._lock.moving():
+            self._check_open()
             shards = self._selected()
             if isinstance(to, Edge):
                 places = self._cluster.starts(shards) if to is Edge.BEGINNING else self._cluster.ends(shards)
@@ -184,6 +196,7 @@ class KafkaConsumer(PollingConsumer):
         """
         self._check_own_assignment()
         with self._lock.moving():
+            self._check_open()
             self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
@@ -194,6 +207,7 @@ class KafkaConsumer(PollingConsumer):
         """
         self._check_own_assignment()
         with self._lock.moving():
+            self._check_open()
             self._assignment.unassign(shard, self._known)
 
     def ack(self, message: Message) -> None:
@@ -205,6 +219,7 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: mode ``real_time`` has no group.
             NotSubscribedError: it is of another stream.
         """
+        self._check_open()
         self._check_group()
         shard = message.shard
         if not self._assignment.subscribes(shard.stream):
@@ -226,7 +241,12 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: mode ``real_time`` has no group.
             GroupActiveError: somebody else has the shards, or the group has members that are not this one.
         """
+        # While it closes, an observer commits what it gives back.
+        if self._is_released:
+            self._check_open()
         group = self._check_group()
+        if positions is not None:
+            check_positions(positions)
         with self._done_lock:
             chosen = dict(self._done) if positions is None else positions
         if chosen:
@@ -260,6 +280,7 @@ class KafkaConsumer(PollingConsumer):
     def observe(self, observer: ShardObserver) -> None:
         """Tell ``observer`` of the shards that the group assigns and revokes (mode ``load_balanced``)."""
         with self._lock.moving():
+            self._check_open()
             self._observer = observer
             if self._assigned:
                 observer.on_assigned(self._assigned)
@@ -273,6 +294,7 @@ class KafkaConsumer(PollingConsumer):
             InvalidOptionError: mode ``real_time`` has no group.
             BrokerUnavailableError, AccessDeniedError: as the broker says.
         """
+        self._check_open()
         group = self._check_group()
         is_member = self._mode is ConsumerMode.LOAD_BALANCED
         return self._cluster.committed(group, self._assigned if is_member else self._known)
@@ -289,6 +311,7 @@ class KafkaConsumer(PollingConsumer):
     def go_to(self, positions: Positions) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._lock.moving():
+            self._check_open()
             places = positions_to_go_to(positions, self._assigned, lambda: self._cluster.ends(sorted(positions)))
             # The first message may be gone already; to the client, negative offsets are names of other places.
             first = self._cluster.starts([shard for shard, position in positions.items() if position < 0])
@@ -298,12 +321,16 @@ class KafkaConsumer(PollingConsumer):
 
     def pause(self, shards: Iterable[Shard]) -> None:
         """Fetch nothing of these shards until :meth:`resume`; a seek or a change of owner ends it, too."""
+        check_several("shards", shards)
         with self._lock.moving():
+            self._check_open()
             self._consumer.pause([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def resume(self, shards: Iterable[Shard]) -> None:
         """Go on with these shards; nothing was lost meanwhile."""
+        check_several("shards", shards)
         with self._lock.moving():
+            self._check_open()
             self._consumer.resume([TopicPartition(s.stream, s.id) for s in sorted(shards) if s in self._assigned])
 
     def close(self) -> None:
@@ -314,6 +341,7 @@ class KafkaConsumer(PollingConsumer):
         with self._lock.moving(), self._committing:
             self._consumer.close()
             self._cluster.close()
+            self._is_released = True
 
     def _take(self, seconds: float) -> Message | DeadLetter | None:
         if not self._lock.acquire(seconds):

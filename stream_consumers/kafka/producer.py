@@ -135,7 +135,6 @@ class KafkaProducer(ProducerBase):
         self._note_at = self._delivered_at = 0.0
         self._failed: list[tuple[KafkaError, Shard]] = []
         self._dropped: list[Shard] = []
-        self._is_closed = False
         self._cluster = KafkaCluster(url, client)
         for stream in url.required_streams():
             self._look_up(stream)
@@ -178,7 +177,7 @@ class KafkaProducer(ProducerBase):
                 self._check_shard(target)
             return self._send(target, moment, payload, key, headers)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Wait until the brokers have everything that was sent.
 
         Raises:
@@ -187,8 +186,6 @@ class KafkaProducer(ProducerBase):
             StreamAssetsError: the client has given messages up; the message says how many to which shard. They are not
                 queued any more: those behind them may have arrived, so that they cannot be sent in their place.
         """
-        if self._is_closed:
-            return
         since = time.monotonic()
         while left := self._client.flush(POLL_SECONDS):
             self.check_progress(since, left, "Check the address and that the broker runs, then flush again.")
@@ -196,7 +193,7 @@ class KafkaProducer(ProducerBase):
 
     def _end(self) -> None:
         try:
-            self.flush()
+            self._flush()
         except StreamAssetsError as error:
             self._drop()
             if self._dropped:
@@ -207,7 +204,6 @@ class KafkaProducer(ProducerBase):
             self._client.purge()
             self._client.close()
             self._cluster.close()
-            self._is_closed = True
 
     def _drop(self) -> None:
         """Empty the queue; each message that is dropped is told to its receipt."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import redis
+import redis.cluster
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisClusterException
@@ -40,6 +41,9 @@ RESERVED = {
     "decode_responses": "payloads are bytes",
 }
 _READS = ("XREAD", "XREADGROUP")
+# Before redis-py 6 a cluster drops this option in silence, and its nodes accept the certificate of any host.
+_cluster_module: Any = redis.cluster
+_cluster_module.REDIS_ALLOWED_KEYS = (*_cluster_module.REDIS_ALLOWED_KEYS, "ssl_check_hostname")
 _DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
 
 
@@ -60,6 +64,8 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         "socket_connect_timeout": min(CONNECT_SECONDS, reply_seconds),
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": reply_seconds,
+        # Without certificates that are checked there is no name to check.
+        "ssl_check_hostname": options.get("ssl_cert_reqs") != "none",
         **{name: _typed(name, value) for name, value in options.items() if name not in _OWN},
         "ssl": url.protocol == "rediss",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stream_consumers.capabilities import Positions
+from stream_consumers.capabilities import Positions, check_positions
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import GroupActiveError, InvalidOptionError
 from stream_consumers.messages import Shard
@@ -47,6 +47,7 @@ class RedisCommitter:
             StreamNotFoundError: there is no such stream.
             BrokerUnavailableError, AccessDeniedError: as the server says.
         """
+        check_positions(positions)
         for shard, position in sorted(positions.items()):
             if not self._group.set_position(shard, position, entries_read=None):
                 raise GroupActiveError(

@@ -12,7 +12,7 @@ from stream_consumers.client_config import ClientConfig
 from stream_consumers.consumer import DeadLetterObserver, Edge, rewind_place
 from stream_consumers.consumer_base import Assignment, PollingConsumer, end_of, no_message, positions_to_go_to
 from stream_consumers.messages import DeadLetter, Message, Shard, to_milliseconds
-from stream_consumers.options import AutoStreamReset, choice
+from stream_consumers.options import AutoStreamReset, choose_reset
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_entry
 from stream_consumers.redis.ids import SUB_BITS, before
@@ -63,7 +63,7 @@ class RedisConsumer(PollingConsumer):
         url = StreamUrl.parse(url)
         super().__init__()
         self._live, self._on_dead_letter = live, on_dead_letter
-        reset = choice(AutoStreamReset, reset, option="reset")
+        reset = choose_reset(reset, live=live)
         self._server = RedisServer(url, client)
         self._reading = self._server.new_connection(REPLY_SECONDS)
         self._lock = PollingLock()
@@ -87,6 +87,7 @@ class RedisConsumer(PollingConsumer):
 
     def ends(self) -> Mapping[Shard, ShardEnd]:
         """See :meth:`stream_consumers.capabilities.MeasurableConsumer.ends`."""
+        self._check_open()
         return {shard: ShardEnd(end, end) for shard, end in self._ends(frozenset(self._next)).items()}
 
     def seek(self, moment: datetime) -> None:
@@ -100,6 +101,7 @@ class RedisConsumer(PollingConsumer):
             self._move(to, f"from sequence {to} on")
             return
         with self._lock.moving():
+            self._check_open()
             shards = frozenset(self._selected())
             places = self._ends(shards) if to is Edge.END else dict.fromkeys(shards, 0)
             self._go_to(places, places)
@@ -107,6 +109,7 @@ class RedisConsumer(PollingConsumer):
     def go_to(self, positions: Mapping[Shard, int]) -> None:
         """See :meth:`stream_consumers.capabilities.PositionedConsumer.go_to`."""
         with self._lock.moving():
+            self._check_open()
             places = positions_to_go_to(positions, self.assigned(), lambda: self._ends(frozenset(positions)))
             self._buffer = deque(item for item in self._buffer if item.shard not in places)
             self._next |= places
@@ -116,11 +119,13 @@ class RedisConsumer(PollingConsumer):
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`."""
         with self._lock.moving():
+            self._check_open()
             self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`."""
         with self._lock.moving():
+            self._check_open()
             self._assignment.unassign(shard, self._known)
 
     def close(self) -> None:
@@ -191,6 +196,7 @@ class RedisConsumer(PollingConsumer):
     def _move(self, sequence: int, place: str) -> None:
         sequence = max(0, sequence)
         with self._lock.moving():
+            self._check_open()
             ends = self._ends(frozenset(self._selected()))
             if not any(end > sequence for end in ends.values()):
                 raise no_message(place)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, NoReturn, TypeVar, overload
 
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.closing import ClosesOnExit
@@ -20,7 +20,7 @@ from stream_consumers.consumer import DeadLetterObserver, log_dead_letter
 from stream_consumers.consumer_base import POLL_SECONDS
 from stream_consumers.errors import GroupNotFoundError, InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.messages import DeadLetter, Message, Shard, decode_key
-from stream_consumers.options import check_count, check_switch, check_timeout
+from stream_consumers.options import check_count, check_name, check_several, check_switch, check_timeout
 from stream_consumers.polling_lock import PollingLock
 from stream_consumers.redis.entries import read_reply
 from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
@@ -96,6 +96,11 @@ class EntryReader(ClosesOnExit, ABC):
     ) -> None:
         url = StreamUrl.parse(url)
         self._identifiers: dict[str, str | None] = dict.fromkeys(_names(url, streams))
+        if not isinstance(identifiers or {}, Mapping):
+            raise InvalidOptionError(
+                f"identifiers={identifiers!r} is a {type(identifiers).__name__}",
+                remedy="Give a mapping of streams to identifiers.",
+            )
         unknown = sorted(set(identifiers or {}) - set(self._identifiers))
         if unknown:
             raise InvalidOptionError(
@@ -165,6 +170,7 @@ class EntryReader(ClosesOnExit, ABC):
             InvalidOptionError: ``identifier`` is no id.
             GroupNotFoundError: it has no group, which is not made either.
         """
+        name = _name(name)
         with self._lock.moving():
             self._check_open()
             if name in self._identifiers:
@@ -194,6 +200,20 @@ class EntryReader(ClosesOnExit, ABC):
             self._closed.clear()
             self._start()
         return self
+
+    async def __aenter__(self) -> NoReturn:
+        """Refuse ``async with``.
+
+        Raises:
+            InvalidOptionError: naming the consumer for asyncio.
+        """
+        raise InvalidOptionError(
+            f"{type(self).__name__} blocks, and cannot be entered with 'async with'",
+            remedy="Wrap it: async with AsyncEntryConsumer(create_entry_consumer(…)) as consumer.",
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing: nothing was entered."""
 
     # How the consumers differ.
 
@@ -437,8 +457,8 @@ class GroupEntryConsumer(EntryReader):
             client=client,
             on_dead_letter=on_dead_letter,
         )
-        if not group or not consumer:
-            raise InvalidOptionError("a member needs the names of group and consumer", remedy="Give both.")
+        check_name("group", group)
+        check_name("consumer", consumer)
         check_entry_id(start, (NOW,))
         check_switch("auto_create", auto_create)
         check_switch("start_from_backlog", start_from_backlog)
@@ -473,11 +493,11 @@ class GroupEntryConsumer(EntryReader):
             NotSubscribedError: the stream is not read by this consumer.
             GroupRemovedError: the group is gone.
         """
+        self._check_open()
         if stream not in self._identifiers:
             raise NotSubscribedError(
                 f"{stream} is not read by this consumer", remedy=f"Read are: {', '.join(self._identifiers)}."
             )
-        self._check_open()
         if not self._is_started:
             with self._lock.moving():
                 self._start()
@@ -532,11 +552,14 @@ class GroupEntryConsumer(EntryReader):
 
 
 def _names(url: StreamUrl, streams: Sequence[str | bytes]) -> list[str]:
-    if isinstance(streams, (str, bytes)):
-        raise InvalidOptionError(f"streams={streams!r} is no list", remedy="Write it in brackets.")
+    check_several("streams", streams)
     if not streams or url.streams:
         streams = [*(decode_key(stream) for stream in url.required_streams()), *streams]
-    return [stream if isinstance(stream, str) else name_of(stream) for stream in streams]
+    return [_name(stream) for stream in streams]
+
+
+def _name(stream: str | bytes) -> str:
+    return name_of(stream if isinstance(stream, bytes) else key_of(stream))
 
 
 @overload

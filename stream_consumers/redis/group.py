@@ -12,6 +12,7 @@ import redis
 
 from stream_consumers.errors import BrokerError, GroupRemovedError, StreamNotFoundError
 from stream_consumers.messages import Shard
+from stream_consumers.options import check_name
 from stream_consumers.redis.ids import before, behind, to_id
 from stream_consumers.redis.keys import is_numbered, readable
 from stream_consumers.redis.scripts import CREATE_GROUP, SET_POSITION
@@ -90,7 +91,8 @@ class RedisGroup:
     def __init__(
         self, server: RedisServer, name: str, consumer: str = "", *, acknowledge_on_read: bool = False
     ) -> None:
-        self.name, self.consumer, self.server = name, consumer, server
+        self.name, self.server = check_name("group", name), server
+        self.consumer = check_name("consumer", consumer) if consumer else ""
         # Shards whose keys are known; those of the others are asked of the server.
         self.keys: Mapping[Shard, bytes] = {}
         self._options = ("NOACK",) if acknowledge_on_read else ()

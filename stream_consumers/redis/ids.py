@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from stream_consumers.errors import FormatError, InvalidOptionError
 from stream_consumers.messages import MAX_SHARD_DIGITS
+from stream_consumers.options import check_several
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?\Z")
 SUB_BITS = 16
@@ -92,6 +93,20 @@ def check_entry_id(entry_id: str, special: Collection[str] = ()) -> str:
             f"{entry_id!r} is not an identifier of an entry", remedy=f"Write an id like 1700000000000-0{listed}."
         )
     return entry_id
+
+
+def check_entry_ids(entry_ids: Iterable[str]) -> None:
+    """Refuse what is not a collection of entry ids.
+
+    Raises:
+        InvalidOptionError: it is text, or one of them is no id.
+
+    Example:
+        >>> check_entry_ids(["1-0", "2-0"])
+    """
+    check_several("entry_ids", entry_ids)
+    for entry_id in entry_ids:
+        check_entry_id(entry_id)
 
 
 def behind(entry_id: bytes | str) -> int:

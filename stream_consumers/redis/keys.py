@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard, decode_key, encode_key
 from stream_consumers.redis.ids import is_shard_id
 
@@ -53,13 +54,24 @@ def pattern_of_shards(stream: str) -> bytes:
 
 
 def key_of(name: str) -> bytes:
-    """The key that :func:`name_of` is the text of.
+    r"""The key that :func:`name_of` is the text of.
+
+    Raises:
+        InvalidOptionError: it is no text, or has a surrogate that stands for no byte.
 
     Example:
         >>> key_of("user:42")
         b'user:42'
+        >>> key_of("\ud800")
+        Traceback (most recent call last):
+        stream_consumers.errors.InvalidOptionError: stream='\ud800' cannot be used. Use the text of a key, or its bytes.
     """
-    return name.encode("utf-8", "surrogateescape")
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidOptionError(
+            f"stream={name!r} cannot be used", remedy="Use the text of a key, or its bytes."
+        ) from error
 
 
 def name_of(key: bytes) -> str:

@@ -147,7 +147,7 @@ class RedisProducer(ProducerBase):
                     self.flush()
         return Receipt(shard, delivery.sequence, timestamp_ms)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send the messages that wait.
 
         Raises:
@@ -163,7 +163,7 @@ class RedisProducer(ProducerBase):
 
     def _end(self) -> None:
         try:
-            self.flush()
+            self._flush()
         except StreamAssetsError as error:
             dropped = undelivered(error, self._left(), remedy=_DROPPED)
             for delivery in chain.from_iterable(self._waiting.values()):

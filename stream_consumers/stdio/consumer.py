@@ -85,9 +85,11 @@ class StdioConsumer(PollingConsumer):
 
     def ack(self, message: Message) -> None:
         """Do nothing: the group remembers nothing, a message is done when it was handed out."""
+        self._check_open()
 
     def commit(self) -> int:
         """Do nothing, see :meth:`ack`."""
+        self._check_open()
         return 0
 
     @property
@@ -115,6 +117,7 @@ class StdioConsumer(PollingConsumer):
         Raises:
             UnsupportedError: always.
         """
+        self._check_open()
         raise UnsupportedError(f"{self._url}: a pipe cannot seek", remedy=_NOT_A_PIPE)
 
     def rewind(self, to: Edge | int) -> None:
@@ -124,14 +127,17 @@ class StdioConsumer(PollingConsumer):
             UnsupportedError: always.
         """
         rewind_place(to)
+        self._check_open()
         raise UnsupportedError(f"{self._url}: a pipe cannot rewind", remedy=_NOT_A_PIPE)
 
     def assign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.assign`; at once, as there is no seek."""
+        self._check_open()
         self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
         """See :meth:`stream_consumers.consumer.Consumer.unassign`; at once, as there is no seek."""
+        self._check_open()
         self._assignment.unassign(shard, self._seen)
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class StdioProducer(ProducerBase):
             self._broker.loop_back(Message(shard, receipt.sequence, timestamp_ms, payload))
         return receipt
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Write what was sent.
 
         Raises:
@@ -98,7 +98,7 @@ class StdioProducer(ProducerBase):
     def _end(self) -> None:
         """Flush; stdout stays open."""
         try:
-            self.flush()
+            self._flush()
         finally:
             if self._options.loopback:
                 self._broker.close_loopback()

@@ -106,7 +106,8 @@ class StreamerProducer(ClosesOnExit):
     def flush(self) -> None:
         """Wait until everything sent is with the backend."""
         with self._lock:
-            if self._writer is not None and not self._ended:
+            self._check_not_ended()
+            if self._writer is not None:
                 self._writer.flush()
 
     def end(self) -> None:
@@ -128,9 +129,12 @@ class StreamerProducer(ClosesOnExit):
                 self.flush()
                 self._ended = True
 
-    def _opened(self, stream: str) -> Producer:
+    def _check_not_ended(self) -> None:
         if self._ended:
             raise ProducerEndedError("the producer has ended", remedy="Create a new one.")
+
+    def _opened(self, stream: str) -> Producer:
+        self._check_not_ended()
         if self._writer is None:
             self._writer = self._open_writer(stream)
         return self._writer

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from stream_consumers.closing import ClosesOnExit
 from stream_consumers.errors import StreamAssetsError
+from stream_consumers.options import check_several
 from stream_consumers.subscription.messages import EventMessage, FetchedEntry, GroupPosition
 
 Published = str | StreamAssetsError
@@ -61,6 +62,7 @@ class StreamBackend(ClosesOnExit, ABC):
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
         """Publish messages in order; returns a result for each. One that is refused does not stop the others."""
+        check_several("messages", messages)
         results: list[Published] = []
         for message in messages:
             try:
@@ -82,7 +84,7 @@ class StreamBackend(ClosesOnExit, ABC):
             group: the group that the entries are pending in.
             consumer: the consumer that gets them.
             min_idle_seconds: seconds since the last delivery, or the last :meth:`touch`.
-            count: the most entries to take over; none is claimed that is not returned.
+            count: the most entries to take over, at least 1; none is claimed that is not returned.
         """
 
     @abstractmethod
@@ -95,7 +97,7 @@ class StreamBackend(ClosesOnExit, ABC):
             stream: the name of the stream.
             group: the name of the group.
             consumer: the consumer that gets them.
-            count: the most entries to read.
+            count: the most entries to read, at least 1.
             timeout_seconds: how long to wait for an entry; 0 does not wait, and nothing waits for ever.
         """
 
@@ -112,6 +114,7 @@ class StreamBackend(ClosesOnExit, ABC):
         Raises:
             StreamAssetsError: the entries may still be pending; they will be delivered again.
         """
+        check_several("entry_ids", entry_ids)
         return sum(self.ack(stream, group, entry_id) for entry_id in entry_ids)
 
     def redeliver(self, stream: str, group: str, consumer: str, entry_id: str) -> FetchedEntry | None:

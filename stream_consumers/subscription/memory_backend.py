@@ -9,8 +9,8 @@ from itertools import islice
 from stream_consumers.errors import GroupRemovedError
 from stream_consumers.memory import MemoryBroker, MemoryGroup, PendingEntry, memory_broker
 from stream_consumers.messages import Shard, from_milliseconds, now_milliseconds
-from stream_consumers.options import check_count, check_timeout
-from stream_consumers.redis.ids import check_entry_id
+from stream_consumers.options import check_count, check_name, check_timeout
+from stream_consumers.redis.ids import check_entry_id, check_entry_ids
 from stream_consumers.subscription.backend import StreamBackend
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
@@ -48,7 +48,8 @@ class MemoryBackend(StreamBackend):
     def create_group(self, stream: str, group: str, start: str) -> GroupPosition:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.create_group`."""
         check_entry_id(start, special=("$",))
-        broker, shard = self._broker, Shard(stream)
+        broker, shard = self._broker, _shard(stream)
+        check_name("group", group)
         with broker.changed:
             end = broker.ends.setdefault(shard, 0)
             wanted = end if start == "$" else _number(start)
@@ -62,18 +63,18 @@ class MemoryBackend(StreamBackend):
 
     def append(self, stream: str, raw: bytes) -> str:
         """Add an entry with these bytes, whatever they are; returns its id."""
-        return _id(self._broker.append(Shard(stream), raw).sequence)
+        return _id(self._broker.append(_shard(stream), raw).sequence)
 
     def remove(self, stream: str, entry_id: str) -> None:
         """Remove an entry from a stream; where it is pending, it stays so."""
         with self._broker.changed:
-            log = self._broker.messages[Shard(stream)]
+            log = self._broker.messages[_shard(stream)]
             log[:] = [message for message in log if _id(message.sequence) != entry_id]
 
     def entries(self, stream: str) -> list[tuple[str, bytes]]:
         """Every entry of a stream: its id and its bytes."""
         with self._broker.changed:
-            return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(Shard(stream))]
+            return [(_id(message.sequence), message.payload or b"") for message in self._broker.between(_shard(stream))]
 
     def pending(self, stream: str, group: str) -> dict[str, str]:
         """Owner by id of what is pending."""
@@ -88,14 +89,15 @@ class MemoryBackend(StreamBackend):
     def remove_group(self, stream: str, group: str) -> None:
         """Remove a group with what is pending."""
         with self._broker.changed:
-            del self._broker.groups[Shard(stream), group]
+            del self._broker.groups[_shard(stream), group]
             self._broker.changed.notify_all()
 
     def reclaim_idle(
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
-        check_count("count", count, at_least=0)
+        check_count("count", count)
+        check_name("consumer", consumer)
         with self._broker.changed:
             known = self._group(stream, group)
             known.consumers.add(consumer)
@@ -111,13 +113,14 @@ class MemoryBackend(StreamBackend):
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
         check_count("count", count)
+        check_name("consumer", consumer)
         timeout_seconds = check_timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         with self._broker.changed:
             while True:
                 known = self._group(stream, group)
                 known.consumers.add(consumer)
-                new = [m.sequence for m in islice(self._broker.between(Shard(stream), known.position), count)]
+                new = [m.sequence for m in islice(self._broker.between(_shard(stream), known.position), count)]
                 left = deadline - time.monotonic()
                 if new or left <= 0:
                     break
@@ -135,8 +138,7 @@ class MemoryBackend(StreamBackend):
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
-        for entry_id in entry_ids:
-            check_entry_id(entry_id)
+        check_entry_ids(entry_ids)
         with self._broker.changed:
             for held in self._group(stream, group).held_by(consumer, map(_sequence, entry_ids)):
                 held.touched = time.monotonic()
@@ -147,8 +149,7 @@ class MemoryBackend(StreamBackend):
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
-        for entry_id in entry_ids:
-            check_entry_id(entry_id)
+        check_entry_ids(entry_ids)
         with self._broker.changed:
             pending = self._group(stream, group).pending
             return sum(pending.pop(_sequence(entry_id), None) is not None for entry_id in entry_ids)
@@ -156,7 +157,7 @@ class MemoryBackend(StreamBackend):
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.forget_consumer`."""
         with self._broker.changed:
-            known = self._broker.groups.get((Shard(stream), group))
+            known = self._broker.groups.get((_shard(stream), group))
             if known is not None:
                 known.cursors.pop(consumer, None)
             if known is None or any(held.consumer == consumer for held in known.pending.values()):
@@ -165,7 +166,7 @@ class MemoryBackend(StreamBackend):
             return True
 
     def _group(self, stream: str, group: str) -> MemoryGroup:
-        known = self._broker.groups.get((Shard(stream), group))
+        known = self._broker.groups.get((_shard(stream), group))
         if known is None:
             raise GroupRemovedError(
                 f"there is no group {group!r} of {stream!r}",
@@ -174,7 +175,7 @@ class MemoryBackend(StreamBackend):
         return known
 
     def _deliver(self, stream: str, group: MemoryGroup, consumer: str, sequence: int) -> FetchedEntry:
-        message = next(self._broker.between(Shard(stream), sequence, sequence + 1), None)
+        message = next(self._broker.between(_shard(stream), sequence, sequence + 1), None)
         now = now_milliseconds()
         held = group.pending.setdefault(sequence, PendingEntry(consumer, 0, now, 0.0))
         if message is not None:
@@ -184,6 +185,10 @@ class MemoryBackend(StreamBackend):
             # As on Redis it is not claimed, so that the consumer that finds it reports the loss.
             return removed_entry(_id(sequence), delivery)
         return self._envelope.open(_id(sequence), message.payload or b"", delivery)
+
+
+def _shard(stream: str) -> Shard:
+    return Shard(check_name("stream", stream))
 
 
 def _number(entry_id: str) -> int:

@@ -14,11 +14,11 @@ import redis
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.errors import GroupRemovedError, StreamAssetsError
 from stream_consumers.messages import Shard, from_milliseconds
-from stream_consumers.options import check_count, check_timeout
+from stream_consumers.options import check_count, check_name, check_several, check_timeout
 from stream_consumers.redis.client import explain
 from stream_consumers.redis.entries import original_bytes
 from stream_consumers.redis.group import ACK_CHUNK, NEW, NOW, RedisGroup
-from stream_consumers.redis.ids import check_entry_id
+from stream_consumers.redis.ids import check_entry_id, check_entry_ids
 from stream_consumers.redis.keys import key_of
 from stream_consumers.redis.scripts import FORGET, RECLAIM, REDELIVER, TOUCH_ENTRIES
 from stream_consumers.redis.server import REPLY_SECONDS, RedisServer
@@ -101,6 +101,7 @@ class RedisBackend(StreamBackend):
 
     def publish_batch(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.publish_batch`."""
+        check_several("messages", messages)
         results: list[Published] = []
         for begin in range(0, len(messages), PIPELINE):
             results += self._publish_page(stream, messages[begin : begin + PIPELINE])
@@ -110,8 +111,9 @@ class RedisBackend(StreamBackend):
         self, stream: str, group: str, consumer: str, min_idle_seconds: float, count: int
     ) -> list[FetchedEntry]:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.reclaim_idle`."""
-        check_count("count", count, at_least=0)
+        check_count("count", count)
         triple = (stream, group, consumer)
+        self._member(*triple)
         idle = max(0, round(min_idle_seconds * 1000))
         found: list[FetchedEntry] = []
         cursor = self._cursors.get(triple, _BEGIN)
@@ -137,7 +139,7 @@ class RedisBackend(StreamBackend):
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.read_new`."""
         check_count("count", count)
         timeout_seconds = check_timeout(timeout_seconds)
-        member, shard = self._group(stream, group, consumer), Shard(stream)
+        member, shard = self._member(stream, group, consumer), Shard(stream)
         deadline = time.monotonic() + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -157,8 +159,7 @@ class RedisBackend(StreamBackend):
 
     def touch(self, stream: str, group: str, consumer: str, entry_ids: Sequence[str]) -> None:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.touch`."""
-        for entry_id in entry_ids:
-            check_entry_id(entry_id)
+        check_entry_ids(entry_ids)
         self._note(stream, group, entry_ids)
         for begin in range(0, len(entry_ids), ACK_CHUNK):
             self._run((stream, group, consumer), TOUCH_ENTRIES, entry_ids[begin : begin + ACK_CHUNK])
@@ -169,8 +170,7 @@ class RedisBackend(StreamBackend):
 
     def ack_many(self, stream: str, group: str, entry_ids: Sequence[str]) -> int:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.ack_many`."""
-        for entry_id in entry_ids:
-            check_entry_id(entry_id)
+        check_entry_ids(entry_ids)
         done = self._group(stream, group).acknowledge(Shard(stream), entry_ids)
         with self._lock:
             noted = self._noted.get((stream, group), set())
@@ -185,7 +185,7 @@ class RedisBackend(StreamBackend):
     def forget_consumer(self, stream: str, group: str, consumer: str) -> bool:
         """See :meth:`stream_consumers.subscription.backend.StreamBackend.forget_consumer`."""
         triple = (stream, group, consumer)
-        member = self._group(*triple)
+        member = self._member(*triple)
         with self._lock:
             self._cursors.pop(triple, None)
             self._groups.pop(triple, None)
@@ -203,18 +203,22 @@ class RedisBackend(StreamBackend):
             group.stop_reading()
         self._server.close()
 
+    def _member(self, stream: str, group: str, consumer: str) -> RedisGroup:
+        return self._group(stream, group, check_name("consumer", consumer))
+
     def _group(self, stream: str, group: str, consumer: str = "") -> RedisGroup:
+        key, triple = key_of(stream), (stream, check_name("group", group), consumer)
         with self._lock:
-            found = self._groups.get((stream, group, consumer))
+            found = self._groups.get(triple)
             if found is None:
                 found = RedisGroup(self._server, group, consumer)
-                found.keys = {Shard(stream): key_of(stream)}
-                self._groups[stream, group, consumer] = found
+                found.keys = {Shard(stream): key}
+                self._groups[triple] = found
             return found
 
     def _run(self, triple: _Triple, script: str, arguments: Sequence[object]) -> Any:
         stream, group, consumer = triple
-        member, times = self._group(*triple), _times(stream, group)
+        member, times = self._member(*triple), _times(stream, group)
         return member.run(Shard(stream), script, [consumer, *arguments], beside=[times])
 
     def _redelivered(self, triple: _Triple, reply: Any) -> list[FetchedEntry]:

@@ -543,6 +543,39 @@ class ConsumerContract(Contract):
             consumer.next(0)
         assert list(consumer) == []
 
+    def test_a_closed_consumer_is_not_moved(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(4, shards=2))
+        zero = Shard("orders", 0)
+        consumer = create_consumer(stream.url())
+        take(consumer, 1)
+        consumer.close()
+        calls: list[Callable[[], object]] = [
+            lambda: consumer.seek(from_milliseconds(1_000)),
+            lambda: consumer.rewind(Edge.BEGINNING),
+            lambda: consumer.rewind(Edge.END),
+            lambda: consumer.rewind(receipts[0].sequence),
+            lambda: consumer.assign(zero),
+            lambda: consumer.unassign(zero),
+        ]
+        if isinstance(consumer, PositionedConsumer):
+            calls.append(lambda: consumer.go_to({zero: 0}))
+        for call in calls:
+            with pytest.raises(StreamEndedError):
+                call()
+
+    # what cannot be asked for
+
+    def test_latest_without_following_is_refused(self, stream: Stream) -> None:
+        with pytest.raises(InvalidOptionError):
+            create_consumer(stream.url(), reset=AutoStreamReset.LATEST, live=False)
+
+    @pytest.mark.parametrize("positions", ["orders", ["orders"], 7, {"orders": 0}, {Shard("orders"): "0"}], ids=repr)
+    def test_positions_are_sequences_of_shards(self, stream: Stream, positions: Any) -> None:
+        with create_consumer(stream.url()) as consumer:
+            if isinstance(consumer, PositionedConsumer):
+                with pytest.raises(InvalidOptionError):
+                    consumer.go_to(positions)
+
 
 class ProducerContract(Contract):
     """What a producer does: receipts, sequences, times, flushing, closing, and keeping what was not acknowledged."""
@@ -579,6 +612,8 @@ class ProducerContract(Contract):
         producer.close()
         with pytest.raises(ProducerEndedError):
             producer.send(b"two")
+        with pytest.raises(ProducerEndedError):
+            producer.flush()
         with replay(stream) as consumer:
             assert [message.payload for message in consumer] == [b"one"]
 

@@ -15,7 +15,7 @@ from stream_consumers.consumer import Consumer, Edge, rewind_place
 from stream_consumers.consumer_base import PollingConsumer
 from stream_consumers.errors import InvalidOptionError, StreamAssetsError, StreamEndedError
 from stream_consumers.messages import Message, Shard, check_shard
-from stream_consumers.options import check_count, check_timeout
+from stream_consumers.options import check_count, check_several, check_timeout
 from stream_consumers.tracking.background_commit import BackgroundCommit
 from stream_consumers.tracking.committers import CommitResult, check_committer
 from stream_consumers.tracking.livelock import Livelock, LivelockWatch, ShardProgress
@@ -163,11 +163,17 @@ class TrackedConsumer(PollingConsumer):
         Messages that are handed out are tracked already, for one reader.
         """
         check_count("readers", readers)
+        self._check_usable()
         with self._changed:
             self._shards.track(message, readers)
 
     def ack(self, message: Message) -> bool:
-        """A message is finished; ``False`` if it was before, or is not this consumer's any more."""
+        """A message is finished; ``False`` if it was before, or is not this consumer's any more.
+
+        Raises:
+            StreamEndedError: the consumer was closed, so that nothing commits it.
+        """
+        self._check_usable()
         with self._changed:
             is_finished = self._shards.acknowledge(message.shard, message.sequence)
             is_drained = is_finished and self._shards.is_drained(message.shard)
@@ -192,9 +198,12 @@ class TrackedConsumer(PollingConsumer):
         self.ack(message)
 
     def on_task_error(self, error: BaseException) -> CommitResult:
-        """Processing a message failed: what others have finished is committed, the message is not."""
+        """Processing a message failed: what others have finished is committed, the message is not.
+
+        After the consumer was closed, nothing is committed.
+        """
         self._callbacks.on_task_error(error)
-        return self.commit()
+        return CommitResult.NOTHING_TO_DO if self._closed.is_set() else self.commit()
 
     @property
     def unacked(self) -> list[Message]:
@@ -217,7 +226,13 @@ class TrackedConsumer(PollingConsumer):
         Returns:
             ``ANOTHER_WAS_RUNNING`` when that one has ended: it may have left out what was acknowledged last. ``FAILED``
             keeps the error in :attr:`commit_error`; the background tries again.
+
+        Raises:
+            InvalidOptionError: ``streams_or_shards`` is no collection of streams and shards.
+            StreamEndedError: the consumer was closed.
         """
+        self._check_usable()
+        _check_choice(streams_or_shards)
         is_releasing = self._releasing == threading.get_ident()
         with self._activities.doing(Activity.COMMITTING):
             commit = self._commits.commit_now if is_releasing else self._commits.commit
@@ -229,6 +244,8 @@ class TrackedConsumer(PollingConsumer):
         """As :meth:`commit`, but after one that is under way it commits itself."""
         if self._releasing == threading.get_ident():
             return self.commit(streams_or_shards, start_new_transaction=start_new_transaction)
+        self._check_usable()
+        _check_choice(streams_or_shards)
         with self._activities.doing(Activity.COMMITTING):
             return self._commits.commit(streams_or_shards, start_new_transaction=start_new_transaction, is_forced=True)
 
@@ -247,6 +264,7 @@ class TrackedConsumer(PollingConsumer):
         Args:
             timeout_seconds: ``close_seconds`` by default.
         """
+        self._check_usable()
         seconds = self._options.close_seconds if timeout_seconds is None else check_timeout(timeout_seconds)
         deadline = time.monotonic() + seconds
         with self._activities.doing(Activity.WAITING_EMPTY):
@@ -263,12 +281,16 @@ class TrackedConsumer(PollingConsumer):
 
     def pause_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out nothing of these shards; what was fetched is kept."""
+        self._check_usable()
+        check_several("shards", shards)
         chosen = frozenset(map(check_shard, shards))
         with self._changed:
             self._shards.paused |= chosen
 
     def resume_partitions(self, shards: Iterable[Shard]) -> None:
         """Hand out these shards again, from where they were."""
+        self._check_usable()
+        check_several("shards", shards)
         chosen = frozenset(map(check_shard, shards))
         with self._changed:
             self._shards.paused -= chosen
@@ -343,6 +365,7 @@ class TrackedConsumer(PollingConsumer):
             InvalidOptionError: the backend cannot move single shards.
             StreamAssetsError: as the committer says.
         """
+        self._check_usable()
         with self._reader.fetching.moving():
             committed = self._committer.committed()
             with self._changed:
@@ -419,6 +442,11 @@ class TrackedConsumer(PollingConsumer):
         """What the watch of the option ``livelock`` found when it last looked; nothing without it."""
         return [] if self._watch is None else self._watch.status()
 
+    def _check_usable(self) -> None:
+        """Refuse a consumer that was closed; a callback for shards that are given back meanwhile may go on."""
+        if self._releasing != threading.get_ident():
+            self._check_open()
+
     def _ends(self) -> Mapping[Shard, ShardEnd]:
         """Where the shards end; what was received, where the consumer cannot ask."""
         if isinstance(self._consumer, MeasurableConsumer):
@@ -451,3 +479,13 @@ class TrackedConsumer(PollingConsumer):
             self._consumer.close()
         if error is not None:
             raise error
+
+
+def _check_choice(streams_or_shards: object) -> None:
+    if streams_or_shards is None:
+        return
+    check_several("streams_or_shards", streams_or_shards)
+    assert isinstance(streams_or_shards, Iterable)
+    for chosen in streams_or_shards:
+        if not isinstance(chosen, str):
+            check_shard(chosen)

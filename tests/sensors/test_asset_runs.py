@@ -189,6 +189,29 @@ def test_an_old_run_holds_the_next_one_back_as_long_as_it_may_live_and_where_two
     assert bool(jobs.tick().run_requests) is not holds
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Set the clock of the sensor ahead by this, or back."""
+    then = time.time() + seconds
+    monkeypatch.setattr(asset_runs, "time", SimpleNamespace(time=lambda: then))
+
+
+def test_a_clock_that_was_set_back_prolongs_no_pause(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs.cancel(jobs.run("ingest_orders"))
+    assert jobs.tick().skip_reason
+    set_clock(monkeypatch, -60)
+    assert jobs.tick().skip_reason
+    set_clock(monkeypatch, -2 * 3600)
+    assert jobs.tick().run_requests
+
+
+def test_failures_from_before_the_clock_was_set_back_do_not_pause(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        jobs.run("ingest_orders", Status.FAILURE)
+    assert "the last 2 runs failed" in skip_message(jobs.tick())
+    set_clock(monkeypatch, -2 * 3600)
+    assert jobs.tick().run_requests
+
+
 def test_a_run_holds_the_next_one_back_however_many_others_are_in_flight(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from stream_consumers.async_consumer import AsyncConsumer
+from stream_consumers.committer import ProcessCommitter
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import InvalidOptionError
+from stream_consumers.errors import InvalidOptionError, StreamEndedError
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
 from stream_consumers.messages import Shard
 from stream_consumers.options import FileProducerOptions, Limits, RedisGroupOptions
 from stream_consumers.redis.claim_name import ClaimPolicy
-from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer
+from stream_consumers.redis.committers import RedisCommitter
+from stream_consumers.redis.entry_consumer import EntryConsumer, GroupEntryConsumer, create_entry_consumer
 from stream_consumers.redis.group_consumer import RedisGroupConsumer
 from stream_consumers.redis.producer import RedisProducer
 from stream_consumers.redis.server import RedisServer
@@ -169,9 +171,6 @@ def test_a_stream_backend_counts_in_whole_numbers_and_knows_its_ids(kind: str, r
             wrong: Any = count
             with pytest.raises(InvalidOptionError, match="count="):
                 backend.read_new(stream, *words, wrong, 0)
-            if count == 0:
-                assert backend.reclaim_idle(stream, *words, 0.0, wrong) == []
-                continue
             with pytest.raises(InvalidOptionError, match="count="):
                 backend.reclaim_idle(stream, *words, 0.0, wrong)
         # Nothing was read meanwhile.
@@ -247,3 +246,117 @@ def test_a_moment_a_shard_and_an_observer_are_what_they_should_be(tracked: Track
     for observer in (None, 5):
         with pytest.raises(InvalidOptionError, match="cannot be called"):
             create_consumer(URL, on_dead_letter=observer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chosen", ["orders", b"orders", 7, [7], [None]], ids=repr)
+def test_a_tracked_consumer_takes_collections(tracked: TrackedConsumer, chosen: Any) -> None:
+    for call in (tracked.commit, tracked.force_commit, tracked.pause_partitions, tracked.resume_partitions):
+        # With nothing to commit, and with something.
+        with pytest.raises(InvalidOptionError):
+            call(chosen)
+        message = tracked.next(0)
+        if message is not None:
+            tracked.ack(message)
+        with pytest.raises(InvalidOptionError):
+            call(chosen)
+    assert tracked.commit(["orders"]) is CommitResult.COMMITTED
+
+
+def test_a_closed_tracked_consumer_does_nothing_more() -> None:
+    consumer = TrackedConsumer(create_consumer(URL), MemoryCommitter(URL, "billing"))
+    message = consumer.next(0)
+    assert message is not None
+    consumer.ack(message)
+    consumer.close()
+    calls: list[Callable[[], object]] = [
+        lambda: consumer.next(0),
+        lambda: list(consumer.getmany(0)),
+        lambda: consumer.ack(message),
+        lambda: consumer.track_message(message),
+        consumer.commit,
+        consumer.force_commit,
+        consumer.wait_empty,
+        lambda: consumer.pause_partitions([message.shard]),
+        lambda: consumer.resume_partitions([message.shard]),
+        lambda: consumer.seek(message.timestamp),
+        lambda: consumer.rewind(0),
+        lambda: consumer.go_to({message.shard: 0}),
+        consumer.seek_to_committed,
+        lambda: consumer.assign(message.shard),
+        lambda: consumer.unassign(message.shard),
+    ]
+    for call in calls:
+        with pytest.raises(StreamEndedError):
+            call()
+    consumer.close()
+    # What a handler raised is not hidden.
+    with pytest.raises(ValueError, match="its own"), consumer.processing(message):
+        raise ValueError("its own")
+
+
+@pytest.mark.parametrize("positions", ["orders", ["orders"], 7, {"orders": 1}, {Shard("orders"): "1"}], ids=repr)
+def test_committers_take_sequences_of_shards(redis_address: str, positions: Any) -> None:
+    for committer in (
+        ProcessCommitter(),
+        MemoryCommitter(URL, "billing"),
+        RedisCommitter(f"redis://{redis_address}/{unique_name()}", "billing"),
+    ):
+        with pytest.raises(InvalidOptionError):
+            committer.commit(positions)
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_stream_backend_takes_collections_and_names(kind: str, redis_address: str) -> None:
+    stream = unique_name()
+    with MemoryBackend() if kind == "memory" else RedisBackend(f"redis://{redis_address}/") as backend:
+        backend.create_group(stream, "billing", "0")
+        words: Any
+        for words in ("1", b"1", 7):
+            for call in (
+                lambda words=words: backend.ack_many(stream, "billing", words),
+                lambda words=words: backend.touch(stream, "billing", "me", words),
+                lambda words=words: backend.publish_batch(stream, words),
+            ):
+                with pytest.raises(InvalidOptionError):
+                    call()  # type: ignore[no-untyped-call]
+        message = EventMessage(b"{}")
+        for name in ("a\0b", "\ud800", "", 7, None, ["billing"]):
+            wrong: Any = name
+            refused: list[Callable[[Any], object]] = [
+                lambda wrong: backend.create_group(stream, wrong, "0"),
+                lambda wrong: backend.read_new(stream, "billing", wrong, 1, 0),
+                lambda wrong: backend.reclaim_idle(stream, "billing", wrong, 0, 1),
+            ]
+            # A key of Redis may have a NUL, and be empty.
+            if kind == "memory" or name not in ("a\0b", ""):
+                refused += [
+                    lambda wrong: backend.publish(wrong, message),
+                    lambda wrong: backend.create_group(wrong, "billing", "0"),
+                ]
+            for refuse in refused:
+                with pytest.raises(InvalidOptionError):
+                    refuse(wrong)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "", 7], ids=ascii)
+def test_an_entry_consumer_takes_names(name: Any) -> None:
+    url = "redis://127.0.0.1:1/orders"
+    for words in ({"group": name, "consumer": "me"}, {"group": "billing", "consumer": name}):
+        with pytest.raises(InvalidOptionError):
+            create_entry_consumer(url, **words)
+    wrong: Any
+    for wrong in ("orders", b"orders", 7, ["\ud800"], [7]):
+        with pytest.raises(InvalidOptionError):
+            create_entry_consumer(url, streams=wrong)
+    with pytest.raises(InvalidOptionError):
+        create_entry_consumer(url, identifiers="orders")
+
+
+def test_an_entry_consumer_that_blocks_names_the_one_for_asyncio() -> None:
+    async def enter() -> None:
+        blocking: Any = create_entry_consumer("redis://127.0.0.1:1/orders")
+        async with blocking:
+            pass
+
+    with pytest.raises(InvalidOptionError, match="AsyncEntryConsumer"):
+        asyncio.run(enter())

@@ -6,15 +6,15 @@ import asyncio
 import io
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from stream_consumers.async_consumer import AsyncConsumer
-from stream_consumers.consumer import GroupConsumer
+from stream_consumers.consumer import Edge, GroupConsumer
 from stream_consumers.create import create_consumer, create_producer
-from stream_consumers.errors import InvalidOptionError, NotSubscribedError
+from stream_consumers.errors import InvalidOptionError, NotSubscribedError, StreamEndedError
 from stream_consumers.memory import MemoryCommitter, forget_memory_broker
 from stream_consumers.messages import Message, Shard
 from stream_consumers.options import RedisGroupOptions
@@ -113,6 +113,53 @@ def test_groups_that_remember_nothing(memory: str, tmp_path: Path) -> None:
             assert isinstance(member, GroupConsumer)
             take(member, 3)
             assert (member.group, member.commit()) == ("billing", 0)
+
+
+def test_a_closed_member_acknowledges_and_commits_nothing(memory: str, tmp_path: Path, redis_address: str) -> None:
+    place = Place(redis_address)
+    place.send(range(3))
+    file = write_stream(tmp_path / "orders.ss", 3, shards=1)
+    lines = StdioBroker(io.BytesIO(b"[orders | 1] one\n"), io.BytesIO())
+    manual = RedisGroupOptions(auto_commit="disabled")  # type: ignore[arg-type]
+    members: list[GroupConsumer] = [
+        create_consumer(memory, mode="load_balanced", group="billing"),
+        create_consumer(file, mode="load_balanced", group="billing"),
+        create_consumer(place.url, mode="load_balanced", group="billing", group_options=manual),
+        StdioConsumer("stdio:///orders", mode="load_balanced", group="billing", broker=lines),  # type: ignore[arg-type]
+    ]
+    for member in members:
+        message = member.next(PATIENCE)
+        assert message is not None
+        member.close()
+        for call in closed_calls(member, message):
+            with pytest.raises(StreamEndedError):
+                call()
+    place.client.close()
+
+
+def test_a_closed_member_of_kafka_acknowledges_and_commits_nothing(kafka: str) -> None:
+    topic = create_topic(kafka, 1)
+    fill(kafka, topic, 1, partitions=1)
+    member = create_consumer(f"kafka://{kafka}/{topic}", mode="resumable", group=unique_group())
+    message = member.next(PATIENCE)
+    assert message is not None
+    member.close()
+    for call in closed_calls(member, message):
+        with pytest.raises(StreamEndedError):
+            call()
+
+
+def closed_calls(member: GroupConsumer, message: Message) -> list[Callable[[], object]]:
+    """Every operation of a member that was closed."""
+    return [
+        lambda: member.next(0),
+        lambda: member.ack(message),
+        member.commit,
+        lambda: member.seek(message.timestamp),
+        lambda: member.rewind(Edge.BEGINNING),
+        lambda: member.assign(message.shard),
+        lambda: member.unassign(message.shard),
+    ]
 
 
 @pytest.mark.slow

@@ -116,11 +116,13 @@ class LineConsumer(PollingConsumer):
         if not isinstance(to, Edge):
             return self._move(lambda message: message.sequence >= to, f"from sequence {to} on")
         with self._lock:
+            self._check_open()
             shards = self._folder.shards() if to is Edge.END else []
             self._begin({shard: len(self._folder.messages(shard)) for shard in shards}, lambda message: True)
 
     def _move(self, is_wanted: Callable[[Message], bool], place: str) -> None:
         with self._lock:
+            self._check_open()
             chosen = self._assignment.of(self._folder.shards())
             if not any(is_wanted(message) for shard in chosen for message in self._folder.messages(shard)):
                 raise no_message(place, self._url)
@@ -131,9 +133,11 @@ class LineConsumer(PollingConsumer):
         self._places, self._begun, self._is_wanted = places, set(), is_wanted
 
     def assign(self, shard: Shard) -> None:
+        self._check_open()
         self._assignment.assign(shard)
 
     def unassign(self, shard: Shard) -> None:
+        self._check_open()
         self._assignment.unassign(shard, self._folder.shards())
 
     def close(self) -> None:
@@ -152,7 +156,7 @@ class LineProducer(ProducerBase):
             file.write(f"{timestamp_ms} {base64.b64encode(payload).decode()}\n")
         return Receipt(shard, sequence, timestamp_ms)
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """A line is in the file when it was sent."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,15 +27,20 @@ def redis_server(folder: Path, *options: str, port: int | None = None) -> Iterat
 
 
 @contextmanager
-def tls_server(folder: Path, *options: str) -> Iterator[tuple[str, Path]]:
-    """A server that speaks TLS only, as ``host:port``, and the certificate of the authority that signed its own."""
+def tls_server(
+    folder: Path, *options: str, names: Sequence[str] = ("127.0.0.1", "localhost")
+) -> Iterator[tuple[str, Path]]:
+    """A server that speaks TLS only, as ``host:port``, and the certificate of the authority that signed its own.
+
+    Its own is issued for ``names``.
+    """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued = authority.issue_cert("127.0.0.1", "localhost")
+    issued = authority.issue_cert(*names)
     issued.private_key_pem.write_to_path(folder / "key.pem")
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    files = ("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem"))
-    words = (*files, "--tls-auth-clients", "no", *options)
+    own = ("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem"))
+    words = (*own, "--tls-ca-cert-file", str(folder / "ca.pem"), "--tls-auth-clients", "no", *options)
     with anew(lambda: _server(folder, some_port(), *words, listens="--tls-port"), times=TRIES) as server:
         yield server.address, folder / "ca.pem"
 

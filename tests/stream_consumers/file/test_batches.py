@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -439,6 +440,9 @@ def test_unreadable_tail(tmp_path: Path) -> None:
         assert tail is not None
         assert str(path) in tail
         assert f" {last.end - 5 - last.offset} bytes" in tail
+        ahead = time.time() + 3600
+        os.utime(path, (ahead, ahead))
+        assert source.unreadable_tail() == tail, "the clock was set back since"
 
 
 def test_a_walk_without_time_answers_with_lower_bounds(tmp_path: Path) -> None:

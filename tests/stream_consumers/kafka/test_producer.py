@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from stream_consumers.create import create_consumer
-from stream_consumers.errors import BrokerUnavailableError, InvalidOptionError, SizeLimitError, StreamAssetsError
+from stream_consumers.errors import (
+    BrokerUnavailableError,
+    InvalidOptionError,
+    ProducerEndedError,
+    SizeLimitError,
+    StreamAssetsError,
+)
 from stream_consumers.kafka.producer import KafkaProducer
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
@@ -106,8 +112,9 @@ class Unanswered:
         return getattr(self._client, name)
 
 
-def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_has_nothing_to_flush(kafka: str) -> None:
+def test_what_kafka_would_cut_is_refused_and_a_producer_that_ended_is_not_flushed(kafka: str) -> None:
     producer = KafkaProducer(f"kafka://{kafka}/{create_topic(kafka, 1)}")
     with producer, pytest.raises(InvalidOptionError, match="cannot send a header named"):
         producer.send(b"", headers=[("a\0b", b"")])
-    producer.flush()
+    with pytest.raises(ProducerEndedError):
+        producer.flush()

@@ -120,7 +120,7 @@ def test_streams_are_beside_those_of_the_url(keys: Keys) -> None:
         assert consumer.streams == (keys.a, keys.b)
     with pytest.raises(InvalidUrlError, match="names no stream"):
         create_entry_consumer(f"redis://{keys.address}/")
-    with pytest.raises(InvalidOptionError, match="is no list"):
+    with pytest.raises(InvalidOptionError, match="several values"):
         create_entry_consumer(url, streams="one")
 
 

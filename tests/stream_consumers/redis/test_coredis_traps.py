@@ -299,7 +299,7 @@ def test_a_waiting_reader_does_not_keep_others_from_acknowledging(keys: Keys) ->
     [
         ({"group": "g"}, "group and consumer"),
         ({"consumer": "c"}, "group and consumer"),
-        ({"group": "", "consumer": "c"}, "group and consumer"),
+        ({"group": "", "consumer": "c"}, "group='' cannot be used"),
         ({"buffer_size": -1}, "buffer_size"),
         ({"identifiers": {"other": "0-0"}}, "not read: other"),
         ({"identifiers": {"one": "soon"}}, "'soon'"),

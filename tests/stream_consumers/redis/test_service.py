@@ -17,6 +17,7 @@ from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import ClaimedEntries
 from stream_consumers.streamer.streamer import connect
 from stream_consumers.urls import StreamUrl
+from tests.support.polling import until
 from tests.support.redis_server import redis_cluster, redis_server, tls_server
 
 BID = "b" * 32
@@ -102,6 +103,23 @@ def test_tls(tmp_path: Path) -> None:
             consume(f"rediss://{address}/orders", {})
         with pytest.raises(BrokerUnavailableError):
             consume(f"redis://{address}/orders", {})
+
+
+@pytest.mark.parametrize("options", [(), ("--cluster-enabled", "yes", "--tls-cluster", "yes")])
+def test_a_certificate_for_another_host_is_refused_unless_the_user_says_so(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with tls_server(tmp_path, *options, names=["other.example"]) as (address, authority):
+        url, client = f"rediss://{address}/orders", {"ssl_ca_certs": str(authority), "cluster": bool(options)}
+        if options:
+            host, _, port = address.partition(":")
+            with redis.Redis(host, int(port), ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False) as admin:
+                admin.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+                until(lambda: admin.execute_command("CLUSTER INFO")["cluster_state"] == "ok", seconds=30, what="ok")
+        with pytest.raises(BrokerUnavailableError):
+            produce(url, client)
+        for trusting in ({"ssl_check_hostname": "false"}, {"ssl_cert_reqs": "none"}):
+            assert len(produce(url, {**client, **trusting})) == 60
 
 
 def test_another_database(redis_address: str) -> None:
