@@ -1,8 +1,7 @@
 """JSON payloads into typed Arrow columns, a block at a time.
 
-A block of payloads is checked, joined and parsed by Arrow in one go. If that fails, the careful way looks at each
-payload: what is not JSON at all is set aside, and the rest is halved until the payloads that fail are alone, so that
-what is accepted never depends on the neighbours.
+Arrow parses a block of documents at once. Where it refuses one, or must not see one, the block goes to a slower way.
+That takes each document that Arrow takes, with the same values: a result never depends on the rest of the block.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -20,36 +18,37 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from spark_jobs.decoding.json_types import Column, decoded_type, has_own_way
-from spark_jobs.decoding.json_values import FLOATS, ROOMY_DECIMAL, Number, are_in_range, read_base64, rounded
+from spark_jobs.decoding.json_values import ROOMY_DECIMAL, are_in_range, are_surely_exact, read_base64, refuse_constant
 from spark_jobs.decoding.rows import reason
 
 Careful: TypeAlias = Callable[[list[bytes | None], pa.Schema], tuple[list[Column], list[str | None]]]
 
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 64 << 20
-FEW = 8
-CHUNK_ROWS = 512
-# Arrow does not check for overflow when it scales: 38 digits before and 38 behind the point cannot overflow 76.
+# Arrow does not check for overflow when it scales: 38 digits before and 38 after the point cannot overflow 76.
 _PARSED_DECIMAL = pa.decimal256(38, 38)
-_WHOLE = re.compile(r"-?[0-9]{1,19}")
-# From half a step behind the largest number of so many bits on, the nearest one is infinity.
-_ROUNDED_TO_INFINITY = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
 _TOMBSTONE = b"{}"
 _WHITE_SPACE = " \t\n\r\x0b\x0c"
 # Where Arrow reads a value. Behind a quotation mark, a letter or a digit there is none, so that "Info" is no suspect.
 _CONSTANT = re.compile(rb'(?<!["0-9A-Za-z_])-?(?:NaN|Inf)')
+# What Arrow must not read for a DECIMAL. It has no check of the exponent: 1e-9999999 is a segmentation fault, and with
+# more than 114 digits after the point it reads beyond its table. It takes text that is no number of JSON, like "+1" and
+# "1.". Where the text has an escape, Python has to look. This is syntax of RE2.
+_ODD_NUMBER = r'(?:"?[-+.0-9eE]*(?:[eE][-+0-9]{2}|[0-9.]{40}|\.["eE]|\\)|"[-+]*(?:[+.]|0[0-9]))'
+# A name that is written with an escape may be that of a DECIMAL.
+_ESCAPED_NAME = r'(?s:\\.(?:[^"\\]|\\.)*"\s*:)'
 _NAMED_ROW = re.compile(r" in row ([0-9]+)\Z")
 FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)
 
 
-def decode_json(payloads: Column, schema: pa.Schema, careful: Careful | None = None) -> tuple[list[Column], Column]:
+def decode_json(payloads: Column, schema: pa.Schema, careful: Careful) -> tuple[list[Column], Column]:
     """Decode ``payloads`` into the columns of ``schema``.
 
     Args:
         payloads: the documents.
         schema: the columns.
-        careful: decodes blocks that Arrow does not parse as a whole; :func:`decode_carefully` by default. What Arrow
-            parses, it has to give alike.
+        careful: decodes the documents of a block that Arrow does not parse as a whole (``None`` is a tombstone), and
+            gives the columns, and per row why it could not be decoded. What Arrow parses, it has to give alike.
 
     Returns:
         The columns, and per row why it could not be decoded (null: it could).
@@ -59,7 +58,7 @@ def decode_json(payloads: Column, schema: pa.Schema, careful: Careful | None = N
     parts: list[list[Column]] = [[*empty, pa.array([], pa.string())]]
     for start in range(0, len(payloads), BLOCK_ROWS):
         for block in bounded(payloads.slice(start, BLOCK_ROWS)):
-            columns, errors = _decode_block(block, schema, careful or decode_carefully, is_parsed=is_parsed)
+            columns, errors = _decode_block(block, schema, careful, is_parsed=is_parsed)
             parts.append([*columns, errors])
     *merged, found = joined(parts[1:] or parts)
     return merged, _require(merged, schema, found)
@@ -90,16 +89,17 @@ def _decode_block(
     """Decode a block as a whole, or if there is anything to refuse in it, document by document."""
     if is_parsed:
         with suppress(*FAILURES):
-            return _parse(document_lines(payloads), len(payloads), schema), pa.nulls(len(payloads), pa.string())
+            return _parse(document_lines(payloads, schema), len(payloads), schema), pa.nulls(len(payloads), pa.string())
     columns, errors = careful(payloads.to_pylist(), schema)
     return columns, pa.array(errors, pa.string())
 
 
-def document_lines(payloads: Column) -> bytes:
-    """What :func:`refusal` checks, checked for all documents at once, and the documents as lines.
+def document_lines(payloads: Column, schema: pa.Schema) -> bytes:
+    """The documents as lines, if Arrow may parse them for these columns.
 
     Raises:
-        ArrowInvalid, ValueError: some documents are to be refused; which ones is for :func:`refusal` to say.
+        ArrowInvalid, ValueError: it may not, since one of them is no text, no object, or has a value that Arrow takes
+            though it should not.
     """
     documents: Any = (payloads.fill_null(_TOMBSTONE) if payloads.null_count else payloads).cast(pa.string())
     if not _are_objects(documents):
@@ -111,9 +111,59 @@ def document_lines(payloads: Column) -> bytes:
     lines: bytes = joined[0].as_buffer().to_pybytes() + b"\n"
     if may_hold_constants(lines):
         suspects = pc.or_(pc.match_substring(documents, "NaN"), pc.match_substring(documents, "Inf"))
-        if any(refusal(document.encode()) for document in documents.filter(suspects).to_pylist()):
-            raise ValueError("NaN and Inf are not JSON")
+        for document in documents.filter(suspects).to_pylist():
+            if may_hold_constants(document.encode()):
+                check_syntax(document)
+    if pc.any(may_hold_odd_decimals(documents, schema)).as_py():
+        raise ValueError("a number that Arrow must not read")
     return lines
+
+
+def may_hold_odd_decimals(documents: Column, schema: pa.Schema) -> Column:
+    """For each document whether it may have a number for a DECIMAL that Arrow must not read.
+
+    Args:
+        documents: as text.
+        schema: the columns, without those that Arrow does not parse.
+    """
+    if (pattern := _odd_decimals(schema)) is None:
+        return pa.repeat(False, len(documents))
+    odd = pc.match_substring_regex(documents, pattern)
+    escaped = pc.match_substring(documents, "\\")
+    if pc.any(escaped).as_py():
+        odd = pc.or_(odd, pc.match_substring_regex(documents, _ESCAPED_NAME))
+    found: Column = odd
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _odd_decimals(schema: pa.Schema) -> str | None:
+    """A pattern of documents with an odd number in one of the DECIMAL fields; ``None`` if there are no such fields."""
+    single, listed = _decimal_fields(pa.struct(list(schema)))
+    # Within an array the number may be anywhere after the name.
+    places = [(single, ""), (listed, r"(?s:.*[\[,\s])?")]
+    patterns = [
+        f'"(?:{"|".join(map(re.escape, sorted(names)))})"\\s*:\\s*{between}{_ODD_NUMBER}'
+        for names, between in places
+        if names
+    ]
+    return "|".join(patterns) or None
+
+
+def _decimal_fields(kind: pa.DataType) -> tuple[set[str], set[str]]:
+    """The names of the fields that are DECIMAL, and of those that are arrays of it."""
+    single: set[str] = set()
+    listed: set[str] = set()
+    for field in kind if isinstance(kind, pa.StructType) else ():
+        inner = field.type
+        while isinstance(inner, pa.ListType):
+            inner = inner.value_type
+        if pa.types.is_decimal(inner):
+            (single if inner is field.type else listed).add(field.name)
+        more_single, more_listed = _decimal_fields(inner)
+        single |= more_single
+        listed |= more_listed
+    return single, listed
 
 
 def _are_objects(documents: Column) -> bool:
@@ -124,67 +174,6 @@ def _are_objects(documents: Column) -> bool:
 def may_hold_constants(text: bytes) -> bool:
     """Whether Arrow could find a NaN or an Inf in ``text`` and take it for a number; within a string it does not."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
-
-
-def decode_carefully(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
-    """Decode a block document by document, as far as that is needed to tell what is wrong with which of them.
-
-    Args:
-        documents: as many as Arrow can parse at once; ``None`` is a tombstone.
-        schema: the columns.
-
-    Returns:
-        The columns, and per row why it could not be decoded.
-    """
-    # A tombstone is an object without fields.
-    stripped = [_TOMBSTONE if document is None else document.strip() for document in documents]
-    errors = [refusal(line) for line in stripped]
-    rows = [row for row, error in enumerate(errors) if error is None]
-    lines = [stripped[row] for row in rows]
-    try:
-        columns = parse_lines(lines, schema)
-    except FAILURES:
-        parts = [[pa.nulls(0, field.type) for field in schema]]
-        found: list[str | None] = []
-        for start in range(0, len(lines), CHUNK_ROWS):
-            for part, part_errors in _divided(lines[start : start + CHUNK_ROWS], schema):
-                parts.append(part)
-                found.extend(part_errors)
-        columns = joined(parts)
-        for row, error in zip(rows, found):
-            errors[row] = error
-    return placed(columns, rows, len(documents)), errors
-
-
-def _divided(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
-    """Parse lines without those that fail; yields parts in order.
-
-    Arrow names the first that it cannot parse. Is that one of few, and bad by itself, the others need no look.
-    """
-    for _ in range(FEW):
-        try:
-            columns = parse_lines(lines, schema)
-        except FAILURES as error:
-            row = named_row(error)
-            reason = _mismatch(lines[row], schema) if row is not None and row < len(lines) else None
-            if row is None or reason is None:
-                break
-            yield from _halve(lines[:row], schema)
-            yield [pa.nulls(1, field.type) for field in schema], [reason]
-            lines = lines[row + 1 :]
-            if not lines:
-                return
-        else:
-            yield columns, [None] * len(lines)
-            return
-    reasons = [_mismatch(line, schema) for line in lines]
-    rows = [row for row, reason in enumerate(reasons) if reason is None]
-    parts = [[pa.nulls(0, field.type) for field in schema]]
-    for part, part_errors in _halve([lines[row] for row in rows], schema):
-        for row, reason in zip(rows[len(parts[0][0]) :], part_errors):
-            reasons[row] = reason
-        parts = [joined([*parts, part])]
-    yield placed(parts[0], rows, len(lines)), reasons
 
 
 def named_row(error: Exception) -> int | None:
@@ -203,111 +192,25 @@ def placed(columns: list[Column], rows: list[int], count: int) -> list[Column]:
     return [column.take(pa.array(places, pa.int64())) for column in columns]
 
 
-def _halve(lines: list[bytes], schema: pa.Schema) -> Iterator[tuple[list[Column], list[str | None]]]:
-    """Parse lines, dividing them where they fail; yields parts in order."""
-    if not lines:
-        return
-    try:
-        columns = parse_lines(lines, schema)
-    except FAILURES as error:
-        if len(lines) == 1:
-            yield [pa.nulls(1, field.type) for field in schema], [_mismatch(lines[0], schema) or reason_of(error)]
-            return
-        size = 1 if len(lines) <= FEW else (len(lines) + 1) // 2
-        for start in range(0, len(lines), size):
-            yield from _halve(lines[start : start + size], schema)
-        return
-    yield columns, [None] * len(lines)
-
-
 def joined(parts: list[list[Column]]) -> list[Column]:
     """The columns of all parts, one behind the other."""
     return parts[0] if len(parts) == 1 else [pa.concat_arrays(list(chunks)) for chunks in zip(*parts)]
 
 
-def refusal(line: bytes) -> str | None:
-    """What Arrow would not refuse, or not in a block of lines; ``None`` if there is nothing of it."""
-    if line[:1] != b"{" or line[-1:] != b"}":
-        return "not a JSON object"
+def check_syntax(text: str) -> None:
+    """Refuse what is no JSON.
+
+    Raises:
+        ValueError: it is none, or is nested too deep to be sure.
+    """
     try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        return f"not UTF-8: {error.reason} at byte {error.start}"
-    if may_hold_constants(line):
-        try:
-            _check_syntax(text)
-        except (ValueError, RecursionError) as error:
-            return reason_of(error)
-    return None
-
-
-def _mismatch(line: bytes, schema: pa.Schema) -> str | None:
-    """Why Arrow is sure to refuse a line, told without it, which is faster and clearer; ``None`` if it may not."""
-    try:
-        document = _check_syntax(line.decode())
-    except json.JSONDecodeError as error:
-        return reason_of(error)
-    except (ValueError, RecursionError):
-        return None
-    for field in schema:
-        value = document.get(field.name)
-        if value is not None and (wanted := _unlike(value, field.type)):
-            return f"field {field.name!r} is not {wanted}"
-    return None
-
-
-def _unlike(value: object, kind: pa.DataType) -> str | None:
-    """What ``value`` should have been but is not."""
-    is_number = isinstance(value, Number)
-    if isinstance(kind, pa.StructType):
-        is_alike, wanted = isinstance(value, dict), "an object"
-    elif isinstance(kind, pa.ListType):
-        is_alike, wanted = isinstance(value, list), "an array"
-    elif pa.types.is_boolean(kind):
-        is_alike, wanted = isinstance(value, bool), "true or false"
-    elif pa.types.is_integer(kind):
-        limit = 1 << (kind.bit_width - 1)
-        is_whole = isinstance(value, Number) and _WHOLE.fullmatch(value) and -limit <= int(value) < limit
-        is_alike, wanted = bool(is_whole), f"a whole number of {kind.bit_width} bits"
-    elif isinstance(kind, pa.Decimal128Type):
-        digits = kind.precision - kind.scale
-        is_alike = isinstance(value, str) and _digits(value) <= digits
-        wanted = f"a number with at most {digits} digits before the point"
-    elif pa.types.is_floating(kind):
-        is_alike = is_number and not _is_infinite(str(value), kind.bit_width)
-        wanted = f"a number that {FLOATS[kind.bit_width]} can hold" if is_number else "a number"
-    else:
-        is_alike, wanted = isinstance(value, str) and not is_number, "a string"
-    return None if is_alike else wanted
-
-
-def _digits(text: str) -> int:
-    """Digits before the point; 0 for what is no number."""
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return 0
-    return number.adjusted() + 1 if number.is_finite() and number else 0
-
-
-def _is_infinite(text: str, bits: int) -> bool:
-    """Whether the nearest floating point number is infinity; ``False`` where Arrow has to say."""
-    try:
-        return Decimal(text).copy_abs() >= _ROUNDED_TO_INFINITY[bits]
-    except InvalidOperation:
-        return False
-
-
-def _check_syntax(text: str) -> Any:
-    return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def parse_lines(lines: list[bytes], schema: pa.Schema) -> list[Column]:
-    """Parse documents of which :func:`refusal` refuses none.
+    """Parse documents of which each is text, an object, and without what :func:`document_lines` keeps from Arrow.
 
     Raises:
         ArrowInvalid, ArrowNotImplementedError, ValueError: one of them cannot be decoded.
@@ -380,11 +283,12 @@ def _convert(column: Column, kind: pa.DataType, name: str) -> Column:
         return _from_base64(column, name)
     try:
         if isinstance(kind, pa.Decimal128Type):
-            column = rounded(column.view(ROOMY_DECIMAL), kind.scale)
+            column = column.view(ROOMY_DECIMAL)
         converted = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid as error:
         raise ValueError(f"field {name!r}: {reason_of(error)}") from error
-    _check_finite(converted, name)
+    if not are_surely_exact(converted):
+        raise ValueError(f"field {name!r} may have been rounded")
     if not are_in_range(converted):
         raise ValueError(f"field {name!r} is not in the years 1 to 9999")
     return converted
@@ -395,17 +299,6 @@ def _from_base64(column: Column, name: str) -> Column:
         return pa.array([None if text is None else read_base64(text) for text in column.to_pylist()], pa.binary())
     except ValueError:
         raise ValueError(f"field {name!r} is not base64") from None
-
-
-def _check_finite(column: Column, name: str) -> None:
-    """Refuse numbers that became infinite, which Arrow lets pass.
-
-    Raises:
-        ValueError: naming the field.
-    """
-    # JSON has no word for infinity, so it was a number.
-    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
-        raise ValueError(f"field {name!r} is not a number that {FLOATS[column.type.bit_width]} can hold")
 
 
 def reason_of(error: Exception) -> str:

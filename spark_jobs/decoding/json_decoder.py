@@ -5,14 +5,15 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 
 from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Headers, Key
-from spark_jobs.decoding.json_decode import decode_carefully, decode_json
-from spark_jobs.decoding.json_documents import decode_leniently, decode_strictly, decode_values
+from spark_jobs.decoding.json_decode import Careful, decode_json
+from spark_jobs.decoding.json_documents import decode_block, decode_values
 from spark_jobs.decoding.json_rescue import rescued
-from spark_jobs.decoding.json_types import Column, check_json_type, has_own_way
+from spark_jobs.decoding.json_types import Column, check_json_type
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch, choose_fields
 
@@ -114,14 +115,8 @@ class Json:
         return DecodedColumns(*self._decoded(payloads, schema))
 
     def _decoded(self, payloads: Column, schema: pa.Schema) -> tuple[list[Column], Column]:
-        if self.schema is None:
-            careful = decode_values
-        elif self.mode is JsonMode.LENIENT:
-            careful = decode_leniently
-        else:
-            has_parts = any(has_own_way(column.type) for column in schema)
-            careful = decode_strictly if has_parts else decode_carefully
-        return decode_json(payloads, schema, careful)
+        by_fields: Careful = partial(decode_block, is_lenient=self.mode is JsonMode.LENIENT)
+        return decode_json(payloads, schema, decode_values if self.schema is None else by_fields)
 
     def rescuing(self) -> Json:
         """The same with ``rescue``; without a schema nothing is left out."""

@@ -1,14 +1,13 @@
 """JSON documents into typed Arrow columns by Python, each document by itself.
 
-It knows what Arrow's parser does not: MAP and VARIANT, and what Spark's ``from_json`` takes for a value though it is
-written in another way, like a number where text is wanted, or a time with nanoseconds. Documents are parsed one by one
-and become columns a field at a time.
+It knows what Arrow's parser does not: MAP and VARIANT, numbers that Arrow must not read, and what lenient mode takes
+though it is written in another way, like a number where text is wanted. What Arrow refuses is decided here, so that the
+reason of a dead letter names the field. Documents are parsed one by one and become columns a field at a time.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,25 +18,23 @@ import pyarrow as pa
 
 from spark_jobs.decoding.json_decode import (
     FAILURES,
-    decode_carefully,
     joined,
     may_hold_constants,
+    may_hold_odd_decimals,
     named_row,
     parse_lines,
     placed,
     reason_of,
-    refusal,
 )
 from spark_jobs.decoding.json_types import Column, decoded_type, has_own_way, is_variant
 from spark_jobs.decoding.json_values import (
     Constant,
-    Float,
-    Integer,
     JsonText,
+    RepeatingObject,
     Scan,
     conversion,
-    encodable,
-    object_once,
+    kind_of,
+    read_pairs,
     refuse_constant,
     scanner,
     variant_problem,
@@ -56,22 +53,31 @@ _SPACES = " \t\n\r"
 _SPACE = re.compile(f"[{_SPACES}]*")
 _LIST: Any = pa.ListArray
 _MAP: Any = pa.MapArray
+_NAMES = conversion(pa.string(), is_lenient=False)
 _scan = scanner(parse_constant=Constant)
-_scan_strictly = scanner(parse_constant=refuse_constant, object_pairs_hook=object_once)
+_scan_strictly = scanner(parse_constant=refuse_constant)
 
 
-def decode_leniently(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
-    """Decode a block of which Arrow does not parse all, as Spark's ``from_json`` would.
+def decode_block(
+    documents: list[bytes | None], schema: pa.Schema, *, is_lenient: bool
+) -> tuple[list[Column], list[str | None]]:
+    """Decode a block of which Arrow does not parse all.
 
-    See :func:`spark_jobs.decoding.json_decode.decode_carefully` for arguments and result.
+    See :class:`spark_jobs.decoding.json_decode.Careful` for the result.
+
+    Args:
+        documents: ``None`` is a tombstone.
+        schema: the columns.
+        is_lenient: see :func:`decode_documents`.
     """
     if any(has_own_way(field.type) for field in schema):
-        return decode_documents(documents, schema, is_lenient=True)
+        return decode_documents(documents, schema, is_lenient=is_lenient)
     parts: list[list[Column]] = []
     errors: list[str | None] = []
     rows = _FEW_ROWS
     while len(errors) < len(documents):
-        columns, found, is_mostly_parsed = _decode_chunk(documents[len(errors) : len(errors) + rows], schema)
+        chunk = documents[len(errors) : len(errors) + rows]
+        columns, found, is_mostly_parsed = _decode_chunk(chunk, schema, is_lenient=is_lenient)
         parts.append(columns)
         errors.extend(found)
         # Where Arrow failed at many, it will fail at many of the next ones, too.
@@ -79,22 +85,16 @@ def decode_leniently(documents: list[bytes | None], schema: pa.Schema) -> tuple[
     return joined(parts), errors
 
 
-def decode_strictly(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None]]:
-    """Decode a block with columns that Arrow does not parse; their values are what Arrow takes elsewhere.
-
-    See :func:`spark_jobs.decoding.json_decode.decode_carefully` for arguments and result.
-    """
-    return decode_documents(documents, schema, is_lenient=False)
-
-
-def _decode_chunk(documents: list[bytes | None], schema: pa.Schema) -> tuple[list[Column], list[str | None], bool]:
+def _decode_chunk(
+    documents: list[bytes | None], schema: pa.Schema, *, is_lenient: bool
+) -> tuple[list[Column], list[str | None], bool]:
     """Arrow parses the documents without those at which it fails, if these are few; the others are left to Python.
 
     Returns:
         The columns, per row why it could not be decoded, and whether Arrow parsed most of them.
     """
     lines = [_TOMBSTONE if document is None else document.strip() for document in documents]
-    sound = _sound(lines)
+    sound = _sound(lines, schema)
     parsed, columns = _parse_most(lines, sound, schema)
     parts = [(parsed, columns)] if parsed else []
     left = set(range(len(lines))).difference(parsed)
@@ -104,7 +104,7 @@ def _decode_chunk(documents: list[bytes | None], schema: pa.Schema) -> tuple[lis
                 parts.append(([row], parse_lines([lines[row]], schema)))
                 left.remove(row)
     others = sorted(left)
-    columns, found = decode_documents([lines[row] for row in others], schema, is_lenient=True)
+    columns, found = decode_documents([lines[row] for row in others], schema, is_lenient=is_lenient)
     errors: list[str | None] = [None] * len(lines)
     for row, error in zip(others, found):
         errors[row] = error
@@ -113,14 +113,15 @@ def _decode_chunk(documents: list[bytes | None], schema: pa.Schema) -> tuple[lis
     return placed(joined([columns for _, columns in parts]), rows, len(lines)), errors, bool(parsed)
 
 
-def _sound(lines: list[bytes]) -> list[int]:
+def _sound(lines: list[bytes], schema: pa.Schema) -> list[int]:
     """The documents that Arrow either parses or refuses, as it should."""
-    text = b"\n".join(lines)
-    if not may_hold_constants(text):
-        with suppress(UnicodeDecodeError):
-            text.decode()
-            return [row for row, line in enumerate(lines) if line[:1] == b"{" and line[-1:] == b"}"]
-    return [row for row, line in enumerate(lines) if not may_hold_constants(line) and refusal(line) is None]
+    texts: dict[int, str] = {}
+    for row, line in enumerate(lines):
+        if line[:1] == b"{" and line[-1:] == b"}" and not may_hold_constants(line):
+            with suppress(UnicodeDecodeError):
+                texts[row] = line.decode()
+    is_odd = may_hold_odd_decimals(pa.array(texts.values(), pa.string()), schema).to_pylist()
+    return [row for row, odd in zip(texts, is_odd) if not odd]
 
 
 def _parse_most(lines: list[bytes], rows: list[int], schema: pa.Schema) -> tuple[list[int], list[Column]]:
@@ -145,7 +146,7 @@ def decode_documents(
     Args:
         documents: ``None`` is a tombstone.
         schema: the columns; a VARIANT becomes its JSON text.
-        is_lenient: take what ``from_json`` takes; else what Arrow parses.
+        is_lenient: take what is written in another way than the type is, see docs/payloads.md.
 
     Returns:
         The columns, and per row why it could not be decoded.
@@ -290,16 +291,14 @@ def _shape(kind: pa.DataType, is_lenient: bool) -> _Shape:
         return _Map(kind, is_lenient)
     if isinstance(kind, pa.ListType):
         return _List(kind, is_lenient)
-    if not is_lenient:
-        return _Strict(kind)
-    return _Text(kind) if pa.types.is_string(kind) else _Leaf(kind)
+    return _Text(kind, True) if is_lenient and pa.types.is_string(kind) else _Leaf(kind, is_lenient)
 
 
 class _Leaf:
-    """A type without parts, as Spark reads it."""
+    """A type without parts."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        self._conversion = conversion(kind)
+    def __init__(self, kind: pa.DataType, is_lenient: bool) -> None:
+        self._conversion = conversion(kind, is_lenient=is_lenient)
 
     def wants_text(self, value: Any) -> bool:
         return False
@@ -322,19 +321,6 @@ class _Text(_Leaf):
     def exact(self, text: str, at: int) -> tuple[Any, int]:
         value, end = _scan(text, at)
         return JsonText(text[at:end]) if isinstance(value, (dict, list)) else value, end
-
-
-class _Strict(_Leaf):
-    """A type without parts, as Arrow reads it."""
-
-    def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
-        # What is an object or an array fits none of these types, whatever is in it.
-        lines = [b'{"v":%s}' % _written(value).encode() for value in values]
-        columns, errors = decode_carefully(list(lines), pa.schema([pa.field("v", self._conversion.kind)]))
-        for row, error in zip(rows, errors):
-            if error is not None:
-                fail(row, error.replace("'v'", repr(name), 1))
-        return columns[0]
 
 
 class _Variant:
@@ -365,7 +351,7 @@ class _Struct:
         self._decoded = [field.with_type(decoded_type(field.type)) for field in kind]
         self._shapes = [_shape(field.type, is_lenient) for field in kind]
         self._by_name = dict(zip(kind.names, self._shapes))
-        self._with_text = [pair for pair in self._by_name.items() if type(pair[1]) not in (_Leaf, _Strict)]
+        self._with_text = [pair for pair in self._by_name.items() if type(pair[1]) is not _Leaf]
 
     def wants_text(self, value: Any) -> bool:
         if isinstance(value, dict):
@@ -380,6 +366,9 @@ class _Struct:
     def columns(
         self, values: Sequence[Mapping[str, Any]], rows: Sequence[int], prefix: str, fail: Fail
     ) -> list[Column]:
+        for row, value in zip(rows, values):
+            if isinstance(value, RepeatingObject) and (twice := sorted(value.repeated.intersection(self._by_name))):
+                fail(row, f"field {prefix + twice[0]!r} is there twice")
         return [
             shape.column([value.get(field.name) for value in values], rows, prefix + field.name, fail)
             for field, shape in zip(self._fields, self._shapes)
@@ -446,11 +435,14 @@ class _Map:
 
     def column(self, values: Sequence[Any], rows: Sequence[int], name: str, fail: Fail) -> Column:
         objects = _all_are(dict, values, rows, name, fail)
-        keys, _ = _flat(objects, rows)
+        for row, value in zip(rows, objects):
+            if isinstance(value, RepeatingObject):
+                fail(row, f"field {name!r}: the key {min(value.repeated)!r} is there twice")
+        keys, own = _flat(objects, rows)
+        names = _NAMES.column(keys, lambda place, wanted: fail(own[place], f"a key of field {name!r} is not {wanted}"))
         inner, own = _flat([None if value is None else list(value.values()) for value in objects], rows)
         items = self._shape.column(inner, own, f"{name}{{}}", fail)
-        names = pa.array(map(encodable, keys), pa.string())
-        made: Column = _MAP.from_arrays(_offsets(objects), names, items, type=self._kind)
+        made: Column = _MAP.from_arrays(_offsets(objects), names.fill_null(""), items, type=self._kind)
         return made
 
 
@@ -459,11 +451,11 @@ def _all_are(kind: type, values: Sequence[Any], rows: Sequence[int], name: str, 
     wanted = "an object" if kind is dict else "an array"
     found = []
     for row, value in zip(rows, values):
-        if value is None or type(value) is kind:
+        if value is None or isinstance(value, kind):
             found.append(value)
         else:
             found.append(None)
-            fail(row, f"field {name!r} is not {wanted}")
+            fail(row, f"field {name!r} is not {wanted}; found {kind_of(value)}")
     return found
 
 
@@ -485,10 +477,10 @@ def _offsets(groups: Sequence[Any]) -> Column:
 def _exact_object(text: str, at: int, shape_of: Callable[[str], _Shape | None]) -> tuple[Any, int]:
     if text[at] != "{":
         return _scan(text, at)
-    found: dict[str, Any] = {}
+    found: list[tuple[str, Any]] = []
     at = _behind_space(text, at + 1)
     if text[at] == "}":
-        return found, at + 1
+        return {}, at + 1
     while True:
         _expect(text, at, '"')
         name, at = scanstring(text, at + 1, True)
@@ -499,11 +491,12 @@ def _exact_object(text: str, at: int, shape_of: Callable[[str], _Shape | None]) 
         if text[at] in _SPACES:
             at = _behind_space(text, at)
         shape = shape_of(name)
-        found[name], at = _scan(text, at) if shape is None else shape.exact(text, at)
+        value, at = _scan(text, at) if shape is None else shape.exact(text, at)
+        found.append((name, value))
         if text[at] in _SPACES:
             at = _behind_space(text, at)
         if text[at] == "}":
-            return found, at + 1
+            return read_pairs(found), at + 1
         _expect(text, at, ",")
         at = _behind_space(text, at + 1)
 
@@ -519,10 +512,3 @@ def _behind_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     assert match
     return match.end()
-
-
-def _written(value: Any) -> str:
-    """A value that was parsed, as JSON; of objects and arrays only that they are some."""
-    if isinstance(value, (Integer, Float)):
-        return value
-    return json.dumps(value if not isinstance(value, (dict, list)) else type(value)())

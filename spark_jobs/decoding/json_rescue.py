@@ -62,7 +62,7 @@ def rescued(
 def _has_only(block: Column, schema: pa.Schema) -> bool:
     """Whether Arrow finds no other fields in any of the documents; where it finds out nothing, there may be some."""
     try:
-        lines = document_lines(block)
+        lines = document_lines(block, schema)
         source: Any = pa.BufferReader(lines)
         pj.read_json(
             source,

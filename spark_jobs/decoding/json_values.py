@@ -1,4 +1,4 @@
-"""What a value of a JSON document becomes in a column, taken as Spark's ``from_json`` takes it.
+"""What a value of a JSON document becomes in a column: the value as it is written, or a refusal.
 
 Numbers are kept as they are written until it is known what they are wanted for: nothing is rounded twice, and text that
 is wanted of a number is its own.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,25 +34,25 @@ MOST_NESTED = 500
 """How deep a VARIANT may be: Python reads no deeper than a thousand, counted from where it is called."""
 MOST_VARIANT_BYTES = 4 << 20
 """The longest JSON text of a VARIANT: Spark 4.0 has room for 16 MiB, and some values take three times their text."""
+_YEARS = "in the years 1 to 9999; a whole number is one of seconds since 1970, so read milliseconds as BIGINT"
+_TO_MICROSECONDS = "with at most 6 decimal places of a second"
 _TOO_DEEP = f"nested deeper than the {MOST_NESTED} levels of a VARIANT"
 # What Jackson, with which Spark reads JSON, has room for.
 _MOST_DIGITS = 1000
 _MOST_NAME = 50_000
 _WIDEST_INTEGER = 20
 _SURELY_EXACT = 38
-_NOT_FINITE = {
-    **{"NaN": "nan", "Infinity": "inf", "+Infinity": "inf", "+INF": "inf"},
-    **{"-Infinity": "-inf", "-INF": "-inf"},
-}
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,9})?")
-_BEYOND_MICROSECONDS = r"(\.[0-9]{6})[0-9]+"
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# The bits of whole numbers up to which each of them is a floating point number.
+_WHOLE_BITS = {32: 24, 64: 53}
+# From half a step above the largest FLOAT on, the nearest one is infinity.
+_NO_FLOAT = 2**128 - 2**103
 _LONG_NUMBER = re.compile(rf"[-+0-9.eE]{{{_MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _EXPONENT = re.compile("[eE]")
 _FIRST_INSTANT = datetime(1, 1, 1, tzinfo=timezone.utc)
 _LAST_INSTANT = datetime.max.replace(tzinfo=timezone.utc)
-_EXACT = Context(prec=80, rounding=ROUND_HALF_UP)
-_SPACE = re.compile("[\0- ]+")
+_EXACT = Context(prec=80, traps=[Inexact, InvalidOperation])
 
 
 class Number(str):
@@ -86,6 +89,23 @@ class UnfitError(ValueError):
     """A value is not what the column wants; the text says what that is."""
 
 
+class RepeatingObject(dict[str, Any]):
+    """An object with keys that are there more than once."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]], repeated: frozenset[str]) -> None:
+        super().__init__(pairs)
+        self.repeated = repeated
+
+
+def read_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object out of its keys and values; a :class:`RepeatingObject` if a key is there more than once."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    counts = Counter(name for name, _ in pairs)
+    return RepeatingObject(pairs, frozenset(name for name, count in counts.items() if count > 1))
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """How values become those of a type that has no parts.
@@ -110,7 +130,7 @@ class Conversion:
 
         Args:
             values: parsed JSON.
-            fail: told of the place of what does not fit, which becomes null, and of what it should have been.
+            fail: gets the place of what does not fit, which becomes null, what it should have been, and what it is.
         """
         if self.types.issuperset(map(type, values)):
             with suppress(pa.ArrowInvalid, ValueError):
@@ -121,13 +141,34 @@ class Conversion:
                 found.append(None if value is None else self.one(value))
             except UnfitError as error:
                 found.append(None)
-                fail(place, str(error))
+                fail(place, f"{error}; found {kind_of(value)}")
         column: Column = pa.array(found, self.parsed)
         return column if self.parsed == self.kind else column.cast(self.kind)
 
 
-def conversion(kind: pa.DataType) -> Conversion:
-    """How values become those of a type that has no parts."""
+def kind_of(value: Any) -> str:
+    """What kind of value this is, for errors, which do not show the value."""
+    return next(name for kind, name in _KINDS if isinstance(value, kind))
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (dict, "an object"),
+    (list, "an array"),
+    (bool, "true or false"),
+    (Integer, "a whole number"),
+    (Constant, "NaN or infinity"),
+    (Number, "a number with a point or an exponent"),
+    (str, "text"),
+)
+
+
+def conversion(kind: pa.DataType, *, is_lenient: bool) -> Conversion:
+    """How values become those of a type that has no parts.
+
+    Args:
+        kind: the type.
+        is_lenient: take text for a STRING whatever it is written as, and times as more than Arrow reads.
+    """
 
     def cast(values: Sequence[Any]) -> Column:
         return pa.array(values, pa.string()).cast(kind)
@@ -143,21 +184,22 @@ def conversion(kind: pa.DataType) -> Conversion:
         one, types = _integer(kind.bit_width), {Integer}
     elif pa.types.is_floating(kind):
         # Arrow goes from text to FLOAT directly, and so rounds once.
-        one, types, parsed = _float, {Integer, Float}, pa.string()
+        one, types, parsed = _float(kind.bit_width), {Integer, Float}, pa.string()
+        together = lambda values: _checked(cast(values), are_surely_exact)  # noqa: E731
     elif isinstance(kind, pa.Decimal128Type):
         one, types = _decimal(kind.precision, kind.scale), {Integer, Float}
         together = functools.partial(_decimals, kind=kind)
-    elif isinstance(kind, pa.TimestampType):
-        one = functools.partial(_timestamp, kind=kind) if kind.tz else _local_timestamp
-        together = functools.partial(_timestamps, kind=kind)
-    elif pa.types.is_date32(kind):
-        one, together = _date, lambda values: _in_range(cast(values))
+    elif pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        one = _time(kind, is_lenient=is_lenient)
+        together = lambda values: _checked(_parsed_times(values, kind), are_in_range)  # noqa: E731
     elif pa.types.is_boolean(kind):
         one, types, together = _boolean, {bool}, take
     elif pa.types.is_binary(kind):
         one, together = _binary, lambda values: pa.array([v if v is None else read_base64(v) for v in values], kind)
     else:
-        one, types, together = _text, {str, Integer, Float, Constant, JsonText}, take
+        one, together = _text if is_lenient else _only_text, take
+        if is_lenient:
+            types = {str, Integer, Float, Constant, JsonText}
     return Conversion(kind, one, parsed, frozenset({*types, type(None)}), together)
 
 
@@ -174,31 +216,54 @@ def _integer(bits: int) -> Callable[[Any], Any]:
     return convert
 
 
-def _float(value: Any) -> str:
-    if type(value) is Integer or type(value) is Float:
+def _float(bits: int) -> Callable[[Any], Any]:
+    def convert(value: Any) -> str:
+        if type(value) is not Integer and type(value) is not Float:
+            raise UnfitError("a number")
+        found = abs(float(value))
+        if found == math.inf or (bits == 32 and found >= 2**127 and abs(Decimal(value)) >= _NO_FLOAT):
+            raise UnfitError(f"a number that {FLOATS[bits]} can hold")
+        if type(value) is Integer and found >= 1 << _WHOLE_BITS[bits] and not _is_whole_float(value, bits):
+            raise UnfitError(f"a whole number that {FLOATS[bits]} can hold exactly")
         return value
-    if isinstance(value, str) and (found := _NOT_FINITE.get(value)):
-        return found
-    raise UnfitError("a number")
+
+    return convert
+
+
+def _is_whole_float(digits: str, bits: int) -> bool:
+    """Whether a whole number other than 0 is a floating point number, or how one is written in short."""
+    whole = abs(int(digits))
+    if (whole // (whole & -whole)).bit_length() <= _WHOLE_BITS[bits]:
+        return True
+    nearest: np.floating[Any] = np.float32(digits) if bits == 32 else np.float64(digits)
+    return np.format_float_positional(nearest, trim="-") == digits
+
+
+def are_surely_exact(column: Column) -> bool:
+    """Whether floating point numbers are so small that each whole number among them is exact; others always are."""
+    if not pa.types.is_floating(column.type):
+        return True
+    limit = pa.scalar(float(1 << _WHOLE_BITS[column.type.bit_width]), column.type)
+    return not pc.any(pc.greater_equal(pc.abs(column), limit)).as_py()
 
 
 def _decimal(precision: int, scale: int) -> Callable[[Any], Any]:
     places = precision - scale
     step = Decimal(1).scaleb(-scale)
+    wanted = f"a number with at most {places} digits before the point and {scale} after it"
 
     def convert(value: Any) -> Decimal:
-        if not isinstance(value, str) or isinstance(value, (Constant, JsonText)):
+        if not isinstance(value, str) or not _NUMBER.fullmatch(value):
             raise UnfitError("a number")
-        # Some write thousands with commas, and Spark reads them.
-        text = value if isinstance(value, Number) else value.replace(",", "")
-        if not _DECIMAL.fullmatch(text):
-            raise UnfitError("a number")
-        number = Decimal(text)
-        if number and number.adjusted() <= places:
-            number = number.quantize(step, context=_EXACT) if number.adjusted() >= -scale - 1 else Decimal(0)
-        if number and number.adjusted() >= places:
-            raise UnfitError(f"a number with at most {places} digits before the point")
-        return number or Decimal(0)
+        try:
+            number = Decimal(value)
+            if not number:
+                return Decimal(0)
+            if -scale <= number.adjusted() < places:
+                return number.quantize(step, context=_EXACT)
+        except DecimalException:
+            pass
+        raise UnfitError(wanted)
 
     return convert
 
@@ -207,14 +272,7 @@ def _decimals(values: Sequence[Any], kind: pa.Decimal128Type) -> Column:
     texts = [value for value in values if value is not None]
     if max(map(len, texts), default=0) > _SURELY_EXACT or any(map(_EXPONENT.search, texts)):
         raise ValueError("one by one")
-    roomy = pa.array(values, pa.string()).cast(ROOMY_DECIMAL)
-    return rounded(roomy, kind.scale).cast(kind)
-
-
-def rounded(column: Column, places: int) -> Column:
-    """Numbers of type :data:`ROOMY_DECIMAL` with so many places behind the point, half up."""
-    found: Column = pc.round(column, ndigits=places, round_mode="half_towards_infinity")
-    return found
+    return pa.array(values, pa.string()).cast(ROOMY_DECIMAL).cast(kind)
 
 
 def _boolean(value: Any) -> bool:
@@ -224,81 +282,96 @@ def _boolean(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return encodable(value)
-    assert isinstance(value, bool), "objects and arrays are read as JsonText"
-    return "true" if value else "false"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    assert isinstance(value, str), "objects and arrays are read as JsonText"
+    if not is_encodable(value):
+        raise UnfitError("text without half of a surrogate pair")
+    return value
 
 
-def encodable(text: str) -> str:
-    """The same; a half of a surrogate pair, which no encoding has, becomes a question mark, as in Java."""
+def _only_text(value: Any) -> str:
+    if type(value) is str:
+        return _text(value)
+    raise UnfitError("a string")
+
+
+def is_encodable(text: str) -> bool:
+    """Whether there is no half of a surrogate pair in it, which no encoding has."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
+        return False
+    return True
 
 
 def read_base64(text: str) -> bytes:
     r"""The bytes that Base64 stands for.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not what these bytes are written as.
 
     Example:
         >>> read_base64("AAEC")
         b'\x00\x01\x02'
     """
-    if len(text) % 4:
+    found = b64decode(text)
+    if b64encode(found).decode() != text:
         raise ValueError("not base64")
-    return b64decode(text, validate=True)
+    return found
 
 
 def _binary(value: Any) -> bytes:
-    if isinstance(value, str) and not isinstance(value, (Number, JsonText)):
-        try:
-            return read_base64(_SPACE.sub("", value))
-        except ValueError:
-            pass
+    if type(value) is str:
+        with suppress(ValueError):
+            return read_base64(value)
     raise UnfitError("base64")
 
 
-def _date(value: Any) -> Any:
-    return _time(value, read_day, "a date")
+def _time(kind: pa.DataType, *, is_lenient: bool) -> Callable[[Any], Any]:
+    """From text to a date, a time, or a time without a zone."""
+    read: Callable[[str], Any]
+    if pa.types.is_date32(kind):
+        read, wanted = read_day, "a date"
+    elif isinstance(kind, pa.TimestampType) and kind.tz:
+        read, wanted = read_moment, f"a time {_TO_MICROSECONDS}"
+    else:
+        read, wanted = read_local_moment, f"a time without a zone, {_TO_MICROSECONDS}"
 
-
-def _timestamp(value: Any, kind: pa.TimestampType) -> Any:
-    if type(value) is Integer:
+    def convert(value: Any) -> Any:
         try:
-            return read_epoch_seconds(value)
+            if is_lenient and read is read_moment and type(value) is Integer:
+                return read_epoch_seconds(value)
+            if type(value) is not str:
+                raise UnfitError(wanted)
+            if is_lenient:
+                with suppress(ValueError):
+                    return read(value)
+            found = _parsed_times([value], kind)
         except OverflowError:
-            raise UnfitError("a number of seconds in the years 1 to 9999; milliseconds are read as BIGINT") from None
+            raise UnfitError(_YEARS) from None
+        except ValueError:
+            raise UnfitError(wanted) from None
+        if not are_in_range(found):
+            raise UnfitError(_YEARS)
+        return found[0].as_py()
+
+    return convert
+
+
+def _parsed_times(values: Sequence[Any], kind: pa.DataType) -> Column:
+    """Dates or times as Arrow reads them; it takes those with a zone and those without one only apart."""
+    texts = pa.array(values, pa.string())
     try:
-        return _time(value, read_moment, "a time")
-    except UnfitError as unfit:
-        # Arrow takes a zone behind minutes, too.
-        with suppress(pa.ArrowInvalid, ValueError, TypeError):
-            return _timestamps([value], kind)[0].as_py()
-        raise unfit from None
-
-
-def _local_timestamp(value: Any) -> Any:
-    return _time(value, read_local_moment, "a time without a zone")
-
-
-def _timestamps(values: Sequence[Any], kind: pa.TimestampType) -> Column:
-    texts = pc.replace_substring_regex(pa.array(values, pa.string()), _BEYOND_MICROSECONDS, r"\1")
-    try:
-        found = texts.cast(kind)
+        return texts.cast(kind)
     except pa.ArrowInvalid:
-        if kind.tz is None:
+        if not isinstance(kind, pa.TimestampType) or kind.tz is None:
             raise
-        found = texts.cast(pa.timestamp("us")).cast(kind)
-    return _in_range(found)
+        return texts.cast(pa.timestamp("us")).cast(kind)
 
 
-def _in_range(column: Column) -> Column:
-    if not are_in_range(column):
+def _checked(column: Column, is_sure: Callable[[Column], bool]) -> Column:
+    if not is_sure(column):
         raise ValueError("one by one")
     return column
 
@@ -311,17 +384,6 @@ def are_in_range(column: Column) -> bool:
     first, last = (date.min, date.max) if pa.types.is_date32(kind) else (_FIRST_INSTANT, _LAST_INSTANT)
     is_beyond = pc.or_(pc.less(column, pa.scalar(first, kind)), pc.greater(column, pa.scalar(last, kind)))
     return not pc.any(is_beyond).as_py()
-
-
-def _time(value: Any, read: Callable[[str], Any], wanted: str) -> Any:
-    if not isinstance(value, str) or isinstance(value, (Number, JsonText)):
-        raise UnfitError(wanted)
-    try:
-        return read(value)
-    except OverflowError:
-        raise UnfitError("in the years 1 to 9999") from None
-    except ValueError:
-        raise UnfitError(wanted) from None
 
 
 def object_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -350,6 +412,8 @@ def refuse_constant(constant: str) -> None:
 def scanner(**hooks: Any) -> Scan:
     """Reads a value from a place in a text: the value, and where it ends. Numbers stay as they are written.
 
+    Objects with a key twice are :class:`RepeatingObject`.
+
     Args:
         **hooks: more of ``json.JSONDecoder``.
 
@@ -357,7 +421,8 @@ def scanner(**hooks: Any) -> Scan:
         >>> scanner()('[1.10]', 0)
         (['1.10'], 6)
     """
-    decoder: Any = json.JSONDecoder(parse_int=Integer, parse_float=Float, **hooks)
+    options = {"object_pairs_hook": read_pairs, **hooks}
+    decoder: Any = json.JSONDecoder(parse_int=Integer, parse_float=Float, **options)
     scan: Scan = decoder.scan_once
     return scan
 
@@ -399,7 +464,7 @@ def _beyond(text: str, value: Any) -> str | None:
             return f"a name with more than the {_MOST_NAME} characters of a VARIANT"
     if text.count("[") + text.count("{") > MOST_NESTED and _depth(value) > MOST_NESTED:
         return _TOO_DEEP
-    if _SURROGATE.search(text) and any(encodable(part) != part for part in _strings(value)):
+    if _SURROGATE.search(text) and not all(map(is_encodable, _strings(value))):
         return "half of a surrogate pair, which a VARIANT cannot hold"
     return None
 

@@ -1,7 +1,7 @@
 """Json, strict: what a payload becomes never depends on its neighbours."""
 
 from datetime import date, datetime, timezone
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -149,18 +149,18 @@ def test_not_null_inside_a_struct():
 
 @settings(deadline=None, max_examples=examples(300))
 @given(
-    st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=9),
+    st.integers(-(10**21), 10**21).map(lambda whole: Decimal(whole).scaleb(-9))
+    | st.integers(-(10**9), 10**9).map(lambda whole: Decimal(whole).scaleb(-2)),
     st.sampled_from([(10, 2), (38, 0), (38, 10), (5, 5), (18, 9)]),
     st.booleans(),
 )
-def test_decimals_are_rounded_half_up_or_refused(number, kind, is_text):
+def test_decimals_are_exact_or_refused(number, kind, is_text):
     precision, scale = kind
-    rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
     document = b'{"v":"%s"}' if is_text else b'{"v":%s}'
     schema = pa.schema([pa.field("v", pa.decimal128(precision, scale))])
-    rows, errors = decode([document % f"{number:f}".encode(), b'{"v":0.005}', b"{}"], schema)
-    fits = abs(rounded) < Decimal(10) ** (precision - scale)
-    assert rows[0]["v"] == (rounded if fits else None)
+    rows, errors = decode([document % f"{number:f}".encode(), b'{"v":0.000}', b"{}"], schema)
+    fits = abs(number) < Decimal(10) ** (precision - scale) and number.scaleb(scale) % 1 == 0
+    assert rows[0]["v"] == (number if fits else None)
     assert (errors[0] is None) == fits
     assert errors[1:] == [None, None]
 
@@ -168,14 +168,13 @@ def test_decimals_are_rounded_half_up_or_refused(number, kind, is_text):
 @pytest.mark.parametrize(
     ("text", "kind", "expected"),
     [
-        ("0.10000000000000000555111512312578270211", MONEY, "0.10"),
-        ("1e-38", MONEY, "0.00"),
-        ("12345678901234567890123456.12345678905", pa.decimal128(38, 10), "12345678901234567890123456.1234567891"),
+        ("0.1000000000000000000000000000000000000000", MONEY, "0.10"),
+        ("1e-38", pa.decimal128(38, 38), "1e-38"),
+        ("1234567890123456789012345678.1234567890", pa.decimal128(38, 10), "1234567890123456789012345678.123456789"),
         ("1.5e2", MONEY, "150.00"),
-        ("5e-3", MONEY, "0.01"),
-        ("-5e-3", MONEY, "-0.01"),
-        ("4e-3", MONEY, "0.00"),
-        ("99999999.994", MONEY, "99999999.99"),
+        ("5e-2", MONEY, "0.05"),
+        ("-5.0e-2", MONEY, "-0.05"),
+        ("99999999.99", MONEY, "99999999.99"),
     ],
 )
 def test_decimals(text, kind, expected):
@@ -183,29 +182,24 @@ def test_decimals(text, kind, expected):
 
 
 WRAPPING = ("28751.175757626", "99999999.995", "1e38", "1e60", "1e76", "1e999", "9" * 39, "-1e39")
-FITTING = {
-    ("28751.175757626", (10, 2)): "28751.18",
-    ("28751.175757626", (38, 0)): "28751",
-    ("99999999.995", (38, 0)): "100000000",
-}
 
 
 @pytest.mark.parametrize("kind", [(5, 5), (10, 2), (38, 0), (38, 37), (38, 38)])
 @pytest.mark.parametrize("text", WRAPPING)
 def test_decimals_never_wrap_around(text, kind):
-    expected = FITTING.get((text, kind))
     schema = pa.schema([pa.field("v", pa.decimal128(*kind))])
-    rows, errors = decode([b'{"v":%s}' % text.encode(), b'{"v":0.1}', b'{"v":0.2}'], schema)
-    assert rows[0]["v"] == (None if expected is None else Decimal(expected))
-    assert (errors[0] is None) == (expected is not None)
-    assert errors[1:] == [None, None]
+    rows, errors = decode([b'{"v":%s}' % text.encode(), b'{"v":0.0}', b'{"v":-0}'], schema)
+    assert rows[0]["v"] is None
+    assert [error is None for error in errors] == [False, True, True]
 
 
-def test_rounding_reaches_into_arrays_and_structs():
-    rows, errors = decode([b'{"list":[{"price":0.125,"day":"2024-02-29"},null,{"price":2.5}]}', b'{"list":null}'])
-    assert errors == [None, None]
+def test_decimals_within_arrays_and_structs():
+    rows, errors = decode(
+        [b'{"list":[{"price":0.12,"day":"2024-02-29"},null,{"price":2.5}]}', b'{"list":[{"price":0.125}]}']
+    )
+    assert [error is None for error in errors] == [True, False]
     assert rows[0]["list"] == [
-        {"price": Decimal("0.13"), "day": date(2024, 2, 29)},
+        {"price": Decimal("0.12"), "day": date(2024, 2, 29)},
         None,
         {"price": Decimal("2.50"), "day": None},
     ]
@@ -275,8 +269,8 @@ def test_no_number_becomes_infinite(kind, largest, beyond, sign, wrap):
 
 
 def test_a_number_that_is_too_large_is_told_with_the_type_that_is_too_small():
-    assert str(value("1e39", pa.float32())) == "field 'v' is not a number that FLOAT can hold"
-    assert str(value("[1e39]", pa.list_(pa.float32()))) == "field 'v[]' is not a number that FLOAT can hold"
+    assert "field 'v' is not a number that FLOAT can hold" in str(value("1e39", pa.float32()))
+    assert "field 'v[]' is not a number that FLOAT can hold" in str(value("[1e39]", pa.list_(pa.float32())))
     assert (value("1e39", pa.float64()), value("1e-50", pa.float32())) == (1e39, 0.0)
 
 
@@ -290,7 +284,7 @@ def test_a_number_that_is_too_large_is_told_with_the_type_that_is_too_small():
     ],
 )
 def test_times_outside_of_the_years_that_spark_has(kind, text):
-    assert str(value(f'"{text}"', kind)) == "field 'v' is not in the years 1 to 9999"
+    assert "field 'v' is not in the years 1 to 9999" in str(value(f'"{text}"', kind))
 
 
 def test_the_first_and_the_last_time():
@@ -310,7 +304,7 @@ def test_the_first_and_the_last_time():
         (pa.string(), '"x"', "1"),
         (pa.date32(), '"2024-01-01"', "1"),
         (pa.timestamp("us", "UTC"), '"2024-01-01"', "1"),
-        (pa.decimal128(3, 1), "99.94", "100"),
+        (pa.decimal128(3, 1), "99.9", "100"),
         (pa.list_(pa.int64()), "[1]", "{}"),
         (pa.struct([("a", pa.int64())]), '{"a":1}', "[]"),
     ],
@@ -336,10 +330,11 @@ def test_errors_say_what_is_wrong():
     reasons = {
         b"": "not a JSON object",
         b'{"id":7} {"id":8}': "more than one JSON object",
-        b'{"id":"x"}': "field 'id' is not a whole number of 64 bits",
+        b'{"id":"x"}': "field 'id' is not a whole number of 64 bits; found text",
         b'{"text":"\xff"}': "not UTF-8: invalid start byte at byte 9",
         b'{"id":NaN}': "NaN is not JSON",
-        b'{"id":7,"id":8}': "Column(/id) was specified twice",
-        b'{"price":1234567890.1}': "field 'price' is not a number with at most 8 digits before the point",
+        b'{"id":7,"id":8}': "field 'id' is there twice",
+        b'{"price":1234567890.1}': "field 'price' is not a number with at most 8 digits before the point and 2 after "
+        "it; found a number with a point or an exponent",
     }
     assert decode(list(reasons))[1] == list(reasons.values())
