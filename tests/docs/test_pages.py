@@ -54,7 +54,7 @@ BROKERS = {"localhost:9092": "kafka", "localhost:6379": "redis_address"}
 # A dotted name that is no name of Python.
 ENTRY_POINT_GROUP = "stream_consumers.backends"
 # Programs whose options are not ours to check.
-OTHERS = {"cat", "cd", "cp", "dg", "export", "jq", "mkdir", "pip", "producer", "source", "tail", "uv", "uvx"}
+OTHERS = {"cat", "cd", "cp", "dg", "echo", "export", "jq", "mkdir", "pip", "producer", "source", "tail", "uv", "uvx"}
 CODE = re.compile(r"(stream_consumers|spark_jobs|sensors|stream_assets)(\.\w+)+(\(\w+\))?\Z")
 PATH = re.compile(
     r"(stream_consumers|spark_jobs|sensors|stream_assets|tests|examples|docs|tools|benchmarks)/[\w./-]+\Z"
