@@ -93,7 +93,7 @@ def pinned(jars: Sequence[Path]) -> list[Path]:
     Raises:
         UntrustedFileError: one is another one, or is not known.
     """
-    known = dict(reversed(line.split()) for line in DIGESTS.read_text().splitlines())
+    known = {name: digest for digest, name in map(str.split, DIGESTS.read_text().splitlines())}
     for jar in jars:
         digest, expected = hashlib.sha256(jar.read_bytes()).hexdigest(), known.get(jar.name)
         if expected is None and os.environ.get(UNPINNED_VARIABLE) != "1":
