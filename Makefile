@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -p no:cacheprovider
 # others wait for brokers.
 WORKERS ?= 3
 
-.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests bytecode soak format lock test-versions clean
+.PHONY: help setup demo dev pictures bench kafka redis test test-all checks lint types tests bytecode soak format lock pins audit test-versions clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -82,8 +82,14 @@ format: setup ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: setup ## Write requirements-dev.txt anew: names and versions only
-	$(BIN)/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+lock: setup ## Write requirements-dev.txt anew: names, versions and hashes
+	$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.10 --no-header --no-annotate --extra dev -o requirements-dev.txt pyproject.toml
+
+pins: setup ## Write spark_jobs/jars.sha256 anew: the digests of the jars that are downloaded
+	$(BIN)/python tools/pin_jars.py
+
+audit: setup ## Ask for known vulnerabilities of the packages of requirements-dev.txt; needs the network
+	$(BIN)/uv tool run pip-audit --requirement requirements-dev.txt --require-hashes --disable-pip
 
 test-versions: setup ## The first tier on the RESOLUTION=lowest or highest versions that pyproject.toml allows
 	tools/test-versions $(RESOLUTION) $(ARGS)

@@ -235,6 +235,9 @@ class FileBatchSource(BatchSource):
         open_gaps = {shard: gap for shard, gap in clamped.items() if gap.start < gap.end}
         if not open_gaps:
             return None
+        with StreamFile(self._path) as file:
+            # Its writer may not have done so. After a power cut other messages could get the sequences of the batch.
+            file.force()
         return self._plan_within(open_gaps, limits, parallelism)
 
     def _plan_within(self, gaps: Mapping[Shard, Range], limits: Limits, parallelism: int) -> BatchPlan:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import StreamNotFoundError, StreamRemovedError
+from stream_consumers.errors import BrokerError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.file.format import HEADER_SIZE, Header
 
 
@@ -49,6 +50,21 @@ class StreamFile(ClosesOnExit):
     def read(self, offset: int, size: int) -> bytes:
         """At most ``size`` bytes from ``offset`` on; fewer at the end of the file."""
         return os.pread(self._open_descriptor(), size, offset)
+
+    def force(self) -> None:
+        """Force everything in the file to the disk, so that a power cut takes nothing of it back.
+
+        Raises:
+            BrokerError: the disk did not take it.
+        """
+        try:
+            os.fsync(self._open_descriptor())
+        except OSError as error:
+            # A file system that can be read only, or that knows no such call, has nothing to force.
+            if error.errno not in (errno.EROFS, errno.EINVAL, errno.ENOTSUP):
+                raise BrokerError(
+                    f"{self.path} is not safely on the disk: {error}", remedy="Look for errors of the disk."
+                ) from error
 
     @property
     def is_in_place(self) -> bool:

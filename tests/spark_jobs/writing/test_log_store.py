@@ -33,28 +33,26 @@ def test_the_second_process_is_told_that_the_version_is_there(two_processes: lis
     commit = folder / "00000000000000000007.json"
     outcomes: list[bool] = []
     # The other one puts it between the look and the write of this one.
-    assert not one.put(commit, "one", meanwhile=lambda: outcomes.append(other.put(commit, "other", "more")))
+    assert not one.put(commit, '"one"', meanwhile=lambda: outcomes.append(other.put(commit, '"other"', '"more"')))
     assert outcomes == [True]
-    assert commit.read_text() == "other\nmore\n"
+    assert commit.read_text() == '"other"\n"more"\n'
     assert [file.name for file in folder.iterdir()] == [commit.name], "no draft is left"
 
 
 def test_of_two_processes_that_race_one_wins_each_version(two_processes: list[LogStore], folder: Path) -> None:
     def put(number: int) -> list[bool]:
         # Who is behind is told so fast that it soon races again.
-        return [
-            two_processes[number].put(folder / f"{version:020d}.json", f"by {number}") for version in range(VERSIONS)
-        ]
+        return [two_processes[number].put(folder / f"{version:020d}.json", str(number)) for version in range(VERSIONS)]
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(put, range(2))
     for version, outcome in enumerate(zip(first, second)):
         assert sorted(outcome) == [False, True], version
-        assert (folder / f"{version:020d}.json").read_text() == f"by {outcome.index(True)}\n"
+        assert (folder / f"{version:020d}.json").read_text() == f"{outcome.index(True)}\n"
 
 
 def test_a_commit_has_the_permissions_of_any_new_file(two_processes: list[LogStore], folder: Path) -> None:
-    assert two_processes[0].put(folder / "0.json", "one")
+    assert two_processes[0].put(folder / "0.json", '"one"')
     (folder / "other").touch()
     assert stat.S_IMODE(os.stat(folder / "0.json").st_mode) == stat.S_IMODE(os.stat(folder / "other").st_mode)
 
@@ -63,5 +61,5 @@ def test_where_no_link_can_be_made_the_error_says_so(two_processes: list[LogStor
     (folder / "0.json").mkdir()
     long = folder / ("0" * 255)
     with pytest.raises(Py4JJavaError, match="File name too long"):
-        two_processes[0].put(long, "one")
-    assert not two_processes[0].put(folder / "0.json", "one")
+        two_processes[0].put(long, '"one"')
+    assert not two_processes[0].put(folder / "0.json", '"one"')
