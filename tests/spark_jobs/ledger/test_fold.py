@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
-from spark_jobs.ledger.fold import tally
+from spark_jobs.ledger.fold import fold, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.totals import Totals
@@ -90,7 +90,7 @@ class Reference:
             seen = now[shard]
             if entry.mode == "append" or late:
                 seen.redo |= part & seen.covered
-            else:
+            elif entry.kind != "dismiss":
                 seen.redo -= part
             seen.covered |= part
             if shard in entry.until:
@@ -135,11 +135,11 @@ def logs(draw, is_old=False):
 @st.composite
 def entries(draw, version, base, numbers, reference, is_old):
     pick = lambda *of: draw(st.sampled_from(of))  # noqa: E731
-    kind = pick("init", "batch", "batch", "batch", "replay", "fence", "keep")
+    kind = pick("init", "batch", "batch", "batch", "replay", "dismiss", "fence", "keep")
     member = pick(*MEMBERS)
     numbers[member] += 1
     ranges, places, until, origin = {}, {}, {}, {}
-    is_redrive = kind == "replay" and pick(True, False)
+    is_redrive = kind == "dismiss" or (kind == "replay" and pick(True, False))
     mode = pick("append", "append", "replace") if kind in ("batch", "replay") else "append"
     mode = "replace" if is_redrive else mode
     for shard in draw(st.sets(st.sampled_from(SHARDS), min_size=1)):
@@ -332,3 +332,16 @@ def test_a_commit_is_late_also_where_the_restore_lies_before_the_state_that_the_
         assert str(Ledger(log.log(), group="g", member="a").read().shards[shard].redo) == "[1,3)"
 
     in_folder(check)
+
+
+def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
+    shard, ten = SHARDS[0], Intervals.of((MIN_SEQUENCE, 10))
+    state = {shard: ShardState(ten, Intervals.of((2, 8)), origin=0)}
+    dismissal = LedgerEntry(
+        "dismiss", "g", "g/a", 1, "a", "b", 0, places={shard: Intervals.of((3, 4))}, mode="replace", dead=1
+    )
+    assert fold(state, dismissal, late=False)[shard] == state[shard]
+    gone = {shard: ShardState(Intervals.of((MIN_SEQUENCE, 1)), origin=0)}
+    assert fold(gone, dismissal, late=True)[shard].covered == Intervals.of((MIN_SEQUENCE, 1), (3, 4))
+    assert fold({shard: ShardState(ten, origin=0)}, dismissal, late=True)[shard].redo == Intervals.of((3, 4))
+    assert (tally(Totals(dead=3), dismissal).dead, tally(Totals(dead=3), dismissal).replaced) == (3, 1)
