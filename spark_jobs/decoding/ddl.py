@@ -1,4 +1,4 @@
-"""Spark DDL out of names and types."""
+"""Spark DDL out of names and types, and whether a text is DDL."""
 
 from __future__ import annotations
 
@@ -11,6 +11,29 @@ MOST_TYPES = 10_000
 DEEPEST_TYPES = 100
 LONGEST_COLUMN_NAME = 1000
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TOKEN = re.compile(
+    r"(?P<space>\s+|--[^\n]*|/\*.*?\*/)|(?P<name>`(?:[^`]|``)*`)|(?P<text>[rR]?(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"))"
+    r"|(?P<word>\w+)|(?P<sign>[<>(),:])|(?P<other>.)",
+    re.DOTALL,
+)
+_MOST_DIGITS = 38
+_TYPES = frozenset(
+    (
+        *("boolean", "tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long", "float", "real"),
+        *("double", "date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "string", "char", "character"),
+        *("varchar", "binary", "decimal", "dec", "numeric", "void", "interval", "variant", "geometry", "geography"),
+        *("array", "map", "struct"),
+    )
+)
+# What may follow the name of a type, beside numbers in parentheses.
+_UNITS = ("year", "month", "day", "hour", "minute", "second")
+_WORDS = {
+    "interval": (*_UNITS, *(f"{unit}s" for unit in _UNITS), "to"),
+    "timestamp": ("with", "without", "local", "time", "zone"),
+    "time": ("without", "time", "zone"),
+}
+_DECIMALS = ("decimal", "dec", "numeric")
+_WITH_NUMBERS = (*_DECIMALS, "char", "character", "varchar", "time", "geometry", "geography")
 
 
 def quoted(name: str) -> str:
@@ -121,3 +144,129 @@ class TypeBudget:
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
+
+
+def declared_types(ddl: str) -> frozenset[str]:
+    """The names of the types in column definitions, in lower case. No JVM is needed.
+
+    Args:
+        ddl: what Spark's parser takes is taken.
+
+    Raises:
+        SchemaMismatchError: naming what is wrong, and where.
+
+    Example:
+        >>> sorted(declared_types("id BIGINT NOT NULL, tags ARRAY<STRUCT<a: DECIMAL(10,2)>> COMMENT 'x'"))
+        ['array', 'bigint', 'decimal', 'struct']
+        >>> declared_types("id INTT")
+        Traceback (most recent call last):
+        stream_consumers.errors.SchemaMismatchError: the schema 'id INTT' is not Spark DDL: 'INTT' at character 4 is \
+not a type. Write it like 'id BIGINT, user STRING'.
+    """
+    parser = _DdlParser(ddl)
+    if parser.next_is("struct") and parser.next_is("<", ahead=1):
+        parser.read_type()
+    else:
+        parser.read_fields()
+    parser.expect("")
+    return frozenset(parser.types)
+
+
+class _DdlParser:
+    """Reads DDL from left to right."""
+
+    def __init__(self, ddl: str) -> None:
+        self.types: set[str] = set()
+        self._ddl = ddl
+        found = [match for match in _TOKEN.finditer(ddl) if match.lastgroup != "space"]
+        self._tokens = [(match.lastgroup or "", match[0], match.start() + 1) for match in found]
+        # What follows the end is looked at, but never passed.
+        self._tokens += [("end", "", len(ddl) + 1)] * 2
+        self._at = 0
+
+    def next_is(self, text: str, *, ahead: int = 0) -> bool:
+        kind, found, _ = self._tokens[self._at + ahead]
+        return kind in ("word", "sign", "end") and found.lower() == text
+
+    def skip(self, text: str) -> bool:
+        is_there = self.next_is(text)
+        self._at += is_there
+        return is_there
+
+    def expect(self, *texts: str) -> None:
+        if not any(map(self.skip, texts)):
+            raise self._fault(f"is not {' or '.join(repr(text) if text else 'the end' for text in texts)}")
+
+    def read_fields(self) -> None:
+        while True:
+            self._read("a name", "word", "name")
+            self.skip(":")
+            self.read_type()
+            if self.skip("not"):
+                self.expect("null")
+            if self.skip("comment"):
+                self._read("text in quotes", "text")
+                while self._tokens[self._at][0] == "text":
+                    self._at += 1
+            if not self.skip(","):
+                return
+
+    def read_type(self) -> None:
+        kind, word, _ = self._tokens[self._at]
+        name = word.lower()
+        if kind != "word" or name not in _TYPES:
+            raise self._fault("is not a type")
+        self.types.add(name)
+        self._at += 1
+        if name == "struct":
+            self.expect("<")
+            if not self.skip(">"):
+                self.read_fields()
+                self.expect(">")
+        elif name in ("array", "map"):
+            self.expect("<")
+            self.read_type()
+            if name == "map":
+                self.expect(",")
+                self.read_type()
+            self.expect(">")
+        else:
+            while self._tokens[self._at][1].lower() in _WORDS.get(name, ()):
+                self._at += 1
+            if name in _WITH_NUMBERS and self.next_is("("):
+                self._read_numbers(name)
+            if name == "string" and self.skip("collate"):
+                self._read("a collation", "word", "name")
+
+    def _read_numbers(self, name: str) -> None:
+        self._at += 1
+        start, numbers = self._at, [self._read_number()]
+        while self.skip(","):
+            numbers.append(self._read_number())
+        self.expect(")")
+        precision, scale = (*numbers, 0)[:2]
+        if name in _DECIMALS and (precision > _MOST_DIGITS or scale > precision or len(numbers) > 2):
+            self._at = start
+            raise self._fault(f"does not begin a precision of at most {_MOST_DIGITS} and a scale of at most that")
+
+    def _read_number(self) -> int:
+        text = self._read("a number", "word")
+        if text.isdecimal():
+            return int(text)
+        self._at -= 1
+        raise self._fault("is not a number")
+
+    def _read(self, wanted: str, *kinds: str) -> str:
+        kind, text, _ = self._tokens[self._at]
+        if kind not in kinds:
+            raise self._fault(f"is not {wanted}")
+        self._at += 1
+        return text
+
+    def _fault(self, what: str) -> SchemaMismatchError:
+        _, text, position = self._tokens[self._at]
+        place = f"{text!r} at character {position}" if text else f"the end, at character {position},"
+        return SchemaMismatchError(
+            f"the schema {self._ddl!r} is not Spark DDL: {place} {what}",
+            remedy="Write it like 'id BIGINT, user STRING'.",
+        )

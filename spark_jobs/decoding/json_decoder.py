@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
 
+from spark_jobs.decoding.ddl import declared_types
 from spark_jobs.decoding.decoders import RESCUED, UNNAMED, DecodedColumns, Headers, Key
 from spark_jobs.decoding.json_decode import Careful, decode_json
 from spark_jobs.decoding.json_documents import decode_block, decode_values
@@ -16,10 +16,6 @@ from spark_jobs.decoding.json_rescue import rescued
 from spark_jobs.decoding.json_types import Column, check_json_type
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_switch, choose_fields
-
-# Not of names and comments. A column may be called "interval"; its type has a unit.
-_INTERVAL = re.compile(r"\binterval\s+(?:year|month|day|hour|minute|second)\b", re.IGNORECASE)
-_QUOTED = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 class JsonMode(str, enum.Enum):
@@ -87,16 +83,16 @@ class Json:
                 remedy="Write it like 'id BIGINT, user STRING'; leave it out for one VARIANT of the whole payload; or "
                 "take Raw() or Text() for payloads as they are.",
             )
-        if found := _INTERVAL.search(_QUOTED.sub("", self.schema)):
+        if "interval" in declared_types(self.schema):
             raise InvalidOptionError(
-                f"the schema has the type {found[0]!r}…, but Delta tables have no intervals",
+                f"the schema {self.schema!r} has the type INTERVAL, but Delta tables have no intervals",
                 remedy="Make it STRING, and compute with CAST(… AS INTERVAL …) in the transform.",
             )
 
     def ddl(self) -> str:
         """See :meth:`Decoder.ddl`."""
         if self.schema is not None:
-            return f"{self.schema.rstrip().removesuffix(',')}, {RESCUED} STRING" if self.rescue else self.schema
+            return f"{self.schema}, {RESCUED} STRING" if self.rescue else self.schema
         escaped = self.column.replace("`", "``")
         return f"`{escaped}` VARIANT"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ import pyarrow as pa
 from spark_jobs.decoding.ddl import name_ddl
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
-from spark_jobs.decoding.json_values import Constant, Float, Integer
+from spark_jobs.decoding.json_values import Constant, Integer, Number
 from spark_jobs.decoding.times import read_day, read_moment
 
 MOST_LEVELS = 20
@@ -24,6 +25,8 @@ NO_DELTA_NAME = re.compile(r"[ ,;{}()\n\t=]")
 """What a name has in it that Delta takes with ``delta.columnMapping.mode=name`` only."""
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}.*")
+# A DOUBLE holds each whole number of so few digits.
+_SURELY_DOUBLE = 15
 _NUMBERS, _TIMES, _PARTS = {"whole number", "number"}, {"date", "time"}, {"object", "array"}
 
 
@@ -214,10 +217,11 @@ class Seen:
 
 
 def _kind_of(value: Any) -> str:
-    kinds = {type(None): "null", bool: "true or false", Integer: "whole number", Float: "number", Constant: "number"}
-    kinds |= {dict: "object", list: "array"}
+    kinds = {type(None): "null", bool: "true or false", Integer: "whole number", dict: "object", list: "array"}
     if (kind := kinds.get(type(value))) is not None:
         return kind
+    if isinstance(value, Number):
+        return "text" if isinstance(value, Constant) or math.isinf(float(value)) else "number"
     for pattern, read, name in ((_DAY, read_day, "date"), (_TIME, read_moment, "time")):
         if pattern.fullmatch(value):
             try:
@@ -240,7 +244,10 @@ def _type_of(seen: Seen, path: str, level: int, remarks: list[str]) -> str:
         return _type_of_parts(seen, path, level, remarks)
     if kinds == {"whole number"} and seen.is_wide:
         remarks.append(f"{path} has numbers of {seen.digits} digits")
-        return "DECIMAL(38,0)" if seen.digits <= 38 else "DOUBLE"
+        return "DECIMAL(38,0)" if seen.digits <= 38 else "STRING"
+    if kinds == _NUMBERS and seen.digits > _SURELY_DOUBLE:
+        remarks.append(f"{path} has whole numbers of {seen.digits} digits beside others")
+        return "STRING"
     found = next((kind for kind, among in _SCALARS if kinds <= among), None)
     if found is None:
         found = "VARIANT" if kinds & _PARTS else "STRING"

@@ -93,10 +93,10 @@ def test_a_terminal_error_fails_the_run_with_its_message_and_the_next_run_goes_o
     spark: SparkSession, folder: Path, instance: dg.DagsterInstance
 ) -> None:
     write_stream(folder / "orders.ss", 10)
-    result = execute(declare(folder, decode=Json("id BIGIN")), instance)
+    result = execute(declare(folder, decode=Json("id MAP<INT, INT>")), instance)
     assert not result.success
     failure = result.filter_events(lambda e: e.is_step_failure)[0].step_failure_data
-    assert "'id BIGIN' is not Spark DDL" in (failure.user_failure_data.description or "")
+    assert "id is a MAP with keys that are int32" in (failure.user_failure_data.description or "")
     assert execute(declare(folder), instance).success
     assert_each_once(folder / "orders.ss", folder / "t")
 
