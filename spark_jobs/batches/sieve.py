@@ -27,7 +27,7 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS
 from spark_jobs.reading.spark_types import plain_strings
 from spark_jobs.session import first_line
 from spark_jobs.writing.constraints import Constraints
-from spark_jobs.writing.failures import FailedRowError, RejectedRowError, UnfinishedReadError, explain
+from spark_jobs.writing.failures import FailedRowError, RejectedRowError, UnexplainedError, UnfinishedReadError, explain
 from spark_jobs.writing.letters import Places, first_places, without_first
 from stream_consumers.batches import Range
 from stream_consumers.errors import ConstraintViolatedError, StreamAssetsError, TransformError
@@ -293,7 +293,7 @@ class Sieve:
     def is_for_care(self, error: StreamAssetsError) -> bool:
         """Whether a batch that failed while it was read and written is read and counted first."""
         of_rows = (FailedRowError, ConstraintViolatedError) if self._makes_dead_letters else ()
-        return isinstance(error, (UnfinishedReadError, RejectedRowError, *of_rows))
+        return isinstance(error, (UnfinishedReadError, RejectedRowError, UnexplainedError, *of_rows))
 
     def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
         """The same error, with the place of a row that breaks a constraint, if one is found."""
