@@ -191,6 +191,10 @@ class TransformError(StreamAssetsError, Terminal):
     """The user's transform raised."""
 
 
+class DecoderCrashedError(StreamAssetsError, Terminal):
+    """A decoder ends its process, or exhausts its memory, for too many messages."""
+
+
 class CatalogUnavailableError(StreamAssetsError, Transient):
     """The catalog that knows where a table is, or what it is called, does not answer."""
 

@@ -330,18 +330,13 @@ class LetterDecoder:
         return replace(found, corrected=kept.append_column("correction", pa.array(payloads, pa.binary())))
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
-        source = self._source()
         outcome = Outcome()
-        good: list[pa.RecordBatch] = []
-        for batch in messages.to_batches():
-            errors = source.decode(batch).column("_error")
-            good.append(_kept(batch, errors, outcome))
-        read = pa.Table.from_batches(good, messages.schema)
+        decoded = pa.Table.from_batches(self._source().decode(messages.to_batches()))
+        read = _kept(messages, decoded.column("_error"), outcome)
         refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}
         if refused:
             reasons = [refused.get((Shard(stream, number), sequence)) for stream, number, sequence in _places(read)]
-            (joined,) = read.combine_chunks().to_batches()
-            read = pa.Table.from_batches([_kept(joined, pa.array(reasons, pa.string()), outcome)])
+            read = _kept(read, pa.chunked_array([reasons], pa.string()), outcome)
         outcome.decoded = read.num_rows
         found = {
             shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
@@ -350,7 +345,7 @@ class LetterDecoder:
         return _Try(count, read, found, outcome)
 
 
-def _kept(messages: pa.RecordBatch, errors: pa.Array[Any], outcome: Outcome) -> pa.RecordBatch:
+def _kept(messages: pa.Table, errors: pa.ChunkedArray[Any], outcome: Outcome) -> pa.Table:
     """Those without an error; of the others the outcome knows why they stay dead letters."""
     places = _places(messages.filter(errors.is_valid()))
     for reason, (stream, number, sequence) in zip(errors.drop_null().to_pylist(), places, strict=True):
@@ -358,7 +353,7 @@ def _kept(messages: pa.RecordBatch, errors: pa.Array[Any], outcome: Outcome) -> 
     return messages.filter(errors.is_null())
 
 
-def _places(messages: pa.RecordBatch | pa.Table) -> Iterator[tuple[str, int, int]]:
+def _places(messages: pa.Table) -> Iterator[tuple[str, int, int]]:
     return zip(*(messages.column(name).to_pylist() for name in _PLACE), strict=True)
 
 

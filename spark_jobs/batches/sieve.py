@@ -31,6 +31,7 @@ from spark_jobs.writing.constraints import Constraints
 from spark_jobs.writing.failures import (
     FailedRowError,
     RejectedRowError,
+    UnexplainedError,
     UnfinishedReadError,
     explain,
     place_of,
@@ -306,7 +307,7 @@ class Sieve:
     def is_for_care(self, error: StreamAssetsError) -> bool:
         """Whether a batch that failed while it was read and written is read and counted first."""
         of_rows = (FailedRowError, ConstraintViolatedError) if self._makes_dead_letters else ()
-        return isinstance(error, (UnfinishedReadError, RejectedRowError, *of_rows))
+        return isinstance(error, (UnfinishedReadError, RejectedRowError, UnexplainedError, *of_rows))
 
     def located(self, error: ConstraintViolatedError, rows: DataFrame) -> ConstraintViolatedError:
         """The same error, with the place of a row that breaks a constraint, if one is found."""

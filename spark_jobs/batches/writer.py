@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -26,9 +25,10 @@ from spark_jobs.batches.ingestion import (
     check_other_group,
     without_positions,
 )
-from spark_jobs.batches.sieve import Sieve, Sifted, caching
+from spark_jobs.batches.sieve import Cached, Sieve, Sifted, caching
 from spark_jobs.decoding.ddl import quoted
 from spark_jobs.decoding.decoders import Decoder, is_resolved, resolved
+from spark_jobs.decoding.isolation import prepare
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_inference import Seen
 from spark_jobs.decoding.undeclared import UNDECLARED, Watching, seen_in, watching
@@ -42,7 +42,7 @@ from spark_jobs.reading.source import DEAD_LETTER_COLUMNS, STREAM_COLUMNS, Sourc
 from spark_jobs.reading.whole import reads_everything
 from spark_jobs.session import check_session
 from spark_jobs.writing.dead_letters import LETTER_SCHEMA, Settlement, lost_ranges
-from spark_jobs.writing.failures import explain_read, last_line
+from spark_jobs.writing.failures import UnexplainedError, explain_failed_read, explain_read
 from spark_jobs.writing.layout import create_table, register
 from spark_jobs.writing.new_fields import new_columns, takes_any_name, with_columns_of, with_new_fields
 from spark_jobs.writing.rescue import rescue
@@ -141,6 +141,8 @@ class BatchWriter:
         # Whose columns are known to fit those of the table, and which these are.
         self._fitting: tuple[Decoder, str] | None = None
         self._columns: StructType | None = None
+        if ingestion.driver_records:
+            prepare()
 
     @property
     def decoder(self) -> Decoder:
@@ -280,6 +282,7 @@ class BatchWriter:
         read = self._read_small(batch)
         if read is not None:
             return self._write_read(read, batch, check, renew)
+        is_isolated = False
         counts = self._caution.counts(batch)
         rows = self._rows_of_one_pass(batch) if counts is not None else None
         if counts is not None and rows is not None:
@@ -294,7 +297,8 @@ class BatchWriter:
                 self._observer(Step.UNCLEAN, batch)
                 # Under the same number Delta takes one of the two, if the first one lands after all (tests/model).
                 batch = replace(batch, entry=replace(batch.entry, bid=uuid.uuid4().hex))
-        return self._write_with_care(batch, check, renew)
+                is_isolated = isinstance(error, UnexplainedError)
+        return self._write_with_care(batch, check, renew, is_isolated=is_isolated)
 
     def _read_small(self, batch: Batch) -> _Read | None:
         """The messages of a small batch; ``None`` if executors are to read it."""
@@ -337,15 +341,42 @@ class BatchWriter:
         return Written(entry, commit, counts)
 
     def _write_with_care(
-        self, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
+        self,
+        batch: Batch,
+        check: Callable[[], None],
+        renew: Callable[[Batch], Batch | None],
+        *,
+        is_isolated: bool,
     ) -> Written | None:
-        """Read and count the batch, then write its dead letters and its rows."""
-        read = read_splits(
-            self._spark, batch.plan.splits, self._source_of_batch(), keeps_payloads=self._sieve.needs_payloads
-        )
+        """Read and count the batch, then write its dead letters and its rows.
+
+        Args:
+            batch: what to write.
+            check: as in :meth:`write`.
+            renew: as in :meth:`write`.
+            is_isolated: executors decode in processes of their own. They do so anyway once a read has failed for no
+                known reason: a message may have crashed a Python worker.
+        """
         with caching() as cached:
+            try:
+                read = self._read_with_care(batch, cached, is_isolated=is_isolated)
+            except UnexplainedError as error:
+                if is_isolated:
+                    raise
+                _log.warning("batch %d of %s is decoded in isolation: %s", batch.number, self.ledger.app, error)
+                read = self._read_with_care(batch, cached, is_isolated=True)
+            return self._write_read(read, batch, check, renew)
+
+    def _read_with_care(self, batch: Batch, cached: Cached, *, is_isolated: bool) -> _Read:
+        source, keeps_payloads = self._source_of_batch(), self._sieve.needs_payloads
+        try:
+            read = read_splits(
+                self._spark, batch.plan.splits, source, keeps_payloads=keeps_payloads, is_isolated=is_isolated
+            )
             frame = cached.keep(self._without_written(read, batch.doubtful))
-            return self._write_read(self._read(frame), batch, check, renew)
+        except Exception as error:  # noqa: BLE001 - Spark raises what comes, once it has ended
+            raise explain_failed_read(error, what=str(self._url)) from None
+        return self._read(frame)
 
     def _write_read(
         self, read: _Read, batch: Batch, check: Callable[[], None], renew: Callable[[Batch], Batch | None]
@@ -540,16 +571,18 @@ class BatchWriter:
         counts = frame.groupBy("_stream", "_shard").agg(f.count("*").alias("all"), f.sum(is_dead).alias("dead"))
         try:
             found = counts.collect()
-        except PySparkException as error:
-            reason = last_line(error)
-            if DataLossError.__name__ in reason:
-                raise OutdatedError(DataLossError(reason, remedy="Run again.")) from None
-            raise explain_read(reason, what=str(self._url)) from None
+        except Exception as error:  # noqa: BLE001 - Spark raises what comes
+            explained = explain_failed_read(error, what=str(self._url))
+            if isinstance(explained, DataLossError):
+                raise OutdatedError(explained) from None
+            raise explained from None
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
         return _Read(frame, messages, sum(int(row["dead"]) for row in found))
 
     def refused(self, splits: Sequence[Split]) -> Mapping[tuple[Shard, int], str]:
         """The messages that would become dead letters although they can be decoded, and why; nothing is written.
+
+        They are decoded in isolation: they are dead letters, and one may have crashed a process before.
 
         Args:
             splits: to be read; each message can be decoded, without the new fields that it may have.
@@ -558,7 +591,7 @@ class BatchWriter:
             TransformError: the transform raised, or fails for some of them.
         """
         with caching() as cached:
-            frame = cached.keep(read_splits(self._spark, splits, self._source_of_batch()))
+            frame = cached.keep(read_splits(self._spark, splits, self._source_of_batch(), is_isolated=True))
             if self._finds_new_fields(frame):
                 return self.refused(splits)
             sifted = self._sieve.sift(frame, cached).frame

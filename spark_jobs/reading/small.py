@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.reading.clean import count_by_shard
-from spark_jobs.reading.source import SourceColumns, decode_batch
+from spark_jobs.reading.source import SourceColumns
 from spark_jobs.reading.spark_types import arrow_schema
 from spark_jobs.reading.variants import with_variants
 from stream_consumers.batches import Split
@@ -47,7 +48,7 @@ class SmallBatch:
 
 
 def read_small(splits: Sequence[Split], source: SourceColumns, *, keeps_payloads: bool = False) -> SmallBatch | None:
-    """Read splits and decode their messages, in this process; ``None`` if they hold more than :data:`MOST_BYTES`.
+    """Read splits here and decode their messages in another process; ``None`` if they hold over :data:`MOST_BYTES`.
 
     Args:
         splits: what to read.
@@ -58,16 +59,16 @@ def read_small(splits: Sequence[Split], source: SourceColumns, *, keeps_payloads
         StreamAssetsError: a split cannot be read.
         Exception: whatever a decoder of the user's raises.
     """
-    schema, wanted = arrow_schema(source.as_read), arrow_schema(source.decoded)
+    blocks = chain.from_iterable(split.read() for split in splits)
     found: list[pa.RecordBatch] = []
     size = 0
-    for split in splits:
-        for block in split.read():
-            found.append(decode_batch(block, source.decoder, wanted, schema, keeps_payloads=keeps_payloads))
-            size += found[-1].nbytes
-            if size > MOST_BYTES:
-                return None
+    for rows in source.decode(blocks, keeps_payloads=keeps_payloads):
+        found.append(rows)
+        size += rows.nbytes
+        if size > MOST_BYTES:
+            return None
     messages: Counter[Shard] = Counter()
     for rows in found:
         messages.update(dict(count_by_shard(rows.filter(rows.column("_error").is_null()))))
-    return SmallBatch(pa.Table.from_batches(found, schema), messages, sum(map(len, found)) - messages.total())
+    table = pa.Table.from_batches(found, arrow_schema(source.as_read))
+    return SmallBatch(table, messages, table.num_rows - messages.total())

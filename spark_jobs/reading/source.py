@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.decoding.ddl import first_twice
 from spark_jobs.decoding.decoders import Decoder
+from spark_jobs.decoding.isolation import decode_here, decode_isolated
+from spark_jobs.decoding.json_types import Column
 from spark_jobs.reading.clean import CleanRead
 from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns, plain_strings, struct_type
@@ -62,9 +65,18 @@ class SourceColumns:
         columns = StructType([*fields, *kept, *own])
         return cls(decoder, decoded, columns, as_text(columns))
 
-    def decode(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """See :func:`decode_batch`."""
-        return decode_batch(messages, self.decoder, arrow_schema(self.decoded), arrow_schema(self.as_read))
+    def decode(self, blocks: Iterable[pa.RecordBatch], *, keeps_payloads: bool = False) -> Iterator[pa.RecordBatch]:
+        """Decode messages in a process of their own, so that none of them can crash this one.
+
+        Args:
+            blocks: as splits yield them.
+            keeps_payloads: as in :func:`read_splits`.
+
+        Raises:
+            DecoderCrashedError: too many messages crash the decoder.
+            Exception: whatever a decoder of the user's raises.
+        """
+        return BlockDecoder.of(self, keeps_payloads=keeps_payloads).isolated(blocks)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -87,6 +99,7 @@ def read_splits(
     *,
     identities: Mapping[str, str] | None = None,
     keeps_payloads: bool = False,
+    is_isolated: bool = False,
 ) -> DataFrame:
     """The messages of ``splits``: the decoded columns, then where each came from, then what is wrong with it.
 
@@ -100,6 +113,7 @@ def read_splits(
         identities: of the streams that were planned. With them, a read to the end fails unless it is clean, without
             any dead letter; see :class:`spark_jobs.reading.clean.CleanRead`.
         keeps_payloads: every row carries what its dead letter would need.
+        is_isolated: executors decode in processes of their own, since a message may crash the decoder.
     """
     if not splits:
         # Everything planned is gone from the stream; Spark would ask for a partition all the same.
@@ -107,7 +121,9 @@ def read_splits(
     driver = socket.gethostname()
     schema = source.as_read
     partitions = [
-        SplitPartition(split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads)
+        SplitPartition(
+            split, source.decoder, source.decoded, driver, _clean(split, identities), keeps_payloads, is_isolated
+        )
         for split in splits
     ]
 
@@ -146,6 +162,7 @@ class SplitPartition:
         driver: the machine that planned it.
         clean: what it must give; ``None`` if dead letters and holes are fine.
         keeps_payloads: every row carries what its dead letter would need.
+        is_isolated: it is decoded in a process of its own.
     """
 
     split: Split
@@ -154,6 +171,7 @@ class SplitPartition:
     driver: str
     clean: CleanRead | None = None
     keeps_payloads: bool = False
+    is_isolated: bool = False
 
     def read(self, schema: StructType) -> Iterator[pa.RecordBatch]:
         """The rows of the split as record batches with these columns."""
@@ -168,70 +186,103 @@ class SplitPartition:
             raise type(error)(what, remedy=error.remedy, **error.facts) from error
 
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        wanted = arrow_schema(self.columns)
-        rows = (
-            decode_batch(block, self.decoder, wanted, schema, keeps_payloads=self.keeps_payloads)
-            for block in self.split.read()
-        )
+        decoder = BlockDecoder(self.decoder, arrow_schema(self.columns), schema, self.keeps_payloads)
+        blocks = self.split.read()
+        rows = decoder.isolated(blocks) if self.is_isolated else map(partial(decode_here, decoder), blocks)
         if self.clean is None:
             return rows
         assert isinstance(self.split, CountedSplit)
         return (batch.drop_columns(list(DEAD_LETTER_COLUMNS)) for batch in self.clean.checked(rows, self.split))
 
 
-def decode_batch(
-    messages: pa.RecordBatch, decoder: Decoder, wanted: pa.Schema, schema: pa.Schema, *, keeps_payloads: bool = False
-) -> pa.RecordBatch:
-    """Decode a record batch of messages into the rows of :func:`read_splits`.
+@dataclass(frozen=True, slots=True)
+class BlockDecoder:
+    """Decodes blocks of messages into the rows of :func:`read_splits`.
 
     Args:
-        messages: as splits yield them.
         decoder: for the payloads.
         wanted: the decoder's columns.
         schema: all columns of the result.
         keeps_payloads: as in :func:`read_splits`.
     """
-    timestamps, unreadable = _checked_timestamps(messages)
-    payloads = messages.column("payload")
-    if unreadable.null_count == len(messages):
-        decoded = decoder.decode(payloads, wanted)
-        columns, errors = list(decoded.columns), decoded.errors
-    else:
-        # What the stream itself could not read is not decoded; its place in the columns stays null.
-        readable = pc.is_null(unreadable)
-        decoded = decoder.decode(payloads.filter(readable), wanted)
-        places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
-        columns = [column.take(places) for column in decoded.columns]
-        errors = pc.coalesce(unreadable, decoded.errors.take(places))
-    place = len(wanted)
-    kept_columns, wrong = decode_kept(messages, decoder, pa.schema(list(schema)[place:]))
-    columns += kept_columns
-    errors = pc.coalesce(errors, wrong)
-    kept = [messages.column("key"), payloads, messages.column("headers"), pc.is_null(unreadable)]
-    failed = pc.is_valid(errors)
-    is_clean = errors.null_count == len(errors)
-    if not is_clean:
-        columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
-    if is_clean and not keeps_payloads:
-        kept = [pa.nulls(len(messages), column.type) for column in kept]
-    elif not keeps_payloads:
-        kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
-    *kept, is_message = kept
-    arrays = [
-        *columns,
-        messages.column("stream"),
-        messages.column("shard"),
-        messages.column("sequence"),
-        timestamps.cast(pa.timestamp("ms", "UTC")),
-        *kept,
-        errors,
-        messages.column("offset"),
-        is_message,
-    ]
-    return pa.RecordBatch.from_arrays(
-        [array if array.type == field.type else array.cast(field.type) for array, field in zip(arrays, schema)],
-        names=schema.names,
-    )
+
+    decoder: Decoder
+    wanted: pa.Schema
+    schema: pa.Schema
+    keeps_payloads: bool = False
+
+    @classmethod
+    def of(cls, source: SourceColumns, *, keeps_payloads: bool) -> BlockDecoder:
+        """With the columns of a source."""
+        return cls(source.decoder, arrow_schema(source.decoded), arrow_schema(source.as_read), keeps_payloads)
+
+    def isolated(self, blocks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode in another process; see :func:`spark_jobs.decoding.isolation.decode_isolated`."""
+        return decode_isolated(blocks, self, self._refused)
+
+    def __call__(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode a block, as splits yield them."""
+        timestamps, unreadable = _checked_timestamps(messages)
+        payloads = messages.column("payload")
+        if unreadable.null_count == len(messages):
+            decoded = self.decoder.decode(payloads, self.wanted)
+            columns, errors = list(decoded.columns), decoded.errors
+        else:
+            # What the stream itself could not read is not decoded; its place in the columns stays null.
+            readable = pc.is_null(unreadable)
+            decoded = self.decoder.decode(payloads.filter(readable), self.wanted)
+            places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
+            columns = [column.take(places) for column in decoded.columns]
+            errors = pc.coalesce(unreadable, decoded.errors.take(places))
+        kept_columns, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
+        return self._rows(messages, timestamps, unreadable, [*columns, *kept_columns], pc.coalesce(errors, wrong))
+
+    def _refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        """The dead letter of one message that cannot be decoded."""
+        timestamps, unreadable = _checked_timestamps(message)
+        places = len(self.schema) - len(STREAM_COLUMNS) - len(DEAD_LETTER_COLUMNS)
+        columns = [pa.nulls(1, field.type) for field in list(self.schema)[:places]]
+        return self._rows(
+            message, timestamps, unreadable, columns, pc.coalesce(unreadable, pa.array([reason], pa.string()))
+        )
+
+    def _rows(
+        self,
+        messages: pa.RecordBatch,
+        timestamps: Column,
+        unreadable: Column,
+        columns: Sequence[Column],
+        errors: Column,
+    ) -> pa.RecordBatch:
+        """The columns of payload, key and headers together with those of the stream and of dead letters."""
+        kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
+        failed = pc.is_valid(errors)
+        is_clean = errors.null_count == len(errors)
+        if not is_clean:
+            columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
+        if is_clean and not self.keeps_payloads:
+            kept = [pa.nulls(len(messages), column.type) for column in kept]
+        elif not self.keeps_payloads:
+            kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
+        *kept, is_message = kept
+        arrays = [
+            *columns,
+            messages.column("stream"),
+            messages.column("shard"),
+            messages.column("sequence"),
+            timestamps.cast(pa.timestamp("ms", "UTC")),
+            *kept,
+            errors,
+            messages.column("offset"),
+            is_message,
+        ]
+        return pa.RecordBatch.from_arrays(
+            [
+                array if array.type == field.type else array.cast(field.type)
+                for array, field in zip(arrays, self.schema)
+            ],
+            names=self.schema.names,
+        )
 
 
 def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:

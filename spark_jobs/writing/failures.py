@@ -70,6 +70,10 @@ class UnfinishedReadError(WriteError):
     """What was to be written could not be read while it was, or not as it was planned."""
 
 
+class UnexplainedError(WriteError):
+    """Spark failed for no reason known here: a payload may have crashed a Python worker."""
+
+
 class RejectedRowError(WriteError):
     """A row that was to be written while it was read is rejected by the transform."""
 
@@ -147,7 +151,7 @@ _FOREIGN_PLACE = _Kind(
 )
 _OTHER = _Kind(
     re.compile(""),
-    WriteError,
+    UnexplainedError,
     "Spark could not write to {table}",
     "Nothing of the batch was written; it is read again at the next run.",
 )
@@ -189,8 +193,7 @@ def _explained(error: Exception, *, table: str) -> StreamAssetsError:
     text, said = text_of(error), public_text(error)
     if REJECTED in text:
         return RejectedRowError(f"{REJECTED}, for {table}", remedy="It is read and counted first.")
-    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text
-    raised = last_line(error) if is_python else ""
+    raised = _raised_in_python(error)
     kind = raised_on_executor(raised)
     if kind is MissingDependencyError or (kind is not WriteError and issubclass(kind, Transient)):
         # To read it once more at once would wait for the same broker as long again, without a word.
@@ -249,6 +252,28 @@ def _failed_row(error: Exception, text: str, raised: str, *, table: str) -> Fail
             f"spark.sql.ansi.enabled=false. {_ONE_ROW}",
         )
     return None
+
+
+def explain_failed_read(error: Exception, *, what: str) -> StreamAssetsError:
+    """Map the error of a failed read to a :class:`StreamAssetsError`; nothing of the batch was written.
+
+    Args:
+        error: what Spark raised, in a classic or in a Connect session.
+        what: was to be read.
+    """
+    if isinstance(error, StreamAssetsError):
+        return error
+    if raised := _raised_in_python(error):
+        return explain_read(raised, what=what)
+    failure = UnexplainedError(f"{what} could not be read: {public_text(error)}", remedy=_READ_AGAIN)
+    failure.detail = cause_of(error)
+    return failure
+
+
+def _raised_in_python(error: Exception) -> str:
+    """What a Python worker raised; empty if none did."""
+    is_python = isinstance(error, PythonException) or "[PYTHON_EXCEPTION]" in text_of(error)
+    return last_line(error) if is_python else ""
 
 
 def explain_read(raised: str, *, what: str) -> StreamAssetsError:

@@ -29,7 +29,7 @@ IN_DRIVER = 1000
 
 @dataclass(frozen=True)
 class Told:
-    """Decodes as another one, and writes down in which processes."""
+    """Decodes as another one, and writes down for which processes: a child of the driver decodes small batches."""
 
     decoder: Json
     folder: Path
@@ -45,13 +45,13 @@ class Told:
     def decode(self, payloads: pa.Array, schema: pa.Schema) -> DecodedColumns:
         if not len(payloads):
             return self.decoder.decode(payloads, schema)
-        (self.folder / f"process {os.getpid()}").touch()
+        (self.folder / f"process {os.getppid()}").touch()
         if payloads[0].as_py() == b"odd":
             raise ValueError("an odd payload")
         return self.decoder.decode(payloads, schema)
 
     def was_driver(self) -> bool:
-        """Whether only this process has decoded, since it was asked last."""
+        """Whether only a child of this process has decoded, since it was asked last."""
         found = list(self.folder.glob("process *"))
         assert found
         for process in found:

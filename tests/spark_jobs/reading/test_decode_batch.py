@@ -1,4 +1,4 @@
-"""decode_batch: every value stays with its own sequence."""
+"""BlockDecoder: every value stays with its own sequence."""
 
 import pyarrow as pa
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.decoding.decoders import Raw, Text
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.reading.source import decode_batch
+from spark_jobs.reading.source import BlockDecoder
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds
 from tests.support.payloads import BAD, documents, payload
@@ -50,7 +50,7 @@ def messages(rows, timestamp_ms=20):
 
 def decode(rows, decoder=None, wanted=WANTED, timestamp_ms=20):
     schema = pa.schema([*(field.with_nullable(True) for field in wanted), *STREAM])
-    batch = decode_batch(messages(rows, timestamp_ms), decoder or Json("v BIGINT", mode="strict"), wanted, schema)
+    batch = BlockDecoder(decoder or Json("v BIGINT", mode="strict"), wanted, schema)(messages(rows, timestamp_ms))
     batch.validate(full=True)
     assert batch.schema == schema
     return batch.to_pylist()
@@ -114,7 +114,7 @@ def test_tombstones():
 def test_key_and_headers_are_columns_where_they_are_asked_for():
     wanted = pa.schema([("v", pa.binary())])
     schema = pa.schema([*wanted, ("k", pa.binary()), ("h", HEADERS_TYPE), *STREAM])
-    batch = decode_batch(messages([(0, b"x", None), (1, b"y", "torn")]), Raw("v", key="k", headers="h"), wanted, schema)
+    batch = BlockDecoder(Raw("v", key="k", headers="h"), wanted, schema)(messages([(0, b"x", None), (1, b"y", "torn")]))
     good, dead = batch.to_pylist()
     assert (good["v"], good["k"], good["h"]) == (b"x", b"key", HEADERS)
     assert (good["_key"], good["_headers"]) == (None, None)
@@ -127,7 +127,7 @@ def test_payloads_are_kept_where_any_row_may_become_a_dead_letter():
     schema = pa.schema([*wanted, *STREAM])
     for rows in ([(0, b"x", None), (1, b"y", "torn")], [(0, b"x", None)]):
         decoder = Raw("v", key=None, headers=None)
-        good, *dead = decode_batch(messages(rows), decoder, wanted, schema, keeps_payloads=True).to_pylist()
+        good, *dead = BlockDecoder(decoder, wanted, schema, keeps_payloads=True)(messages(rows)).to_pylist()
         assert (good["v"], good["_payload"], good["_key"], good["_headers"]) == (b"x", b"x", b"key", HEADERS)
         assert (good["_error"], good["_is_message"]) == (None, True)
         assert [(row["v"], row["_payload"], row["_error"], row["_is_message"]) for row in dead] == [
@@ -161,13 +161,12 @@ def test_times_that_a_timestamp_cannot_say_are_dead_letters(timestamp_ms):
     assert (torn["_error"], torn["_timestamp"], torn["_sequence"]) == ("torn", None, 1)
     mixed = pa.Table.from_batches([messages(rows[:1]), messages([(1, b'{"id":1}', None)], timestamp_ms)])
     schema = pa.schema([*(field.with_nullable(True) for field in WANTED), *STREAM])
-    found = decode_batch(
-        mixed.combine_chunks().to_batches()[0], Json("v BIGINT", mode="strict"), WANTED, schema
-    ).to_pylist()
+    decode_block = BlockDecoder(Json("v BIGINT", mode="strict"), WANTED, schema)
+    found = decode_block(mixed.combine_chunks().to_batches()[0]).to_pylist()
     assert [(row["id"], row["_error"] is None) for row in found] == [(0, True), (None, False)]
 
 
 def test_no_rows():
     schema = pa.schema([*WANTED, *STREAM])
     empty = pa.RecordBatch.from_arrays([pa.array([], f.type) for f in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
-    assert decode_batch(empty, Json("v BIGINT", mode="strict"), WANTED, schema).num_rows == 0
+    assert BlockDecoder(Json("v BIGINT", mode="strict"), WANTED, schema)(empty).num_rows == 0
