@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag
+from spark_jobs.batches.ingestion import Ingestion, check_sharing, check_source, lag, truncations
 from spark_jobs.batches.ledger_recovery import read_or_recover
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import BatchSource, Extent, Range, Resume
 from stream_consumers.create import StreamSource
+from stream_consumers.errors import SourceTruncatedError
 from stream_consumers.messages import Shard
+from stream_consumers.options import DataLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def measure(
 
     Raises:
         StreamNotFoundError, FormatError, LedgerTruncatedError: as the source and the ledger say.
+        SourceRecreatedError: it is another stream than the group has read, or was cut, and that is not to be recorded.
         BrokerUnavailableError: it does not answer.
     """
     ledger = ingestion.ledger()
@@ -82,9 +85,17 @@ def measure(
             ledger.check_first(opened.extents())
         resume = Resume(state.positions, state.newest.hint) if state.newest else None
         extents = opened.extents(resume=resume, budget_seconds=budget_seconds)
+        cut: Collection[Shard] = ()
         if opened.is_exact:
-            check_source(opened, ingestion.group, state, extents)
+            try:
+                check_source(opened, ingestion.group, state, extents)
+            except SourceTruncatedError:
+                if ingestion.on_data_loss is DataLoss.ERROR:
+                    raise
+                cut = truncations(opened, ingestion.group, state, extents).keys()
         behind, is_exact = lag(opened, state, extents), opened.is_exact
+        # The next run finds from where on these are read again: at least the last message.
+        behind = {**behind, **{shard: max(1, behind[shard]) for shard in cut}}
         lost = _lost(opened, state, extents)
     return Measurement(state, extents, behind, is_exact, lost)
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.batches.accept import accept
 from spark_jobs.batches.bounds import Bound
 from spark_jobs.batches.ingest import LOOK_SECONDS, IngestJob
 from spark_jobs.batches.ingestion import BatchReport, Ingestion, Observer, ignore_steps
@@ -28,11 +29,12 @@ from stream_consumers.epochs import EpochNames, named
 from stream_consumers.errors import (
     BrokerUnavailableError,
     InvalidOptionError,
+    SourceTruncatedError,
     StreamAssetsError,
     UnsupportedError,
 )
 from stream_consumers.messages import Shard
-from stream_consumers.options import ConsumerMode
+from stream_consumers.options import ConsumerMode, DataLoss
 
 JOIN_SECONDS = 60.0
 PARALLEL_SHARDS = 4
@@ -135,16 +137,61 @@ def drain(
                     give_up=spark.interruptAll,
                 ).reports()
 
-        yield from retries.iterate(shared)
-        return
-    with source.open() as opened:
-        job = IngestJob(
-            spark, opened, ingestion, observer=observer, origin=origin, stop=stop, linger=linger, on_wait=on_wait
+        yield from _over_truncations(
+            spark, source, ingestion, lambda count: retries.iterate(lambda more: shared(count + more))
         )
-        yield from drain_batches(job, max_batches=max_batches, linger=linger, on_next=on_next)
-        tail = opened.unreadable_tail()
-        if tail:
-            on_tail(tail)
+        return
+
+    def alone(count: int) -> Iterator[BatchReport]:
+        left = None if max_batches is None else max_batches - count
+        with source.open() as opened:
+            job = IngestJob(
+                spark, opened, ingestion, observer=observer, origin=origin, stop=stop, linger=linger, on_wait=on_wait
+            )
+            yield from drain_batches(job, max_batches=left, linger=linger, on_next=on_next)
+            tail = opened.unreadable_tail()
+            if tail:
+                on_tail(tail)
+
+    yield from _over_truncations(spark, source, ingestion, alone)
+
+
+def _over_truncations(
+    spark: SparkSession, source: StreamSource, ingestion: Ingestion, drained: Callable[[int], Iterator[BatchReport]]
+) -> Iterator[BatchReport]:
+    """What ``drained`` yields; where the stream lost messages, and that is to be recorded, it goes on in a new epoch.
+
+    Args:
+        spark: a session that can write Delta tables.
+        source: the stream.
+        ingestion: what goes where.
+        drained: makes the batches of a run that has had this many.
+
+    Raises:
+        SourceTruncatedError: the stream lost messages, and that is not to be recorded.
+    """
+    count = 0
+    while True:
+        try:
+            for report in drained(count):
+                count += 1
+                yield report
+            return
+        except SourceTruncatedError as error:
+            if ingestion.on_data_loss is DataLoss.ERROR:
+                raise
+            _log.warning("%s", error)
+            with source.open() as opened:
+                accepted = accept(spark, opened, ingestion, is_cut=True)
+            for one in accepted:
+                _log.warning(
+                    "%s goes on as %s from %s; %s stays as it is up to %s",
+                    source.url,
+                    one.name,
+                    ", ".join(f"{shard}: {start}" for shard, start in sorted(one.origin.items())),
+                    one.before,
+                    ", ".join(f"{shard}: {end}" for shard, end in sorted(one.ended.items())),
+                )
 
 
 def _claimed_reports(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -28,12 +28,18 @@ from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
+    MESSAGE_MOMENT,
+    NO_MOMENTS,
     PLACE,
+    ROW_MOMENT,
+    Moments,
     Sequences,
-    by_shard,
+    column_names,
+    compared,
     count_rows,
     extents_of,
     in_ranges,
+    moments_of,
     names_in_files,
     scan,
     sequences_of,
@@ -41,7 +47,7 @@ from spark_jobs.ledger.table_rows import (
     written_sequences,
 )
 from spark_jobs.writing.dead_letters import DeadLetterTable
-from stream_consumers.batches import BatchSource, Range
+from stream_consumers.batches import BatchSource, Range, Split
 from stream_consumers.errors import LedgerUnreadableError, StreamNotFoundError
 from stream_consumers.messages import Shard
 from stream_consumers.options import Limits
@@ -75,6 +81,7 @@ class ShardVerdict:
             dropped them, or their dead letters are gone.
         lag: messages behind the covered range.
         examples: some sequences of what is wrong.
+        other: sequences whose rows have another timestamp than the message that the stream holds there.
         missing_dead: how many dead letters of each batch are not there, by its id; they are among the missing. Of a
             batch of several shards it is not known whose they are: those count that have messages in neither table.
     """
@@ -94,11 +101,12 @@ class ShardVerdict:
     untold: int = 0
     examples: Mapping[str, list[int]] = field(default_factory=dict)
     missing_dead: Mapping[str, int] = field(default_factory=dict)
+    other: int = 0
 
     @property
     def is_right(self) -> bool:
         """Whether everything is there exactly as it was written."""
-        return not (self.missing or self.duplicated or self.unknown)
+        return not (self.missing or self.duplicated or self.unknown or self.other)
 
 
 def verify(
@@ -143,6 +151,8 @@ def verify(
         covered = delivered = {s: Intervals.of(part) for s, part in claims.delivered.items() if s in extents}
         unsettled = claims.unsettled
     tallies = {shard: _Tally() for shard in extents}
+    # Rows that others wrote, and that were adopted, may have none.
+    columns = ROW_MOMENT if ROW_MOMENT[-1] in column_names(ledger.log, version=state.version) else PLACE
     for ranges, messages in _parts(
         source,
         ledger=ledger,
@@ -153,11 +163,16 @@ def verify(
         limits=limits or Limits(),
         progress=progress,
     ):
-        rows = sequences_of(scan(ledger.log, PLACE, where=in_ranges(ranges), version=state.version))
+        scanned = list(scan(ledger.log, columns, where=in_ranges(ranges), version=state.version))
+        rows = sequences_of(scanned)
+        kept = moments_of(scanned, columns) if columns == ROW_MOMENT else {}
         dead = dead_letters.within(ranges)
         for shard, part in ranges.items():
             found = _Found(
-                _settled(_within(messages.get(shard, _NONE), covered.get(shard, Intervals())), unsettled.get(shard)),
+                _settled(
+                    _within(messages.get(shard, NO_MOMENTS).sequences, covered.get(shard, Intervals())),
+                    unsettled.get(shard),
+                ),
                 *(
                     _settled(_within(own.get(shard, _NONE), delivered.get(shard)), unsettled.get(shard))
                     for own in (rows, dead)
@@ -165,7 +180,10 @@ def verify(
             )
             start = extents[shard].start if shard in extents else 0
             origin = state.shards[shard].origin if shard in state.shards else None
-            tallies.setdefault(shard, _Tally()).add(shard, part, found, batches, start=start, origin=origin)
+            tally = tallies.setdefault(shard, _Tally())
+            tally.add(shard, part, found, batches, start=start, origin=origin)
+            _, others = compared(messages.get(shard, NO_MOMENTS), kept.get(shard, NO_MOMENTS))
+            tally.tell("other", np.unique(others))
     batches.count_rows(tallies)
     batches.count_dead(tallies, dead_letters)
     behind = lag(source, state, extents) if claims is None else claims.lag
@@ -195,7 +213,7 @@ def _parts(
     streams: Container[str],
     limits: Limits,
     progress: Callable[[int], None],
-) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Sequences]]]:
+) -> Iterator[tuple[Mapping[Shard, Range], Mapping[Shard, Moments]]]:
     """Ranges that are disjoint and leave no row of these streams out, and the messages of the stream in them."""
     gaps = {s: part.hull for s, part in covered.items() if part}
     outside: dict[Shard, Intervals] = {}
@@ -208,18 +226,20 @@ def _parts(
             for part in parts - Intervals.of(*([gaps[shard]] if shard in gaps else [])):
                 yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, part, limits.max_records))
     while (plan := source.plan(gaps, limits=limits, parallelism=1)) is not None:
-        read: dict[Shard, list[Sequences]] = {}
-        for split in plan.splits:
-            for batch in split.read():
-                for shard, own in by_shard(batch.to_pandas(), "stream", "shard", "sequence"):
-                    read.setdefault(shard, []).append(own)
-                progress(len(batch))
+        read = moments_of(_counted(plan.splits, progress), MESSAGE_MOMENT)
         ranges = {shard: Range(gaps[shard].start, part.end) for shard, part in plan.ranges.items()}
-        yield ranges, {shard: np.concatenate(own) for shard, own in read.items()}
+        yield ranges, read
         gaps |= {shard: Range(part.end, gaps[shard].end) for shard, part in ranges.items()}
     for shard, gap in gaps.items():
         # The stream holds nothing there, but the table may.
         yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, gap, limits.max_records))
+
+
+def _counted(splits: Iterable[Split], progress: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    for split in splits:
+        for batch in split.read():
+            yield batch
+            progress(len(batch))
 
 
 def _pieces(ledger: Ledger, shard: Shard, part: Range, most: int) -> Iterator[Range]:
@@ -445,7 +465,7 @@ class _Tally:
         self.first: int | None = None
         self.last: int | None = None
         self.messages = self.rows = self.dead = self.filtered = self.skipped = self.untold = 0
-        self.missing = self.duplicated = self.unknown = 0
+        self.missing = self.duplicated = self.unknown = self.other = 0
         self.examples: dict[str, list[int]] = {}
         self.missing_dead: dict[str, int] = {}
         # The messages without rows and dead letters, by the batch and by what they count as.
@@ -493,10 +513,10 @@ class _Tally:
             self._count(absent_are, len(absent))
         self._absent[_NO_BATCH if commit is None else commit.version, absent_are] += len(absent)
         there = rows + dead > 0
-        self._tell("missing", places[rows < wanted])
-        self._tell("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
+        self.tell("missing", places[rows < wanted])
+        self.tell("duplicated", places[((rows > wanted) & (wanted > 0)) | (dead > 1) | ((rows > 0) & (dead > 0))])
         is_unwanted = is_message & (rows > 0) & (wanted + dead == 0)
-        self._tell("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
+        self.tell("unknown", places[(there & ~is_message & (places >= start)) | is_unwanted])
 
     def miss(self, version: int, most: int) -> int:
         """Count messages of a batch as missing that counted as something else; how many of at most so many."""
@@ -512,7 +532,8 @@ class _Tally:
     def _count(self, what: str, count: int) -> None:
         setattr(self, what, getattr(self, what) + count)
 
-    def _tell(self, what: str, places: Sequences) -> None:
+    def tell(self, what: str, places: Sequences) -> None:
+        """Count these sequences as one kind of fault, and keep some as examples."""
         if len(places):
             self._count(what, len(places))
             known = self.examples.setdefault(what, [])
@@ -536,6 +557,7 @@ class _Tally:
             untold=self.untold,
             examples=self.examples,
             missing_dead=self.missing_dead,
+            other=self.other,
         )
 
 

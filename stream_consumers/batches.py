@@ -6,6 +6,7 @@ shards reach, which ranges of these gaps make one batch, and give me splits that
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,46 @@ class Extent(NamedTuple):
     start: int
     end: int
     blocked: int = 0
+
+
+class LastMessage(NamedTuple):
+    """A message that was the last one of a range, remembered to recognise it when the stream is read again.
+
+    Args:
+        sequence: its sequence.
+        timestamp_ms: its timestamp.
+        checksum: see :func:`message_checksum`.
+        epoch: the leader epoch in which it was written (Kafka); -1 if there is none.
+    """
+
+    sequence: int
+    timestamp_ms: int
+    checksum: int
+    epoch: int = -1
+
+    def is_replaced(self, found: LastMessage) -> bool:
+        """Whether the stream holds another message in this place.
+
+        Args:
+            found: the last message that the stream holds up to this sequence. If that is an earlier one, this message
+                was removed, by compaction for instance. Leader epochs grow with the sequences, so an earlier message
+                of a newer epoch shows that another log took the place of the one that was read.
+
+        Example:
+            >>> read = LastMessage(99, 1000, 7, epoch=3)
+            >>> read.is_replaced(LastMessage(99, 1000, 7, epoch=3)), read.is_replaced(LastMessage(99, 2000, 8, epoch=3))
+            (False, True)
+            >>> read.is_replaced(LastMessage(98, 990, 5, epoch=3)), read.is_replaced(LastMessage(98, 1990, 6, epoch=4))
+            (False, True)
+        """
+        if found.sequence == self.sequence:
+            return (found.timestamp_ms, found.checksum) != (self.timestamp_ms, self.checksum)
+        return 0 <= self.epoch < found.epoch
+
+
+def message_checksum(key: bytes | None, payload: bytes | None) -> int:
+    """The CRC-32 of a key and a payload."""
+    return zlib.crc32(payload or b"", zlib.crc32(key or b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +287,15 @@ class BatchSource(ClosesOnExit, ABC):
         By what :meth:`extents` found last.
         """
         return frozenset()
+
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """The last message of each range, as the stream holds it now, within what :meth:`extents` found last.
+
+        A shard is left out if its range holds no message, or if finding the last one would take long. An engine that
+        remembers the last message it has read detects by this a stream that lost its newest messages and grew again.
+        By default all shards are left out: the stream never loses messages.
+        """
+        return {}
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""

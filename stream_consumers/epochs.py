@@ -14,7 +14,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, Range, Resume, Split
+from stream_consumers.batches import BatchPlan, BatchSource, CountedSplit, Extent, LastMessage, Range, Resume, Split
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import EPOCH_MARK, Shard
 from stream_consumers.options import Limits
@@ -71,6 +71,23 @@ def accept_remedy(name: str) -> str:
         f"If it was recreated on purpose, accept it: stream-assets accept --as {following}, with the same --source, "
         f"--table and --group, or in Dagster the run config accept: [{following}]. The group continues with the first "
         f"message of the new stream, whose rows have _stream = '{following}'; the rows that are there stay."
+    )
+
+
+def truncation_remedy(name: str) -> str:
+    """How to continue with a stream that lost its newest messages.
+
+    Args:
+        name: of the epoch that the ledger has.
+    """
+    stream, epoch = split_epoch(name)
+    following = epoch_name(stream, epoch + 1)
+    return (
+        "A broker was restored to an older state, or a replica that lagged behind became the leader. If the messages "
+        "can be brought back, bring them back. To continue without them, set on_data_loss to 'record', or accept the "
+        f"stream once: stream-assets accept --as {following}, with the same --source, --table and --group, or in "
+        f"Dagster the run config accept: [{following}]. The group continues where the stream and the table differ, "
+        f"with _stream = '{following}'; the rows that are there stay."
     )
 
 
@@ -240,6 +257,10 @@ class EpochSource(BatchSource):
     def recreated(self, positions: Mapping[Shard, int]) -> frozenset[Shard]:
         """See :meth:`stream_consumers.batches.BatchSource.recreated`."""
         return frozenset(map(self._names.out, self._source.recreated(self._names.all_back(positions))))
+
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
+        return self._names.all_out(self._source.last_messages(self._names.all_back(ranges)))
 
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.count`."""

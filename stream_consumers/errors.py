@@ -151,6 +151,10 @@ class SourceRecreatedError(DataLossError):
     """The stream is another one than the ledger remembers."""
 
 
+class SourceTruncatedError(SourceRecreatedError):
+    """The stream lost its newest messages, which were read, and holds others in their place, or ends before them."""
+
+
 class TableUnreadableError(StreamAssetsError, Terminal):
     """The path is there but no Delta table can be read from it."""
 

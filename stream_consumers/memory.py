@@ -23,9 +23,11 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    LastMessage,
     Membership,
     Range,
     Resume,
+    message_checksum,
     message_row,
     record_batches,
 )
@@ -264,6 +266,16 @@ class MemoryBatchSource(BatchSource):
     def first(self, shard: Shard) -> int:
         """The first sequence that is there; earlier ones are unknown."""
         return self._extents[shard].start
+
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
+        with self._broker.changed:
+            held = {shard: list(self._broker.between(shard, *part))[-1:] for shard, part in ranges.items()}
+        return {
+            shard: LastMessage(last.sequence, last.timestamp_ms, message_checksum(None, last.payload))
+            for shard, messages in held.items()
+            for last in messages
+        }
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """The positions of the group."""

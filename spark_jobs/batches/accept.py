@@ -11,17 +11,23 @@ interleavings.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batches.ingestion import Ingestion, recreations
+from spark_jobs.batches.divergence import divergences
+from spark_jobs.batches.ingestion import Ingestion, recreations, truncations
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.batches import BatchSource, Resume
+from stream_consumers.batches import BatchSource, Extent, LastMessage, Resume
 from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch
-from stream_consumers.errors import InvalidOptionError, SourceRecreatedError, StreamNotFoundError
+from stream_consumers.errors import (
+    InvalidOptionError,
+    SourceRecreatedError,
+    SourceTruncatedError,
+    StreamNotFoundError,
+)
 from stream_consumers.messages import Shard
 from stream_consumers.redis.claims import RedisClaims
 
@@ -36,6 +42,7 @@ class AcceptedEpoch:
         identity: what the new stream is known by.
         origin: where its shards begin.
         ended: where the shards of the epoch before it end; what their stream held behind that was not read.
+        last_messages: of a stream that lost messages in other shards, the last message that was read of its shards.
     """
 
     name: str
@@ -43,6 +50,7 @@ class AcceptedEpoch:
     identity: str
     origin: Mapping[Shard, int]
     ended: Mapping[Shard, int]
+    last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
 
 
 def plan_accept(
@@ -52,6 +60,7 @@ def plan_accept(
     *,
     epochs: Collection[str] = (),
     claims: RedisClaims | None = None,
+    is_cut: bool = False,
 ) -> list[AcceptedEpoch]:
     """What :func:`accept` would do.
 
@@ -66,6 +75,8 @@ def plan_accept(
         )
     hint = state.newest.hint if state.newest else None
     names = newest_epochs(state.identities, source.url.required_streams())
+    current = named(source, names)
+    extents = current.extents(resume=Resume(state.positions, hint))
     if state.sharing == CLAIMS:
         if claims is None:
             raise InvalidOptionError(
@@ -73,11 +84,20 @@ def plan_accept(
             )
         found = _recreated_claims(claims, state, are_named=bool(epochs))
     else:
-        current = named(source, names)
-        extents = current.extents(resume=Resume(state.positions, hint))
         found = recreations(current, ingestion.group, state, extents, current.identities())
+    if is_cut:
+        for error in found.values():
+            if not isinstance(error, SourceTruncatedError):
+                raise error
+        if not found:
+            return []
     wanted = _wanted(epochs, names, frozenset(found))
-    return [_next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS) for name in sorted(wanted)]
+    return [
+        _continued(current, ingestion, state, extents, name)
+        if isinstance(found[name], SourceTruncatedError)
+        else _next_epoch(source, state, name, is_claimed=state.sharing == CLAIMS)
+        for name in sorted(wanted)
+    ]
 
 
 def _check_begun(state: LedgerState, ingestion: Ingestion) -> None:
@@ -148,6 +168,22 @@ def _next_epoch(source: BatchSource, state: LedgerState, before: str, *, is_clai
     return AcceptedEpoch(name, before, source.identities()[stream], origin, ended)
 
 
+def _continued(
+    source: BatchSource, ingestion: Ingestion, state: LedgerState, extents: Mapping[Shard, Extent], before: str
+) -> AcceptedEpoch:
+    """The epoch of a stream that lost messages: it begins where stream and table differ, or at the position."""
+    stream, number = split_epoch(before)
+    name = epoch_name(stream, number + 1)
+    known = {s: one for s, one in state.shards.items() if s.stream == before and one.covered.position is not None}
+    ended = {shard: one.covered.position or 0 for shard, one in sorted(known.items())}
+    own = {shard: extent for shard, extent in extents.items() if shard.stream == before}
+    cut = truncations(source, ingestion.group, state, own)
+    begins = {**ended, **divergences(source, ingestion, state, own, cut.keys())}
+    origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s) for s in {**own, **begins}}
+    last = {Shard(name, s.id): m for s, m in state.last_messages.items() if s in ended and s not in cut}
+    return AcceptedEpoch(name, before, source.identities()[before], origin, ended, last)
+
+
 def accept(
     spark: SparkSession,
     source: BatchSource,
@@ -155,6 +191,7 @@ def accept(
     *,
     epochs: Collection[str] = (),
     claims: RedisClaims | None = None,
+    is_cut: bool = False,
 ) -> list[AcceptedEpoch]:
     """Let the group continue with streams that were recreated; the next run begins with their first messages.
 
@@ -165,6 +202,7 @@ def accept(
         epochs: only these, each the next epoch of a stream, like ``orders#2``. One that was accepted before is left
             alone, so that a run with the same settings accepts nothing more. Without any, all that were recreated.
         claims: the group, where members claim entries in mode ``load_balanced`` (Redis).
+        is_cut: only streams that lost their newest messages; of another one the error is raised.
 
     Returns:
         What was accepted.
@@ -179,13 +217,14 @@ def accept(
 
     def fields(state: LedgerState) -> Mapping[str, object] | None:
         # The ledger first: an identity that was asked for earlier may be one that somebody has accepted meanwhile.
-        accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims)
+        accepted[:] = plan_accept(source, ingestion, state, epochs=epochs, claims=claims, is_cut=is_cut)
         if not accepted:
             return None
         return {
             "identities": {**state.identities, **{one.name: one.identity for one in accepted}},
             "origin": {shard: start for one in accepted for shard, start in one.origin.items()},
             "ended": {shard: end for one in accepted for shard, end in one.ended.items()},
+            "last_messages": {shard: last for one in accepted for shard, last in one.last_messages.items()},
         }
 
     commit_empty(spark, replace(ingestion, member="main", shard=None), "accept", fields)

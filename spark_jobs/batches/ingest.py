@@ -16,6 +16,7 @@ from spark_jobs.batches.ingestion import (
     Observer,
     Step,
     check_epochs,
+    check_last_messages,
     check_loss,
     check_sharing,
     check_source,
@@ -90,6 +91,7 @@ class IngestJob(SourceJob):
 
         Raises:
             SourceRecreatedError: the stream is not the one the ledger remembers.
+            SourceTruncatedError: it lost messages that were read.
             SchemaMismatchError, TransformError: the rows cannot go into the table.
         """
         while True:
@@ -169,7 +171,9 @@ class IngestJob(SourceJob):
         if self._extents is None or (self._is_reached(state, self._extents) and not self._linger.is_over):
             extents = self._source.extents(resume=self._resume)
             # Only here: later another run may have moved the position beyond the captured end offset.
-            check_source(self._source, self._ingestion.group, state, extents)
+            group, is_first = self._ingestion.group, self._extents is None
+            # Later each plan looks at the last messages of the shards that it reads.
+            check_source(self._source, group, state, extents, reads_last_messages=is_first)
             self._extents = extents
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._stops = self._stop.resolve(self._source, extents) if self._stop else {}
@@ -221,6 +225,11 @@ class IngestJob(SourceJob):
             mode, origin = "append", new
         if plan is None:
             return None
+        # Before the read: a stream that is cut while it is read is found by the next plan.
+        check_last_messages(
+            self._source, self._ingestion.group, state, {s: e for s, e in extents.items() if s in plan.ranges}
+        )
+        last = self._source.last_messages(plan.ranges) if mode == "append" else {}
         return self._planned(
             "batch",
             state,
@@ -231,6 +240,7 @@ class IngestJob(SourceJob):
             origin={shard: start for shard, start in origin.items() if shard in plan.ranges},
             hint=plan.hint if mode == "append" else None,
             lost={shard: Intervals.of(part) for shard, part in lost.items() if shard in plan.ranges},
+            last_messages=last,
         )
 
     def _record_gone(self, state: LedgerState) -> Batch:

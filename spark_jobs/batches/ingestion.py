@@ -14,18 +14,28 @@ from pyspark.sql import DataFrame
 from spark_jobs.decoding.decoders import Decoder, Raw, rescuing
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING, LedgerEntry, ShardState
+from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import last_sequences
 from spark_jobs.table_location import check_location
 from spark_jobs.writing.dead_letters import DeadLetterTable, dead_letter_path
 from spark_jobs.writing.layout import TableLayout
 from stream_consumers.batches import BatchPlan, BatchSource, Extent, Range
-from stream_consumers.epochs import Names, accept_remedy, epoch_name, named, newest_epochs, split_epoch
+from stream_consumers.epochs import (
+    Names,
+    accept_remedy,
+    epoch_name,
+    named,
+    newest_epochs,
+    split_epoch,
+    truncation_remedy,
+)
 from stream_consumers.errors import (
     DataLossError,
     InvalidOptionError,
     LedgerTruncatedError,
     SourceRecreatedError,
+    SourceTruncatedError,
     TableUnreadableError,
 )
 from stream_consumers.messages import Shard
@@ -336,22 +346,92 @@ def check_loss(source: BatchSource, ingestion: Ingestion, gaps: Mapping[Shard, R
     return lost
 
 
-def check_source(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
-    """Refuse a stream that is not the one the ledger remembers, or that ends before the position.
+def check_source(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    *,
+    reads_last_messages: bool = True,
+) -> None:
+    """Refuse a stream that is not the one the ledger remembers, that was cut, or that ends before the position.
 
     Args:
         source: the stream, by the names of its epochs.
         group: for the message.
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
+        reads_last_messages: look at the last message that was read of each shard, too.
 
     Raises:
         SourceRecreatedError: with both identities, or the position and the end.
+        SourceTruncatedError: with the last message that was read, and what stands in its place.
     """
     identities = source.identities()
     check_epochs(state, identities, url=source.url)
-    for error in recreations(source, group, state, extents, identities).values():
+    found = recreations(source, group, state, extents, identities, reads_last_messages=reads_last_messages)
+    for error in found.values():
         raise error
+
+
+def check_last_messages(source: BatchSource, group: str, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
+    """Refuse a stream in which other messages stand in the place of those that were read.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger.
+        extents: what the shards hold that are looked at.
+
+    Raises:
+        SourceTruncatedError: with the last message that was read, and what stands in its place.
+    """
+    for error in truncations(source, group, state, extents).values():
+        raise error
+
+
+def truncations(
+    source: BatchSource,
+    group: str,
+    state: LedgerState,
+    extents: Mapping[Shard, Extent],
+    *,
+    reads_last_messages: bool = True,
+) -> Mapping[Shard, SourceTruncatedError]:
+    """For each shard that lost messages which were read, how that is known.
+
+    Args:
+        source: the stream, by the names of its epochs.
+        group: for the message.
+        state: the ledger, read before ``extents``.
+        extents: what the shards hold that are looked at.
+        reads_last_messages: look at the messages, not only at the ends.
+    """
+    known = {shard: last for shard, last in state.last_messages.items() if shard in extents}
+    asked = {shard: Range(MIN_SEQUENCE, last.sequence + 1) for shard, last in known.items() if reads_last_messages}
+    held = source.last_messages(asked)
+    errors: dict[Shard, SourceTruncatedError] = {}
+    for shard, last in known.items():
+        position, end = state.shards[shard].covered.position, extents[shard].end + extents[shard].blocked
+        found = held.get(shard)
+        if end <= last.sequence:
+            what = "ends before the last message that"
+        elif found is not None and last.is_replaced(found):
+            what = "holds other messages than"
+        else:
+            continue
+        errors[shard] = SourceTruncatedError(
+            f"{shard} of {source.url} {what} group {group!r} has read: the broker lost its newest messages",
+            remedy=truncation_remedy(shard.stream),
+            shard=str(shard),
+            sequence=last.sequence,
+            expected_timestamp_ms=last.timestamp_ms,
+            found_sequence=None if found is None else found.sequence,
+            found_timestamp_ms=None if found is None else found.timestamp_ms,
+            position=position,
+            end=end,
+        )
+    return errors
 
 
 def check_epochs(state: LedgerState, streams: Iterable[str], *, url: StreamUrl) -> None:
@@ -376,8 +456,10 @@ def recreations(
     state: LedgerState,
     extents: Mapping[Shard, Extent],
     identities: Mapping[str, str],
+    *,
+    reads_last_messages: bool = True,
 ) -> Mapping[str, SourceRecreatedError]:
-    """For each epoch of the source that is another stream than the ledger remembers, how that is known.
+    """For each epoch of the source that is another stream than the ledger remembers, or was cut, how that is known.
 
     Args:
         source: the stream, by the names of its epochs.
@@ -385,6 +467,7 @@ def recreations(
         state: the ledger, read before ``extents``.
         extents: what the stream holds.
         identities: of the source.
+        reads_last_messages: see :func:`truncations`.
     """
     found: dict[str, SourceRecreatedError] = {}
     for name, identity in identities.items():
@@ -406,6 +489,10 @@ def recreations(
                 position=state.positions[shard],
             ),
         )
+    own = {shard: extent for shard, extent in extents.items() if shard.stream not in found}
+    cut = truncations(source, group, state, own, reads_last_messages=reads_last_messages)
+    for shard, truncation in cut.items():
+        found.setdefault(shard.stream, truncation)
     for shard, known_shard in state.shards.items():
         position = known_shard.covered.position or 0
         end = extents[shard].end + extents[shard].blocked if shard in extents else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.packing import LARGEST_PLAIN, pack, unpack
 from spark_jobs.ledger.totals import Totals
-from stream_consumers.batches import Range
+from stream_consumers.batches import LastMessage, Range
 from stream_consumers.errors import InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.options import ConsumerMode
@@ -41,6 +41,7 @@ class ShardState:
         claimed: behind the last Redis entry that a batch of claimed entries wrote; ``None`` if there is none.
         ended: where the shard ends for good, since its stream was recreated and the new one accepted; ``None`` while it
             goes on.
+        last: the last message that was read; ``None`` if it is not known.
     """
 
     covered: Intervals = field(default_factory=Intervals)
@@ -48,6 +49,7 @@ class ShardState:
     origin: int | None = None
     claimed: int | None = None
     ended: int | None = None
+    last: LastMessage | None = None
 
     @property
     def position(self) -> int | None:
@@ -56,25 +58,31 @@ class ShardState:
         return min(missing, self.redo.ranges[0].start) if self.redo and missing is not None else missing
 
     def to_json(self) -> list[int] | dict[str, Any]:
-        """The state as JSON values: position and origin, where these are all there is to know."""
-        if self.origin is not None and self == ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin):
+        """The state as JSON values: position, origin and the last message, where these are all there is to know."""
+        plain = ShardState(Intervals(self.covered.ranges[:1]), origin=self.origin, last=self.last)
+        if self.origin is not None and self == plain:
             covered = self.covered.ranges
             if covered and covered[0].start == MIN_SEQUENCE:
-                return [covered[0].end, self.origin]
+                return [covered[0].end, self.origin, *(self.last or ())]
         parts = {"cov": self.covered.to_json(), "redo": self.redo.to_json()}
         known = {"origin": self.origin, "claimed": self.claimed}
-        return {**parts, **known} if self.ended is None else {**parts, **known, "ended": self.ended}
+        optional = {"ended": self.ended, "last": self.last}
+        return {**parts, **known, **{name: value for name, value in optional.items() if value is not None}}
 
     @classmethod
     def from_json(cls, known: list[int] | Mapping[str, Any]) -> ShardState:
         """Read :meth:`to_json` back."""
         if isinstance(known, list):
-            position, origin = known
-            return cls(Intervals.of((MIN_SEQUENCE, position)), origin=origin)
+            position, origin, *last = known
+            covered = Intervals.of((MIN_SEQUENCE, position))
+            return cls(covered, origin=origin, last=LastMessage(*last) if last else None)
         # Early tables of the first format have an owner of each shard.
-        check_keys(known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "owner"))
+        check_keys(
+            known, what="the state of a shard", keys=("cov", "redo", "origin", "claimed", "ended", "last", "owner")
+        )
         covered, redo = Intervals.from_json(known["cov"]), Intervals.from_json(known["redo"])
-        return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"))
+        remembered = LastMessage(*known["last"]) if known.get("last") else None
+        return cls(covered, redo, known["origin"], known["claimed"], known.get("ended"), remembered)
 
 
 State = Mapping[Shard, ShardState]
@@ -138,6 +146,7 @@ class LedgerEntry:
         skipped: what the group never reads, because somebody moved it forwards.
         transform: the name of the function that made the rows, so that rows of another are not put in their place.
         ended: for an accept, where the shards of the epoch before it end.
+        last_messages: the last message of each range, as the stream held it when the batch was planned.
     """
 
     kind: str
@@ -171,6 +180,7 @@ class LedgerEntry:
     totals: Totals | None = None
     begins: bool = False
     places: Mapping[Shard, Intervals] = field(default_factory=dict)
+    last_messages: Mapping[Shard, LastMessage] = field(default_factory=dict)
 
     @property
     def written(self) -> Mapping[Shard, Intervals]:
@@ -309,6 +319,7 @@ _PER_SHARD: Mapping[str, _Codec] = {
     "goal": _RANGE,
     "skipped": _RANGE,
     "ended": _NUMBER,
+    "last_messages": _Codec(list, lambda values: LastMessage(*values)),
 }
 _PLAIN_TYPES: Mapping[object, type] = {"str": str, "int": int, "bool": bool}
 # Field names and their JSON keys.
@@ -324,4 +335,16 @@ _MARKS = frozenset(("v", "kind", "group", "app", "bid"))
 # What a text says of itself before it is unpacked.
 _HEAD = tuple(key for name, key in _KEYS.items() if name not in _DEFAULTS)
 # Early tables of the first format do not have these.
-_ADDED_LATER = ("replay", "goal", "skipped", "transform", "uncounted", "ended", "judged", "totals", "begins", "places")
+_ADDED_LATER = (
+    "replay",
+    "goal",
+    "skipped",
+    "transform",
+    "uncounted",
+    "ended",
+    "judged",
+    "totals",
+    "begins",
+    "places",
+    "last_messages",
+)

@@ -4,13 +4,14 @@ It goes over the commits in log order:
 
     append         redo |= R ∩ covered ;  covered |= R
     replace,replay late ? redo |= R ∩ covered : redo -= R ;  covered |= R ;  redo |= [R.end, until) ∩ covered
-    RESTORE to v   covered, redo := those of the fold at v ; origins stay
+    RESTORE to v   covered, redo, last := those of the fold at v ; origins stay
     dismiss        late ? redo |= R ∩ covered : redo stays ;  covered |= R
     init, fence    origins, how the group shares ; the transaction number only otherwise
     accept         origins of the new epoch ; the shards of the epoch before it are ended, redo := {} there, for good
 
-R is the range of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the
-version it was planned from and itself.
+Appends say the last message of each shard that they read; ``last`` is the one with the highest sequence. R is the range
+of the commit, or the places of a redrive or a dismissal; it is late if a RESTORE lies between the version it was
+planned from and itself.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def fold(state: State, entry: LedgerEntry, *, late: bool) -> State:
         known = after.get(shard, ShardState())
         if shard not in entry.lost:
             after[shard] = replace(known, claimed=max(claim.end, known.claimed or 0))
+    for shard, message in entry.last_messages.items():
+        known = after.get(shard, ShardState())
+        after[shard] = replace(known, last=message if known.last is None else max(known.last, message))
     if entry.kind == "replay" and entry.mode == "append":
         return after
     for shard, written in entry.written.items():
@@ -68,7 +72,7 @@ def restore(state: State, past: State) -> State:
         now, then = state.get(shard, ShardState()), past.get(shard, ShardState())
         start = Intervals() if now.origin is None else Intervals.of((MIN_SEQUENCE, now.origin))
         redo = then.redo if now.ended is None else Intervals()
-        after[shard] = replace(now, covered=then.covered | start, redo=redo)
+        after[shard] = replace(now, covered=then.covered | start, redo=redo, last=then.last)
     return after
 
 

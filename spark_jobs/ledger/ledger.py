@@ -16,6 +16,7 @@ from spark_jobs.ledger.entries import LedgerEntry, State, Uncounted
 from spark_jobs.ledger.fold import fold, restore, tally, tally_all
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.totals import Totals
+from stream_consumers.batches import LastMessage
 from stream_consumers.errors import (
     ForeignCommitError,
     InvalidOptionError,
@@ -117,6 +118,11 @@ class LedgerState:
     def positions(self) -> Mapping[Shard, int]:
         """The next sequence of each shard."""
         return {shard: s.position for shard, s in sorted(self.shards.items()) if s.position is not None}
+
+    @property
+    def last_messages(self) -> Mapping[Shard, LastMessage]:
+        """The last message that was read of each shard that goes on, where it is known."""
+        return {shard: s.last for shard, s in sorted(self.shards.items()) if s.last is not None and s.ended is None}
 
     @property
     def gone(self) -> Mapping[Shard, Intervals]:

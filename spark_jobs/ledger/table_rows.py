@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_, or_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,22 @@ from stream_consumers.messages import Shard
 PLACE = ("_stream", "_shard", "_sequence")
 UNPLACED = " OR ".join(f"{name} IS NULL" for name in PLACE)
 """The rows of which it is not known whose they are: others wrote them, or took their places away."""
+ROW_MOMENT = (*PLACE, "_timestamp")
+"""The place and the timestamp of a row."""
+MESSAGE_MOMENT = ("stream", "shard", "sequence", "timestamp_ms")
+"""The place and the timestamp of a message of :data:`stream_consumers.batches.MESSAGE_SCHEMA`."""
 Sequences = npt.NDArray[np.int64]
 _PLACE_TYPES: Sequence[pa.DataType] = (pa.string(), pa.int64(), pa.int64())
+
+
+class Moments(NamedTuple):
+    """Sequences of a shard, and for each the timestamp in milliseconds; the least integer stands for none."""
+
+    sequences: Sequences
+    timestamps_ms: Sequences
+
+
+NO_MOMENTS = Moments(np.empty(0, np.int64), np.empty(0, np.int64))
 # What Spark writes as INT96 would be nanoseconds, which end in the year 2262.
 _PARQUET = pyarrow.dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
@@ -69,6 +83,37 @@ def sequences_of(batches: Iterable[pa.RecordBatch]) -> Mapping[Shard, Sequences]
         for shard, found in by_shard(_frame(batch), *PLACE):
             parts.setdefault(shard, []).append(found)
     return {shard: np.concatenate(found) for shard, found in parts.items()}
+
+
+def moments_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Mapping[Shard, Moments]:
+    """The sequences and timestamps per shard, each as often as it is there; rows without a place are left out.
+
+    Args:
+        batches: rows, or messages.
+        names: of their columns: :data:`ROW_MOMENT`, or :data:`MESSAGE_MOMENT`.
+    """
+    parts: dict[Shard, list[Moments]] = {}
+    for batch in batches:
+        placed = batch.select(names[:3]).to_pandas(integer_object_nulls=True)
+        timestamps = batch.column(names[3])
+        if pa.types.is_timestamp(timestamps.type):
+            timestamps = timestamps.cast(pa.timestamp("ms", timestamps.type.tz), safe=False)
+        placed["moment"] = timestamps.cast(pa.int64()).fill_null(np.iinfo(np.int64).min).to_numpy()
+        for (stream, number), own in placed.dropna().groupby([*names[:2]]):
+            found = Moments(own[names[2]].to_numpy(np.int64), own["moment"].to_numpy(np.int64))
+            parts.setdefault(Shard(str(stream), int(number)), []).append(found)
+    return {shard: Moments(*map(np.concatenate, zip(*found))) for shard, found in parts.items()}
+
+
+def compared(held: Moments, kept: Moments) -> tuple[Sequences, Sequences]:
+    """The sequences that both have: those with the same timestamp, and those with another one."""
+    sequences, first = np.unique(held.sequences, return_index=True)
+    at = np.searchsorted(sequences, kept.sequences)
+    is_held = at < len(sequences)
+    is_held[is_held] = sequences[at[is_held]] == kept.sequences[is_held]
+    is_same = held.timestamps_ms[first[at[is_held]]] == kept.timestamps_ms[is_held]
+    common = kept.sequences[is_held]
+    return common[is_same], common[~is_same]
 
 
 def column_names(log: DeltaLog, *, version: int | None = None) -> list[str]:

@@ -302,6 +302,7 @@ def verify(place: Place, as_json: bool) -> None:
         "missing",
         "duplicated",
         "unknown",
+        "other",
         "lag",
     ]
     rows = [

@@ -23,15 +23,17 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    LastMessage,
     Membership,
     Range,
     Resume,
     fair_shares,
+    message_checksum,
     widths,
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
+from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamAssetsError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import headers_columns
@@ -50,6 +52,9 @@ SAMPLE_MESSAGES = 256
 SAFE_PART = 0.5
 # Nor is a batch sampled that would be below the limit if its messages were so many times as large as any sample's.
 FAR_BELOW = 100
+LOOK_BACK = (1, 2, 16)
+"""The last message of a range is looked for at these distances from its end: before it may stand a marker."""
+_NOTHING_THERE = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _GONE = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 
 
@@ -233,11 +238,63 @@ def _record_batch(messages: list[KafkaMessage], shards: Collection[Shard]) -> pa
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
+def _bytes(value: str | bytes | None) -> bytes | None:
+    """As it is: only the type hints of the client know text."""
+    return value.encode() if isinstance(value, str) else value
+
+
 def _column(possible: set[Any], values: Iterable[Any], count: int, kind: pa.DataType) -> pa.Array[Any]:
     if len(possible) > 1:
         return pa.array(list(values), kind)
     (value,) = possible
     return pa.array(pa.repeat(value, count), kind)
+
+
+class FirstMessages(ClosesOnExit):
+    """Reads single messages of partitions; the client stays connected from one call to the next.
+
+    Args:
+        cluster: where.
+    """
+
+    def __init__(self, cluster: KafkaCluster) -> None:
+        self._cluster = cluster
+        self._consumer: Consumer = cluster.consumer(
+            enable_partition_eof=True, queued_min_messages=1, fetch_wait_max_ms=10
+        )
+
+    def close(self) -> None:
+        """Release the client."""
+        self._consumer.close()
+
+    def at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
+        """The first message of each shard at or after an offset; shards are left out that have none there now.
+
+        Raises:
+            BrokerUnavailableError, AccessDeniedError, BrokerError: as the broker says.
+        """
+        found: dict[Shard, KafkaMessage] = {}
+        waiting = set(offsets)
+        self._consumer.assign([TopicPartition(s.stream, s.id, offset) for s, offset in sorted(offsets.items())])
+        deadline = time.monotonic() + self._cluster.answer_seconds
+        while waiting:
+            for message in self._consumer.consume(len(waiting), POLL_SECONDS):
+                shard, error = _shard(message), message.error()
+                if shard not in waiting:
+                    continue
+                if error is None:
+                    found[shard] = message
+                elif error.code() not in _NOTHING_THERE:
+                    reading = f"reading {shard} of {self._cluster.url}"
+                    raise explain(error, what=reading, reason=self._cluster.reason(error))
+                waiting.remove(shard)
+            if waiting and time.monotonic() > deadline:
+                raise BrokerUnavailableError(
+                    f"{min(waiting)} of {self._cluster.url} cannot be read: no answer",
+                    remedy="Check the brokers; nothing was lost, run again.",
+                )
+        self._consumer.unassign()
+        return found
 
 
 class KafkaBatchSource(BatchSource):
@@ -270,6 +327,7 @@ class KafkaBatchSource(BatchSource):
         self._extents: dict[Shard, Extent] = {}
         # What a message weighed in the samples, on average, in the heaviest of them.
         self._message_bytes: float | None = None
+        self._single: FirstMessages | None = None
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
@@ -316,6 +374,39 @@ class KafkaBatchSource(BatchSource):
         known = {shard: gap for shard, gap in gaps.items() if shard in self._extents}
         before = {shard: gap.clamp(Range(0, self._extents[shard].start)) for shard, gap in known.items()}
         return {shard: part for shard, part in before.items() if part.start < part.end}
+
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
+        known = {shard: part for shard, part in ranges.items() if shard in self._extents}
+        clamped = {shard: part.clamp(Range(*self._extents[shard][:2])) for shard, part in known.items()}
+        left = {shard: part for shard, part in clamped.items() if part.start < part.end}
+        last: dict[Shard, LastMessage] = {}
+        for distance in LOOK_BACK:
+            for shard, message in self._at({s: max(p.start, p.end - distance) for s, p in left.items()}).items():
+                offset = message.offset() or 0
+                if offset < left[shard].end:
+                    checksum = message_checksum(_bytes(message.key()), _bytes(message.value()))
+                    epoch = message.leader_epoch()
+                    last[shard] = LastMessage(offset, message.timestamp()[1], checksum, -1 if epoch is None else epoch)
+            left = {shard: part for shard, part in left.items() if shard not in last}
+        return last
+
+    def _at(self, offsets: Mapping[Shard, int]) -> Mapping[Shard, KafkaMessage]:
+        if not offsets:
+            return {}
+        if self._single is None:
+            self._single = FirstMessages(self.cluster)
+        try:
+            return self._single.at(offsets)
+        except StreamAssetsError:
+            # A client that has lost its brokers may not find them again.
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._single is not None:
+            self._single.close()
+            self._single = None
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`.
@@ -422,4 +513,5 @@ class KafkaBatchSource(BatchSource):
 
     def close(self) -> None:
         """Release the clients."""
+        self._release()
         self.cluster.close()
