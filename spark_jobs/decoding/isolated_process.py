@@ -1,12 +1,14 @@
 """The process of :mod:`spark_jobs.decoding.isolation`, and the protocol on its standard input and output.
 
-A request is the pickled decoder, then blocks, each as an Arrow stream; each request gets one reply.
+The process does the imports and forks another one, which decodes, and a new one whenever that crashes. A request is the
+pickled decoder, then blocks, each as an Arrow stream; each request gets one reply.
 """
 
 from __future__ import annotations
 
 import enum
 import fcntl
+import mmap
 import os
 import pickle
 import resource
@@ -26,6 +28,8 @@ from spark_jobs.decoding.memory import limited_memory
 # Imported before the first request comes; the pickled decoder would import them.
 _IMPORTED_EARLY = ("spark_jobs.reading.source", "spark_jobs.decoding.json_decoder")
 _HEADER = struct.Struct("<cQ")
+OUT_OF_MEMORY = 117
+"""The exit code of a process that decoding a block needed more memory for than it may take."""
 
 
 class Request(enum.Enum):
@@ -41,7 +45,7 @@ class Reply(enum.Enum):
     READY = b"D"
     ROWS = b"B"
     RAISED = b"E"
-    OUT_OF_MEMORY = b"M"
+    CRASHED = b"C"
 
 
 def send(stream: IO[bytes], kind: Request | Reply, content: bytes | pa.Buffer = b"") -> None:
@@ -94,28 +98,43 @@ def serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     for name in _IMPORTED_EARLY:
         import_module(name)
-    decode: Any = None
+    is_busy = mmap.mmap(-1, 1)
     with suppress(EOFError, BrokenPipeError):
-        while True:
-            kind, content = receive(requests)
-            _end_with_parent(True)
-            try:
-                if Request(kind) is Request.DECODER:
-                    decode = pickle.loads(content)  # noqa: S301 - of the process that started this one
-                    answer: tuple[Any, ...] = (Reply.READY,)
-                else:
-                    block = to_block(content)
-                    with limited_memory(block.nbytes):
-                        answer = (Reply.ROWS, to_bytes(decode(block)))
-            except MemoryError:
-                answer = (Reply.OUT_OF_MEMORY,)
-            except Exception as error:  # noqa: BLE001 - the other process raises it
-                answer = (Reply.RAISED, _pickled(error))
+        while process := os.fork():
+            code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+            if not is_busy[0]:
+                # Its input has ended; or it died with half a reply written, and the other process must not wait for it.
+                return
+            is_busy[0] = False
             _end_with_parent(False)
-            send(replies, *answer)
+            send(replies, Reply.CRASHED, str(code).encode())
+        _decode_blocks(requests, replies, is_busy)
+
+
+def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) -> None:
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    decode: Any = None
+    while True:
+        kind, content = receive(requests)
+        is_busy[0] = True
+        _end_with_parent(True)
+        try:
+            if Request(kind) is Request.DECODER:
+                decode = pickle.loads(content)  # noqa: S301 - of the process that started this one
+                answer: tuple[Any, ...] = (Reply.READY,)
+            else:
+                block = to_block(content)
+                with limited_memory(block.nbytes):
+                    answer = (Reply.ROWS, to_bytes(decode(block)))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except Exception as error:  # noqa: BLE001 - the other process raises it
+            answer = (Reply.RAISED, _pickled(error))
+        _end_with_parent(False)
+        is_busy[0] = False
+        send(replies, *answer)
 
 
 def _end_with_parent(ends: bool) -> None:

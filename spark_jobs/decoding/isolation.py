@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from spark_jobs.decoding import isolated_process
-from spark_jobs.decoding.isolated_process import Reply, Request, receive, send, to_block, to_bytes
+from spark_jobs.decoding.isolated_process import OUT_OF_MEMORY, Reply, Request, receive, send, to_block, to_bytes
 from spark_jobs.decoding.memory import allowance, limited_memory
 from stream_consumers.errors import DecoderCrashedError
 
@@ -36,7 +36,21 @@ _idle: list[_Process] = []
 
 
 class _CrashError(Exception):
-    """The process ended while it decoded, or ran out of memory."""
+    """The process ended while it decoded.
+
+    Args:
+        code: its exit code, or the negative number of the signal that ended it.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"ended the process with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}")
+        self.code = code
+
+    def reason(self, block: pa.RecordBatch) -> str:
+        """What decoding a block did."""
+        if self.code == OUT_OF_MEMORY:
+            return f"needed more than {allowance(block.nbytes)} bytes of memory"
+        return str(self)
 
 
 class _Process:
@@ -71,15 +85,13 @@ class _Process:
                 reply, content = self._ask(Request.DECODER, decode)
             except _CrashError as error:
                 raise DecoderCrashedError(
-                    f"the decoder could not be loaded into a process of its own: this {error}",
+                    f"loading the decoder into a process of its own {error}",
                     remedy="What the process wrote to the standard error says why. Nothing was written.",
                 ) from error
             if reply is Reply.RAISED:
                 return _raised(content)
             self._decode = decode
         reply, content = self._ask(Request.BLOCK, to_bytes(block))
-        if reply is Reply.OUT_OF_MEMORY:
-            raise _CrashError(f"needed more than {allowance(block.nbytes)} bytes of memory")
         return to_block(content) if reply is Reply.ROWS else _raised(content)
 
     def _ask(self, request: Request, content: bytes | pa.Buffer) -> tuple[Reply, bytes]:
@@ -89,14 +101,18 @@ class _Process:
             send(self._process.stdin, request, content)
             kind, answer = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
-            code = self._process.wait()
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise _CrashError(f"ended the process with {how}") from None
+            kind, answer = Reply.CRASHED.value, str(self._process.wait()).encode()
+        if Reply(kind) is Reply.CRASHED:
+            # The next one has no decoder yet.
+            self._decode = b""
+            raise _CrashError(int(answer))
         return Reply(kind), answer
 
     def end(self) -> None:
         """Kill it, and wait for it."""
-        self._process.kill()
+        if self.is_alive():
+            # It leads a process group.
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 
@@ -135,17 +151,17 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
                 yield found
                 continue
             if part.num_rows > 1:
-                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found)
+                _log.warning("decoding %d messages %s; halves of them are tried", part.num_rows, found.reason(part))
                 half = part.num_rows // 2
                 parts += [part.slice(half), part.slice(0, half)]
                 continue
             refused += 1
             if refused > MOST_CRASHES or not part.num_rows:
                 raise DecoderCrashedError(
-                    f"the decoder crashes for more than {MOST_CRASHES} messages of a batch; the last one {found}",
+                    f"the decoder crashes for more than {MOST_CRASHES} messages of a batch: it {found.reason(part)}",
                     remedy="Correct the decoder; or take fewer messages a batch (max_records). Nothing was written.",
                 )
-            yield refuse(part, f"decoding this message {found}")
+            yield refuse(part, f"decoding this message {found.reason(part)}")
 
 
 def _run(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _CrashError:
@@ -161,12 +177,13 @@ def _try(decode: bytes, part: pa.RecordBatch) -> pa.RecordBatch | _CrashError:
     try:
         found = process.run(decode, part)
     except _CrashError as error:
-        process.end()
-        return error
+        found = error
     except BaseException:
         process.end()
         raise
     _idle.append(process)
+    if isinstance(found, _CrashError):
+        return found
     if isinstance(found, Exception):
         raise found
     return found

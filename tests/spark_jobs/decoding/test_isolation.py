@@ -1,0 +1,172 @@
+"""Decoding in a process of its own: what crashes it is found, and the process ends with the one that started it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_jobs.decoding import memory
+from spark_jobs.decoding.isolation import MOST_CRASHES, decode_isolated
+from stream_consumers.errors import DecoderCrashedError, SchemaNotFoundError
+from tests.support.polling import until
+from tests.support.settings import ROOT
+
+SEGFAULT, EXIT, HUNGRY, SCHEMA, ODD, LIMITED = -1, -2, -3, -4, -5, -6
+
+
+def negated(block: pa.RecordBatch) -> pa.RecordBatch:
+    """What a decoder may do, at the numbers above."""
+    numbers = block.column("number").to_pylist()
+    print("a decoder may print")
+    if SEGFAULT in numbers:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if EXIT in numbers:
+        sys.exit(3)
+    taken = []
+    while HUNGRY in numbers:
+        taken.append(np.zeros(1 << 28, np.uint8))
+    if SCHEMA in numbers:
+        raise SchemaNotFoundError("there is no schema", remedy="Register it.", id=7)
+    if ODD in numbers:
+        raise ValueError("an odd payload")
+    return pa.record_batch({"found": [str(-number) for number in numbers]})
+
+
+def refused(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    (number,) = block.column("number").to_pylist()
+    return pa.record_batch({"found": [f"{number}: {reason}"]})
+
+
+def decoded(*blocks: list[int]) -> list[str]:
+    batches = [pa.record_batch({"number": pa.array(block, pa.int64())}) for block in blocks]
+    found = list(decode_isolated(batches, negated, refused))
+    return [text for rows in found for text in rows.column("found").to_pylist()]
+
+
+def test_messages_that_crash_the_decoder_are_found_and_the_others_keep_their_order() -> None:
+    block = list(range(1, 40))
+    block[3], block[20], block[21] = SEGFAULT, EXIT, HUNGRY
+    found = decoded(block, [100], [SEGFAULT])
+    reasons = {place: text for place, text in enumerate(found) if not text.lstrip("-").isdigit()}
+    needed = memory.allowance(8)
+    assert reasons == {
+        3: "-1: decoding this message ended the process with SIGSEGV",
+        20: "-2: decoding this message ended the process with exit code 3",
+        21: f"-3: decoding this message needed more than {needed} bytes of memory",
+        40: "-1: decoding this message ended the process with SIGSEGV",
+    }
+    assert [text for place, text in enumerate(found) if place not in reasons] == [
+        str(-number) for number in [*block, 100] if number > 0
+    ]
+
+
+def test_a_decoder_that_crashes_for_every_message_is_an_error() -> None:
+    with pytest.raises(DecoderCrashedError):
+        decoded([SEGFAULT] * (MOST_CRASHES + 1))
+
+
+def test_what_a_decoder_raises_is_raised() -> None:
+    with pytest.raises(SchemaNotFoundError) as raised:
+        decoded([1, SCHEMA])
+    assert raised.value.facts == {"id": 7}
+    with pytest.raises(ValueError, match="an odd payload"):
+        decoded([1, ODD])
+    assert decoded([5]) == ["-5"]
+
+
+def killing_once(block: pa.RecordBatch, *, mark: Path) -> pa.RecordBatch:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return negated(block)
+
+
+def test_a_message_is_not_refused_because_the_system_ended_the_process_once(folder: Path) -> None:
+    batch = pa.record_batch({"number": pa.array([5], pa.int64())})
+    (found,) = decode_isolated([batch], partial(killing_once, mark=folder / "mark"), refused)
+    assert found.to_pydict() == {"found": ["-5"]}
+
+
+class Unloadable:
+    """A decoder that ends the process that unpickles it."""
+
+    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        return block
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (5,)
+
+
+def test_a_decoder_that_cannot_be_loaded_is_an_error_and_no_fault_of_a_message() -> None:
+    with pytest.raises(DecoderCrashedError):
+        list(decode_isolated([pa.record_batch({"number": [1, 2]})], Unloadable(), refused))
+
+
+def test_the_limit_counts_what_is_taken_within_it_and_is_gone_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MOST_BYTES", 1 << 28)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(MemoryError), memory.limited_memory(0):
+        np.zeros(1 << 29, np.uint8)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    with memory.limited_memory(1 << 24):
+        np.zeros(1 << 29, np.uint8)
+    np.zeros(1 << 29, np.uint8)
+
+
+def test_threads_decode_at_the_same_time() -> None:
+    found: dict[int, list[str]] = {}
+
+    def decode(number: int) -> None:
+        found[number] = decoded([number], [number, SEGFAULT])
+
+    threads = [threading.Thread(target=decode, args=(number,)) for number in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reason = "-1: decoding this message ended the process with SIGSEGV"
+    assert found == {number: [str(-number), str(-number), reason] for number in range(1, 4)}
+
+
+DRIVER = """
+import os
+import re
+import pyarrow as pa
+from spark_jobs.decoding.isolation import decode_isolated
+
+def busy(block):
+    print(os.getpid(), flush=True)
+    # Holds the interpreter's lock for ever.
+    re.match("(a+)+$", "a" * 100 + "b")
+
+list(decode_isolated([pa.record_batch({"number": [1]})], busy, None))
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_process_however_busy_that_is() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as driver:
+        assert driver.stderr is not None
+        child = Path(f"/proc/{int(driver.stderr.readline())}")
+        assert child.exists()
+        driver.kill()
+    until(lambda: not is_running(child), seconds=30, what="the process ends")
+
+
+def is_running(process: Path) -> bool:
+    """One that nobody has waited for yet runs no more."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
