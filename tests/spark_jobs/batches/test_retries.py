@@ -132,6 +132,7 @@ class Scripted(BatchJob):
 
     def __init__(self, time: Time, **failures: int) -> None:
         self._retries = time.retries(300)
+        self._ingestion: Any = SimpleNamespace(table="t")
         self._failures = Counter(failures)
         self._pace = Pace(Limits())
         self._telemetry: Any = SimpleNamespace(planning=lambda: None, written=lambda report: None)
