@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.errors import (
@@ -27,13 +28,17 @@ from stream_consumers.redis.claim_name import ClaimPolicy
 from stream_consumers.urls import StreamUrl
 
 DEFAULT_PORT = 6379
+SENTINEL_PORT = 26379
 CONNECT_SECONDS = 5.0
 # What the client takes as numbers and truth values; a password of digits stays text.
 _SECONDS = {"health_check_interval", "socket_connect_timeout", "socket_timeout"}
 _NUMBERS = {"db", "max_connections", "protocol", "socket_read_size", *_SECONDS}
 _TRUTHS = {"retry_on_timeout", "single_connection_client", "socket_keepalive", "ssl_check_hostname"}
 _POLICY = ("min_idle_seconds", "max_deliveries")
-_OWN = {"message_field", "cluster", *_POLICY}
+# The service that Sentinels watch, and the credentials of the Sentinels themselves.
+_SERVICE = "sentinel_service"
+_SENTINEL = ("sentinel_username", "sentinel_password")
+_OWN = {"message_field", "cluster", *_POLICY, _SERVICE, *_SENTINEL}
 RESERVED = {
     "host": "the URL says which server",
     "port": "the URL says which port",
@@ -44,14 +49,25 @@ _READS = ("XREAD", "XREADGROUP")
 # Before redis-py 6 a cluster drops this option in silence, and its nodes accept the certificate of any host.
 _cluster_module: Any = redis.cluster
 _cluster_module.REDIS_ALLOWED_KEYS = (*_cluster_module.REDIS_ALLOWED_KEYS, "ssl_check_hostname")
-_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "no permissions", "invalid username-password", "AUTH ")
+_DENIED = (
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "no permissions",
+    "invalid username-password",
+    "AUTH ",
+    "AuthenticationError",
+)
 
 
 def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: float, is_cluster: bool) -> Any:
     """A client that never sends a command twice: the first one may have been executed.
 
+    With ``sentinel_service`` the nodes of the URL are Sentinels, which are asked for the service's master at each new
+    connection.
+
     Args:
-        url: of the server.
+        url: of the server, or of the Sentinels.
         options: with the secrets looked up.
         reply_seconds: how long to wait for a reply.
         is_cluster: whether the server is a cluster.
@@ -64,16 +80,19 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
         "socket_connect_timeout": min(CONNECT_SECONDS, reply_seconds),
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": reply_seconds,
-        # Without certificates that are checked there is no name to check.
-        "ssl_check_hostname": options.get("ssl_cert_reqs") != "none",
         **{name: _typed(name, value) for name, value in options.items() if name not in _OWN},
-        "ssl": url.protocol == "rediss",
     }
-    nodes = [_address(node) for node in url.nodes]
+    if url.protocol == "rediss":
+        # Without certificates that are checked there is no name to check.
+        common = {"ssl_check_hostname": options.get("ssl_cert_reqs") != "none", **common, "ssl": True}
+    service = options.get(_SERVICE)
+    nodes = [_address(node, DEFAULT_PORT if service is None else SENTINEL_PORT) for node in url.nodes]
     try:
         if is_cluster:
             node: Any = ClusterNode
             made: Any = _Cluster(startup_nodes=[node(host, port) for host, port in nodes], **common)
+        elif service is not None:
+            made = _master_of(str(service), nodes, common, options)
         else:
             made = redis.Redis(host=nodes[0][0], port=nodes[0][1], **common)
     except RedisClusterException as error:
@@ -84,6 +103,21 @@ def new_client(url: StreamUrl, options: Mapping[str, Scalar], *, reply_seconds: 
             f"the Redis client refuses its options: {error}", remedy="Correct the client options."
         ) from error
     return _reply_as_it_is(made)
+
+
+def _master_of(
+    service: str, nodes: list[tuple[str, int]], common: dict[str, Any], options: Mapping[str, Scalar]
+) -> redis.Redis:
+    """A client of the master that the Sentinels at ``nodes`` name."""
+    own = {name: value for name, value in common.items() if name == "retry" or name.startswith(("socket_", "ssl"))}
+    own |= {name.removeprefix("sentinel_"): options[name] for name in _SENTINEL if name in options}
+    # The client has no types for it.
+    sentinels: Any = Sentinel
+    made: redis.Redis = sentinels(nodes, sentinel_kwargs=own, **common).master_for(service)
+    # A connection checks its options when it is made, which is at the first command.
+    pool: Any = made.connection_pool
+    pool.connection_class(**pool.connection_kwargs)
+    return made
 
 
 def _typed(name: str, value: Scalar) -> Scalar:
@@ -112,6 +146,17 @@ def check_redis_options(client: ClientConfig) -> None:
     for name, reason in RESERVED.items():
         if name in client:
             raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    if _SERVICE in client and "cluster" in client:
+        raise InvalidOptionError(
+            f"the client options {_SERVICE!r} and 'cluster' are at odds",
+            remedy="A cluster has no Sentinels: choose one.",
+        )
+    alone = next((name for name in _SENTINEL if name in client and _SERVICE not in client), None)
+    if alone is not None:
+        raise InvalidOptionError(
+            f"the client option {alone!r} is for Sentinels, and there is no {_SERVICE!r}",
+            remedy=f"Set {_SERVICE}, or leave {alone} out.",
+        )
     claim_policy(client)
 
 
@@ -135,8 +180,10 @@ def claim_policy(client: ClientConfig) -> ClaimPolicy:
 
 def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
     """Maps an error of the Redis client to a StreamAssetsError."""
-    said = f"{what}: {error}"
     text = str(error)
+    # The client lists its Sentinels with all of their options.
+    is_unnamed = isinstance(error, MasterNotFoundError)
+    said = f"{what}: {'no Sentinel names a master of this service' if is_unnamed else text}"
     if isinstance(error, redis.AuthenticationError) or any(sign in text for sign in _DENIED):
         return AccessDeniedError(said, remedy="Check the client options username and password, and the ACLs.")
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
@@ -156,12 +203,12 @@ def explain(error: redis.RedisError, *, what: str) -> StreamAssetsError:
     return BrokerError(said, remedy="Nothing was lost; run again.")
 
 
-def _address(node: str) -> tuple[str, int]:
+def _address(node: str, default_port: int) -> tuple[str, int]:
     if node == ".":
-        return "localhost", DEFAULT_PORT
+        return "localhost", default_port
     host, colon, port = node.rpartition(":")
     if not colon or not port.isdigit():
-        return node.strip("[]"), DEFAULT_PORT
+        return node.strip("[]"), default_port
     return host.strip("[]"), int(port)
 
 

@@ -83,7 +83,8 @@ class RedisServer:
     Args:
         url: ``redis://host:6379/orders``, ``rediss://`` for TLS.
         client: arguments of ``redis.Redis`` (``username``, ``password``, ``db``, ``ssl_ca_certs``, …), and our own:
-            ``message_field`` (``msg``), ``cluster`` (false), and the fields of
+            ``message_field`` (``msg``), ``cluster`` (false), ``sentinel_service`` (with ``sentinel_username`` and
+            ``sentinel_password``: the URL names Sentinels), and the fields of
             :class:`stream_consumers.redis.claim_name.ClaimPolicy`.
 
     Raises:
@@ -100,8 +101,11 @@ class RedisServer:
         self.client_options = resolve(client or {})
         self.message_field = str(self.client_options.get("message_field", MESSAGE_FIELD)).encode()
         self.is_cluster = str(self.client_options.get("cluster", False)).lower() == "true"
-        if len(url.nodes) > 1 and not self.is_cluster:
-            raise InvalidUrlError(f"{url} names several servers", remedy="Name one, or set the client option cluster.")
+        if len(url.nodes) > 1 and not self.is_cluster and "sentinel_service" not in self.client_options:
+            raise InvalidUrlError(
+                f"{url} names several servers",
+                remedy="Name one, or set the client option cluster or sentinel_service.",
+            )
         self._keys: dict[Shard, bytes] = {}
 
     @cached_property

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import redis
 import trustme
 
+from tests.support.polling import until
 from tests.support.servers import Server, anew, running, serve, some_port
 
 START_SECONDS = 60.0
 TRIES = 5  # a port may be in use
+SERVICE = "orders-service"
 
 
 @contextmanager
@@ -50,6 +52,92 @@ def redis_cluster(folder: Path, nodes: int = 3) -> Iterator[list[str]]:
     """A cluster of primaries that share the slots, as a list of ``host:port``."""
     with anew(lambda: _cluster(Path(tempfile.mkdtemp(dir=folder)), nodes)) as addresses:
         yield addresses
+
+
+class Watched(NamedTuple):
+    """A master with a replica, and the Sentinels that watch them.
+
+    Args:
+        sentinels: their addresses, as ``host:port``, separated by commas.
+        servers: the addresses of the master at the start, and of its replica.
+        password: of the Sentinels.
+    """
+
+    sentinels: str
+    servers: tuple[str, str]
+    password: str | None
+
+    def fail_over(self) -> None:
+        """Promote the replica; when this returns, the Sentinels name it, and the master follows it."""
+        before = self.master()
+        with self._sentinel() as sentinel:
+            until(lambda: _is_ok(sentinel), seconds=START_SECONDS, what="the Sentinels can fail over")
+            sentinel.execute_command("SENTINEL FAILOVER", SERVICE)
+        until(lambda: self.master() != before, seconds=START_SECONDS, what="another server is the master")
+        host, _, port = before.partition(":")
+        with redis.Redis(host, int(port)) as demoted:
+            until(lambda: demoted.info("replication")["role"] == "slave", seconds=START_SECONDS, what="it follows")
+
+    def master(self) -> str:
+        """The address of the master, as the first Sentinel says."""
+        with self._sentinel() as sentinel:
+            host, port = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return f"{host.decode()}:{port.decode()}"
+
+    def _sentinel(self) -> Any:
+        host, _, port = self.sentinels.partition(",")[0].partition(":")
+        client: Any = redis.Redis(host, int(port), password=self.password, protocol=2)
+        client.response_callbacks.clear()
+        return client
+
+
+def _is_ok(sentinel: Any) -> bool:
+    """Whether the Sentinel knows a replica that is up, and two other Sentinels."""
+    flat = sentinel.execute_command("SENTINEL MASTER", SERVICE)
+    known = dict(zip(flat[::2], flat[1::2]))
+    return known[b"num-slaves"] == b"1" and known[b"num-other-sentinels"] == b"2" and known[b"flags"] == b"master"
+
+
+@contextmanager
+def watched_server(folder: Path, sentinels: int = 3, password: str | None = None) -> Iterator[Watched]:
+    """A master, its replica, and Sentinels, which want ``password`` if there is one."""
+    with ExitStack() as stack:
+        servers = []
+        for name in ("master", "replica"):
+            home = folder / name
+            home.mkdir()
+            options = ["--replicaof", "127.0.0.1", servers[0].rpartition(":")[2]] if servers else []
+            servers.append(stack.enter_context(redis_server(home, "--repl-diskless-sync-delay", "0", *options)))
+        addresses = []
+        for number in range(sentinels):
+            home = folder / f"sentinel-{number}"
+            home.mkdir()
+            start = partial(_sentinel, home, servers[0], password)
+            addresses.append(stack.enter_context(anew(start, times=TRIES)))
+        yield Watched(",".join(addresses), (servers[0], servers[1]), password)
+
+
+@contextmanager
+def _sentinel(folder: Path, master: str, password: str | None) -> Iterator[str]:
+    port, (host, _, watched) = some_port(), master.partition(":")
+    config = folder / "sentinel.conf"
+    lines = [
+        f"port {port}",
+        "bind 127.0.0.1",
+        f"dir {folder}",
+        f"sentinel monitor {SERVICE} {host} {watched} 2",
+        f"sentinel down-after-milliseconds {SERVICE} 2000",
+        f"sentinel failover-timeout {SERVICE} 5000",
+    ]
+    config.write_text(
+        "\n".join([*lines, *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else [])])
+        + "\n"
+    )
+    program = shutil.which("redis-server")
+    assert program
+    with running("redis-sentinel", [program, str(config), "--sentinel"], folder / "sentinel.log") as server:
+        server.until(lambda: server.said("monitor master"), seconds=START_SECONDS, what="it watches")
+        yield f"127.0.0.1:{port}"
 
 
 class _Running(NamedTuple):

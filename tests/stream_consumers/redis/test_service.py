@@ -10,15 +10,22 @@ import redis
 
 from stream_consumers.batches import Range
 from stream_consumers.client_config import EnvironmentVariable, Scalar
+from stream_consumers.consumer import Consumer, Producer
 from stream_consumers.create import StreamSource, create_consumer, create_producer, open_batch_source
-from stream_consumers.errors import AccessDeniedError, BrokerUnavailableError, InvalidOptionError, InvalidUrlError
+from stream_consumers.errors import (
+    AccessDeniedError,
+    BrokerError,
+    BrokerUnavailableError,
+    InvalidOptionError,
+    InvalidUrlError,
+)
 from stream_consumers.options import AutoStreamReset, ConsumerMode, Limits
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import ClaimedEntries
 from stream_consumers.streamer.streamer import connect
 from stream_consumers.urls import StreamUrl
 from tests.support.polling import until
-from tests.support.redis_server import redis_cluster, redis_server, tls_server
+from tests.support.redis_server import SERVICE, redis_cluster, redis_server, tls_server, watched_server
 
 BID = "b" * 32
 Place = tuple[str, int, int]
@@ -120,6 +127,58 @@ def test_a_certificate_for_another_host_is_refused_unless_the_user_says_so(
             produce(url, client)
         for trusting in ({"ssl_check_hostname": "false"}, {"ssl_cert_reqs": "none"}):
             assert len(produce(url, {**client, **trusting})) == 60
+
+
+def test_sentinels_name_the_master_and_another_one_after_a_failover(tmp_path: Path) -> None:
+    with watched_server(tmp_path, password="sentinel-pw") as watched:
+        url = f"redis://{watched.sentinels}/orders"
+        client = {"sentinel_service": SERVICE, "sentinel_password": "sentinel-pw", "socket_timeout": 5}
+        assert watched.master() == watched.servers[0]
+        assert_everything_works(url, client)
+        with create_consumer(url, client=client) as consumer, create_producer(url, client=client, shards=3) as producer:
+            before = {message.payload for message in (consumer.next(10) for _ in range(60)) if message}
+            assert len(before) == 60
+            watched.fail_over()
+            # What is under way is an outage, which runs try again.
+            until(lambda: sends(producer), seconds=60, what="the producer found the master")
+            assert until(lambda: reads(consumer), seconds=60, what="the consumer found the master") == b"after"
+        host, _, port = watched.servers[1].partition(":")
+        with redis.Redis(host, int(port)) as promoted:
+            assert sum(promoted.xlen(f"orders:{number}") for number in range(3)) >= 61
+        with pytest.raises(AccessDeniedError):
+            produce(url, {**client, "sentinel_password": "wrong-one"})
+        with pytest.raises(BrokerUnavailableError):
+            produce(url, {**client, "sentinel_service": "another"})
+
+
+def sends(producer: Producer) -> bool:
+    try:
+        producer.send(b"after")
+        producer.flush()
+    except (BrokerUnavailableError, BrokerError):
+        return False
+    return True
+
+
+def reads(consumer: Consumer) -> bytes | None:
+    try:
+        message = consumer.next(0.1)
+    except (BrokerUnavailableError, BrokerError):
+        return None
+    return message and message.payload
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"sentinel_service": SERVICE, "cluster": True},
+        {"sentinel_password": "alone"},
+        {"sentinel_service": SERVICE, "no_such_option": "x"},
+    ],
+)
+def test_options_of_sentinels_that_cannot_be(client: dict[str, Scalar]) -> None:
+    with pytest.raises(InvalidOptionError):
+        create_consumer("redis://127.0.0.1:1,127.0.0.1:2/orders", client=client)
 
 
 def test_another_database(redis_address: str) -> None:
