@@ -137,7 +137,7 @@ class StreamOptions(dg.Resolvable):
         dg.Resolver.default(
             model_field_type=str | None,
             description="Days or hours of the time of the messages: "
-            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}.",
+            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01', end_offset=1) }}.",
         ),
     ] = None
     op: Annotated[OpOptions | None, _about("What runs in Dagster: pool, tags, retries.")] = None

@@ -317,7 +317,7 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
           streams:
             - stream: orders
               group: lakehouse
-              partitions: "{{{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}}}"
+              partitions: "{{{{ dg.DailyPartitionsDefinition(start_date='2026-01-01', end_offset=1) }}}}"
               translation:
                 key: "sales/{{{{ stream }}}}"
                 owners: ["team:shop"]
@@ -339,7 +339,7 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
     assert (spec.group_name, list(spec.owners)) == ("sales", ["team:shop"])
     assert spec.tags["domain"] == "shop"
     assert spec.automation_condition == dg.AutomationCondition.eager()
-    assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01")
+    assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01", end_offset=1)
     assert spec.metadata["dagster/uri"] == "/lake/sales/orders"
     assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["events/orders"]
     op = op_of(loaded, "ingest_sales__orders")
