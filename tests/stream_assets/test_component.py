@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 import yaml
 from deltalake import DeltaTable
+from jsonschema import Draft202012Validator
 from pyspark.sql import SparkSession
 
 from spark_jobs.decoding.decoders import Decoder, header_columns, key_columns
@@ -469,3 +470,24 @@ def test_each_attribute_is_described() -> None:
         if not about.get("description") and name != "type"
     }
     assert not silent
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "word"),
+    [
+        ({"transfrom": ".x"}, "streams.0", "'transfrom' was unexpected"),
+        ({"grp": "lakehouse"}, "streams.0", "'grp' was unexpected"),
+        ({"op": {"pol": "lake"}}, "streams.0.op", "'pol' was unexpected"),
+        ({"decode": {"type": "json", "schema": "id INT", "mod": "strict"}}, "streams.0.decode", "'mod' was unexpected"),
+        ({"decode": {"type": "jsn"}}, "streams.0.decode.type", "'jsn' is not one of"),
+        ({"group": "{{ env.T_GROUP }}", "decode": {"type": "json", "schema": "id INT"}, "op": {"pool": "p"}}, "", ""),
+        ({"decode": "my_project.decoders.orders"}, "", ""),
+    ],
+    ids=repr,
+)
+def test_a_misspelt_attribute_is_named_by_the_schema(entry: dict[str, Any], path: str, word: str) -> None:
+    schema = Draft202012Validator(StreamIngestionComponent.model().model_json_schema())
+    given = {"connection": "memory://component", "streams": [{"stream": "orders", **entry}]}
+    found = [(".".join(map(str, error.absolute_path)), error.message) for error in schema.iter_errors(given)]
+    assert [place for place, _ in found] == ([path] if path else [])
+    assert all(word in message for _, message in found)
