@@ -127,17 +127,24 @@ class AssetRuns:
         """
         return self._after_cancel(after_cancel_seconds) or self._after_failures(retry_seconds)
 
-    def _after_cancel(self, seconds: float) -> str | None:
+    def newest_cancelled(self, seconds: float) -> AssetRun | None:
+        """The newest run that was cancelled, if it ended within these seconds and no run was launched since."""
         cancelled = next((one for one in self.finished if one.run.status is dg.DagsterRunStatus.CANCELED), None)
         if cancelled is None or not is_recent(cancelled.ended, now=self.now, seconds=seconds):
             return None
         # Only one that was begun since: others of the same group may still have been at work.
         if any(one.created > cancelled.ended for one in (*self.in_flight, *self.finished)):
             return None
+        return cancelled
+
+    def _after_cancel(self, seconds: float) -> str | None:
+        cancelled = self.newest_cancelled(seconds)
+        if cancelled is None:
+            return None
         ago, left = max(0.0, self.now - cancelled.ended), cancelled.ended + seconds - self.now
         return (
-            f"run {cancelled.run.run_id} was cancelled {ago:.0f} s ago; the next try is in {left:.0f} s, unless "
-            "somebody starts a run before (to pause for longer, stop this sensor)"
+            f"paused: run {cancelled.run.run_id} was cancelled {ago:.0f} s ago; the next run is requested in "
+            f"{left:.0f} s. To end the pause now, materialize the asset; to pause for longer, stop this sensor"
         )
 
     def _after_failures(self, seconds: float) -> str | None:

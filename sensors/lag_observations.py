@@ -83,6 +83,23 @@ class LagObserver:
             if not self._was_told(instance, key, error.what)
         ]
 
+    def observation_of_pause(self, run_id: str, until: float) -> dg.AssetObservation:
+        """One of the table's asset: the sensor pauses because a run was cancelled.
+
+        Args:
+            run_id: of that run.
+            until: when the pause ends, in seconds since 1970.
+        """
+        return dg.AssetObservation(
+            self.asset_key,
+            description="The sensor pauses after a cancelled run. Materialize the asset to end the pause.",
+            metadata={
+                "sensor/name": dg.MetadataValue.text(self.sensor),
+                "sensor/cancelled_run": dg.MetadataValue.dagster_run(run_id),
+                "sensor/paused_until": dg.MetadataValue.timestamp(until),
+            },
+        )
+
     def _observation(self, key: dg.AssetKey, found: Measurement) -> dg.AssetObservation:
         extents = {shard: extent for shard, extent in found.extents.items() if self._asset_of(shard) == key}
         lost = {shard: part for shard, part in found.lost.items() if shard in extents}

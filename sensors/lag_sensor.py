@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from sensors.asset_runs import LONGEST_BACKOFF_SECONDS, AssetRuns
+from sensors.asset_runs import AssetRuns
 from sensors.cursors import read_cursor, write_cursor
 from sensors.lag import Measurement, measure
 from sensors.lag_observations import LagObserver, describe_measurement
@@ -38,8 +38,7 @@ class LagPolicy:
             While it does not answer, the sensor asks at growing intervals, and says so; when that has taken longer
             than runs try again (``retry_seconds`` of the asset), the ticks fail.
         retry_seconds: after two failed runs in a row, the wait before the next; it doubles up to 15 minutes.
-        after_cancel_seconds: after a run that was cancelled, the wait before the next; it is over when somebody starts
-            one.
+        after_cancel_seconds: the pause after a run that was cancelled; it ends when a run is launched by hand.
         stale_run_seconds: a run that was asked for longer ago no longer holds the next one back, since two runs at once
             are safe; where they are not (``single_writer``) it does until Dagster knows that it has ended.
         max_runs: how many runs share the work at the same time.
@@ -52,7 +51,7 @@ class LagPolicy:
     budget_seconds: float = 20.0
     answer_seconds: float = 5.0
     retry_seconds: float = 30.0
-    after_cancel_seconds: float = LONGEST_BACKOFF_SECONDS
+    after_cancel_seconds: float = 120.0
     stale_run_seconds: float = STALE_RUN_SECONDS
     max_runs: int = 1
     keeps_alive: bool = False
@@ -95,6 +94,7 @@ class LagCursor:
     number: int = 0
     silent_since: float | None = None
     ask_at: float = 0.0
+    paused_after: str = ""
 
     @classmethod
     def parse(cls, text: str | None) -> LagCursor:
@@ -108,6 +108,7 @@ class LagCursor:
                 int(document.get("number", 0)),
                 None if silent is None else float(silent),
                 float(document.get("ask_at", 0.0)),
+                str(document.get("paused_after", "")),
             )
         except (ValueError, TypeError, OverflowError):
             return cls()
@@ -120,7 +121,8 @@ class LagCursor:
 
         Example:
             >>> LagCursor(waiting_since=1000.0, silent_since=1000.0, ask_at=1060.0).at(500.0)
-            LagCursor(waiting_since=None, observed='', number=0, silent_since=None, ask_at=0.0)
+            LagCursor(waiting_since=None, observed='', number=0, silent_since=None, ask_at=0.0, \
+paused_after='')
         """
         since, silent = self.waiting_since, self.silent_since
         is_silent = silent is not None and silent <= now and self.ask_at <= now + LONGEST_SILENCE_SECONDS
@@ -228,13 +230,18 @@ def build_lag_sensor(
         is_news = observed != cursor.observed
         taken = [one.run.tags.get(MEMBER_TAG, ingestion.member) for one in runs.in_flight]
         reason = _why_not(found, runs, ingestion, policy, waited=runs.now - (waiting_since or runs.now))
+        events = observer.observations(found) if is_news else []
+        cancelled = runs.newest_cancelled(policy.after_cancel_seconds) if found.total else None
+        paused_after = cancelled.run.run_id if cancelled else ""
+        if cancelled and paused_after != cursor.paused_after:
+            events.append(observer.observation_of_pause(paused_after, cancelled.ended + policy.after_cancel_seconds))
         return dg.SensorResult(
             # No run key: a failed run would burn it, and its retry would never be launched. What keeps runs from
             # piling up is the check for one in flight; what keeps them from doubling anything is the ledger.
             run_requests=None if reason else _requests(found, policy, taken),
             skip_reason=None if reason is None else dg.SkipReason(reason),
-            cursor=LagCursor(waiting_since, observed, number).to_json(),
-            asset_events=observer.observations(found) if is_news else [],
+            cursor=LagCursor(waiting_since, observed, number, paused_after=paused_after).to_json(),
+            asset_events=events,
         )
 
     return dg.SensorDefinition(

@@ -425,8 +425,9 @@ def stream_asset(
             that the definitions have; by default a local Spark that outlives the run.
         translator: decides the key, the streams' keys, groups, tags, freshness and automation.
         observer: told of each step; for tests.
-        partitions: of the asset, days or hours of the time of the messages. A run without a partition ingests, and
-            materializes the partitions that it has touched; a run of partitions replays them.
+        partitions: of the asset, days or hours of the time of the messages, with ``end_offset=1``, so that the current
+            one is a partition, too. A run without a partition ingests, and materializes the partitions that it has
+            touched; a run of partitions replays them.
         backfill_policy: how many runs replay a selection of partitions; one, by default.
         replay_partitions: of the job that replays the messages of a day or an hour; daily in UTC by default, ``None``
             for no such job. An asset with ``partitions`` has none, nor one whose members claim entries.

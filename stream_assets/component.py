@@ -5,10 +5,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import BaseModel
 
 from spark_jobs.decoding.decoders import Decoder
 from stream_assets import component_attributes as attributes
@@ -25,8 +27,8 @@ from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
 
-def _about(description: str) -> dg.Resolver:
-    resolver: dg.Resolver = dg.Resolver.default(description=description)
+def _about(description: str, *, examples: list[Any] | None = None) -> dg.Resolver:
+    resolver: dg.Resolver = dg.Resolver.default(description=description, examples=examples)
     return resolver
 
 
@@ -137,7 +139,7 @@ class StreamOptions(dg.Resolvable):
         dg.Resolver.default(
             model_field_type=str | None,
             description="Days or hours of the time of the messages: "
-            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}.",
+            "{{ dg.DailyPartitionsDefinition(start_date='2026-01-01', end_offset=1) }}.",
         ),
     ] = None
     op: Annotated[OpOptions | None, _about("What runs in Dagster: pool, tags, retries.")] = None
@@ -247,7 +249,10 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             examples=[{"type": "kafka", "bootstrap_servers": "{{ env.KAFKA }}"}],
         ),
     ]
-    streams: Annotated[Sequence[StreamEntry], _about("The streams, one or several.")]
+    streams: Annotated[
+        Sequence[StreamEntry],
+        _about("The streams, one or several.", examples=[[{"stream": "orders", "group": "lakehouse"}]]),
+    ]
     lake: Annotated[
         DeltaLake | None,
         dg.Resolver(
@@ -255,6 +260,7 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             model_field_type=attributes.LAKE_TYPE | None,
             inject_before_resolve=False,
             description="Where the tables are: <root>/<schema>/<name of the asset>.",
+            examples=[{"root": "{{ env.LAKE }}"}],
         ),
     ] = None
     catalog: Annotated[
@@ -285,6 +291,11 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
             description="A reference to a StreamTranslator, which decides the keys of tables and streams.",
         ),
     ] = None
+
+    @classmethod
+    def model(cls) -> type[BaseModel]:
+        """The attributes; an error in one names it."""
+        return _with_named_errors(super().model())
 
     @classmethod
     def get_additional_scope(cls) -> Mapping[str, Any]:
@@ -368,6 +379,17 @@ class StreamIngestionComponent(dg.Component, dg.Resolvable):
                     remedy="Name them, with stream: instead of pattern:.",
                 )
             return sorted({shard.stream for shard in consumer.ends()})
+
+
+@cache
+def _with_named_errors(model: type[BaseModel]) -> type[BaseModel]:
+    class Attributes(model):  # type: ignore[misc,valid-type]
+        @classmethod
+        def model_json_schema(cls, *arguments: Any, **named: Any) -> dict[str, Any]:
+            found: dict[str, Any] = attributes.with_named_errors(super().model_json_schema(*arguments, **named))
+            return found
+
+    return Attributes
 
 
 class _Translated(StreamTranslator):

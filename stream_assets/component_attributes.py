@@ -35,6 +35,49 @@ _DECODERS: dict[str, Any] = {
 }
 
 
+def with_named_errors(schema: Any) -> Any:
+    """A JSON schema whose errors name the attribute that is wrong.
+
+    Dagster lets a template stand for any value, as ``anyOf`` of the value and a string. Of ``anyOf`` a validator
+    reports only that nothing fits; of ``if`` and ``else`` it reports what does not fit.
+
+    Args:
+        schema: of attributes, or a part of it.
+
+    Example:
+        >>> with_named_errors({"anyOf": [{"$ref": "#/$defs/Op"}, {"type": "string"}]})
+        {'if': {'type': ['string']}, 'else': {'$ref': '#/$defs/Op'}}
+    """
+    if isinstance(schema, list):
+        return [with_named_errors(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: with_named_errors(one) for name, one in schema.items()}
+    templates = [one["type"] for one in schema.get("anyOf", ()) if one.get("type") in ("string", "null")]
+    others = [one for one in found.get("anyOf", ()) if one.get("type") not in ("string", "null")]
+    if templates and len(others) == 1 and _has_attributes(others[0]):
+        del found["anyOf"]
+        found |= {"if": {"type": templates}, "else": others[0]}
+    if "discriminator" in found:
+        name, kinds = found["discriminator"]["propertyName"], found["discriminator"]["mapping"]
+        del found["discriminator"], found["oneOf"]
+        found |= {
+            "type": "object",
+            "properties": {name: {"enum": list(kinds)}},
+            "required": [name],
+            "allOf": [
+                {"if": {"properties": {name: {"const": kind}}, "required": [name]}, "then": {"$ref": place}}
+                for kind, place in kinds.items()
+            ],
+        }
+    return found
+
+
+def _has_attributes(schema: dict[str, Any]) -> bool:
+    items = schema.get("items", {})
+    return not {"$ref", "allOf"}.isdisjoint(schema) or "$ref" in items
+
+
 def _attributes_of(resource: type[BaseModel], **more: Any) -> type[BaseModel]:
     """The attributes of a resource, each with its description."""
     own: dict[str, Any] = {name: (field.annotation, field) for name, field in resource.model_fields.items()}

@@ -280,9 +280,11 @@ def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
             found = "; ".join(
                 f"{'.'.join(map(str, one['loc']))}={one['input']!r}: {one['msg']}" for one in error.errors()
             )
-            raise InvalidOptionError(
-                f"the run config is refused: {found}", remedy="Correct it, or leave it out."
-            ) from None
-        return given
+        except InvalidOptionError as error:
+            found = str(error)
+        else:
+            return given
+        # Dagster wraps any other error, so that the reason is below its own.
+        raise dg.DagsterInvalidConfigError(f"the run config of {op.name} is refused: {found}", [], given)
 
     return op.configured(check, op.name, op.config_schema.config_type)

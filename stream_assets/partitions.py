@@ -55,6 +55,21 @@ def check_partitions(partitions: object, *, option: str) -> None:
         )
 
 
+def check_current_partition(partitions: dg.TimeWindowPartitionsDefinition) -> None:
+    """Refuse partitions without the one that messages come into now.
+
+    Raises:
+        InvalidOptionError: a day that is not over is not one of them.
+    """
+    if partitions.end_offset < 1:
+        raise InvalidOptionError(
+            f"partitions={partitions!r} has end_offset={partitions.end_offset}: its current day or hour becomes a "
+            "partition only when it is over, and until then Dagster makes nothing downstream of its rows",
+            remedy="Add end_offset=1, as in dg.DailyPartitionsDefinition('2026-01-01', end_offset=1), also to the "
+            "partitions of what is downstream.",
+        )
+
+
 def count_by_partition(
     times: Iterable[Times], partitions: dg.TimeWindowPartitionsDefinition, *, now: float | None = None
 ) -> Touched:

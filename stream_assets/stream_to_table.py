@@ -21,7 +21,7 @@ from stream_assets.connections import Origin
 from stream_assets.deferred import resolved_text
 from stream_assets.delta_lake import LakeTable
 from stream_assets.metadata import TABLE_URI
-from stream_assets.partitions import check_partitions
+from stream_assets.partitions import check_current_partition, check_partitions
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_count, check_range, check_switch, choose_fields
@@ -149,6 +149,8 @@ class StreamToTable:
         check_switch("dead_letter_payloads", self.dead_letter_payloads)
         for option in ("partitions", "replay_partitions"):
             check_partitions(getattr(self, option), option=option)
+        if self.partitions is not None:
+            check_current_partition(self.partitions)
         if self.partitions is not None and self.is_claimed:
             raise InvalidOptionError(
                 f"the members of group {self.template.group!r} claim entries one by one, so that there are no ranges "

@@ -112,7 +112,7 @@ def test_a_run_of_checks_alone_holds_nothing_back(jobs: Jobs) -> None:
     assert f"run {both.run_id} is STARTED" in skip_message(jobs.tick())
 
 
-DAYS = dg.DailyPartitionsDefinition("2026-11-16")
+DAYS = dg.DailyPartitionsDefinition("2026-11-16", end_offset=1)
 OF_PARTITIONS = (
     {"dagster/partition": "2026-11-17"},
     {"dagster/asset_partition_range_start": "2026-11-17", "dagster/asset_partition_range_end": "2026-11-19"},
@@ -232,9 +232,16 @@ def test_failures_of_any_job_count(jobs: Jobs) -> None:
 def test_what_was_cancelled_is_not_asked_for_again_until_somebody_starts_it(jobs: Jobs, job: str) -> None:
     cancelled = jobs.run(job)
     jobs.cancel(cancelled)
-    message = skip_message(jobs.tick())
-    assert f"run {cancelled.run_id} was cancelled 0 s ago; the next try is in 900 s, unless somebody starts" in message
+    found = jobs.tick()
+    message = skip_message(found)
+    assert f"run {cancelled.run_id} was cancelled 0 s ago; the next run is requested in 120 s" in message
     assert "lag 5 (orders/0: 3, orders/1: 2)" in message
+    (paused,) = (one for one in found.asset_events if one.asset_key == jobs.stream.key)
+    assert paused.metadata["sensor/cancelled_run"] == dg.MetadataValue.dagster_run(cancelled.run_id)
+    assert 0 < float(str(paused.metadata["sensor/paused_until"].value)) - time.time() <= 120
+    again = tick(jobs.stream, jobs.instance, found.cursor, beside=jobs.beside)
+    assert skip_message(again)
+    assert not again.asset_events, "reported once"
     jobs.instance.report_run_failed(jobs.run("nightly"))
     assert jobs.tick().run_requests, "somebody has started it: the cancelled run is over"
 

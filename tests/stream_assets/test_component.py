@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 import yaml
 from deltalake import DeltaTable
+from jsonschema import Draft202012Validator
 from pyspark.sql import SparkSession
 
 from spark_jobs.decoding.decoders import Decoder, header_columns, key_columns
@@ -317,7 +318,7 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
           streams:
             - stream: orders
               group: lakehouse
-              partitions: "{{{{ dg.DailyPartitionsDefinition(start_date='2026-01-01') }}}}"
+              partitions: "{{{{ dg.DailyPartitionsDefinition(start_date='2026-01-01', end_offset=1) }}}}"
               translation:
                 key: "sales/{{{{ stream }}}}"
                 owners: ["team:shop"]
@@ -339,7 +340,7 @@ def test_translation_post_processing_and_op(project: DgProject) -> None:
     assert (spec.group_name, list(spec.owners)) == ("sales", ["team:shop"])
     assert spec.tags["domain"] == "shop"
     assert spec.automation_condition == dg.AutomationCondition.eager()
-    assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01")
+    assert spec.partitions_def == dg.DailyPartitionsDefinition(start_date="2026-01-01", end_offset=1)
     assert spec.metadata["dagster/uri"] == "/lake/sales/orders"
     assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["events/orders"]
     op = op_of(loaded, "ingest_sales__orders")
@@ -469,3 +470,24 @@ def test_each_attribute_is_described() -> None:
         if not about.get("description") and name != "type"
     }
     assert not silent
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "word"),
+    [
+        ({"transfrom": ".x"}, "streams.0", "'transfrom' was unexpected"),
+        ({"grp": "lakehouse"}, "streams.0", "'grp' was unexpected"),
+        ({"op": {"pol": "lake"}}, "streams.0.op", "'pol' was unexpected"),
+        ({"decode": {"type": "json", "schema": "id INT", "mod": "strict"}}, "streams.0.decode", "'mod' was unexpected"),
+        ({"decode": {"type": "jsn"}}, "streams.0.decode.type", "'jsn' is not one of"),
+        ({"group": "{{ env.T_GROUP }}", "decode": {"type": "json", "schema": "id INT"}, "op": {"pool": "p"}}, "", ""),
+        ({"decode": "my_project.decoders.orders"}, "", ""),
+    ],
+    ids=repr,
+)
+def test_a_misspelt_attribute_is_named_by_the_schema(entry: dict[str, Any], path: str, word: str) -> None:
+    schema = Draft202012Validator(StreamIngestionComponent.model().model_json_schema())
+    given = {"connection": "memory://component", "streams": [{"stream": "orders", **entry}]}
+    found = [(".".join(map(str, error.absolute_path)), error.message) for error in schema.iter_errors(given)]
+    assert [place for place, _ in found] == ([path] if path else [])
+    assert all(word in message for _, message in found)

@@ -3,6 +3,7 @@
 # Dagster looks at the annotations of assets themselves, so that they cannot be text.
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from spark_jobs.batches.ingestion import BatchReport
 from stream_assets import materializations as module
+from stream_assets import stream_asset
 from stream_assets.materializations import (
     IngestMaterializations,
     PartitionMaterialization,
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Parameter `include_sources`"),
 ]
 
+CONDITION = dg.AutomationCondition
 DAYS = dg.DailyPartitionsDefinition("2026-11-16", end_date="2026-11-20")
 
 
@@ -47,6 +50,12 @@ class Automation:
     def asks_for(self, asset: str) -> set[str | None]:
         """Which partitions of an asset are to be made since the last look."""
         return set(self._look().get_requested_partitions(dg.AssetKey(asset)))
+
+    def requests(self) -> set[tuple[str, str | None]]:
+        """Which assets, and which partitions of them, are to be made since the last look."""
+        found = self._look()
+        keys = (key for key in self._definitions.resolve_asset_graph().get_all_asset_keys())
+        return {(key.to_user_string(), part) for key in keys for part in found.get_requested_partitions(key)}
 
     def _look(self) -> Any:
         found = dg.evaluate_automation_conditions(self._definitions, self._instance, cursor=self._cursor)
@@ -165,3 +174,31 @@ def test_daily_assets_are_made_once_for_each_day_that_was_touched_or_replayed(
         "2026-11-18": 2,
     }
     assert {one.metadata["replay/partitions"].value for one in told} == {"2026-11-16, 2026-11-17, 2026-11-18"}
+
+
+def test_rows_of_today_make_what_the_documentation_puts_downstream(instance: dg.DagsterInstance) -> None:
+    today, before = ((datetime.now(timezone.utc) - timedelta(days=back)).date().isoformat() for back in (0, 2))
+    days = dg.DailyPartitionsDefinition(before, end_offset=1)
+
+    @stream_asset(source="memory://downstream/clicks", group="g", table="lake/clicks", partitions=days)
+    def clicks(batch: Any) -> Any:
+        return batch
+
+    @dg.asset(deps=[clicks], automation_condition=CONDITION.eager().without(~CONDITION.any_deps_missing()))
+    def all_clicks() -> None:
+        """Of all days."""
+
+    @dg.asset(
+        deps=[clicks],
+        partitions_def=days,
+        automation_condition=CONDITION.eager().without(CONDITION.in_latest_time_window()),
+    )
+    def clicks_by_day() -> None:
+        """Of each day."""
+
+    automation = Automation(dg.Definitions([clicks, all_clicks, clicks_by_day]), instance)
+    assert automation.asks() == 0
+    for day in (today, before, today):
+        instance.report_runless_asset_event(dg.AssetMaterialization(clicks.key, partition=day))
+        assert automation.requests() == {("all_clicks", None), ("clicks_by_day", day)}
+        assert automation.asks() == 0, "once"

@@ -74,7 +74,8 @@ def test_each_table_is_made_once_for_what_came_and_for_what_was_replayed(folder:
         assert watched.made("orders") == {None: 1}, "four batches"
         assert watched.made("totals") == {None: 1}
         assert watched.made("payments") == {KEYS[0]: 1, KEYS[2]: 1, None: 1}
-        assert watched.made("revenue") == {KEYS[0]: 1, KEYS[2]: 1}
+        assert watched.made("revenue") == {KEYS[0]: 1, KEYS[2]: 1}, "the last one is today"
+        assert watched.made("all_payments") == {None: 1}
 
         # A day that is late.
         write_days(folder, "payments", [KEYS[0]])
@@ -86,6 +87,7 @@ def test_each_table_is_made_once_for_what_came_and_for_what_was_replayed(folder:
         watched.until_quiet()
         assert watched.made("payments") == {KEYS[0]: 3, KEYS[1]: 1, KEYS[2]: 2, None: 2}
         assert watched.made("revenue") == {KEYS[0]: 3, KEYS[1]: 1, KEYS[2]: 2}
+        assert watched.made("all_payments") == {None: 3}
         assert watched.made("totals") == {None: 1}
         replays = [
             run

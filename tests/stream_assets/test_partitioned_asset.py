@@ -19,7 +19,7 @@ from tests.support.ledger_tables import at
 from tests.support.streams import write_stream
 
 pytestmark = pytest.mark.dagster
-DAYS = dg.DailyPartitionsDefinition("2026-11-14")
+DAYS = dg.DailyPartitionsDefinition("2026-11-14", end_offset=1)
 KEY = dg.AssetKey("orders")
 
 
@@ -118,6 +118,18 @@ def test_the_sensor_asks_for_a_run_without_a_partition(folder: Path, instance: d
 def test_partitions_are_windows_of_time(folder: Path, option: str) -> None:
     with pytest.raises(InvalidOptionError, match=f"{option}=.* are no windows of time"):
         declare(folder, **{option: dg.StaticPartitionsDefinition(["a"])})
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [dg.DailyPartitionsDefinition("2026-11-14"), dg.HourlyPartitionsDefinition("2026-11-14-00:00")],
+    ids=["days", "hours"],
+)
+def test_partitions_without_the_current_one_are_refused(
+    folder: Path, partitions: dg.TimeWindowPartitionsDefinition
+) -> None:
+    with pytest.raises(InvalidOptionError, match="end_offset=1"):
+        declare(folder, partitions=partitions)
 
 
 def test_claimed_entries_have_no_partitions(folder: Path) -> None:

@@ -19,7 +19,7 @@ from stream_assets import DeltaLake, StreamAsset, stream_asset, stream_definitio
 from tests.support.delta_writes import clean_log
 
 ORDERS = dg.AssetKey(["sales", "orders"])
-DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03", end_offset=1)
 MAPPED: dict[str, str | None] = {"delta.columnMapping.mode": "name"}
 EAGER = [pa.Table, pl.DataFrame, pl.LazyFrame, pd.DataFrame]
 
@@ -166,7 +166,7 @@ def test_an_asset_without_partitions_gets_all_rows_unless_its_mapping_says_which
 ) -> None:
     # One row from before the first partition, and one from behind the last one, which Dagster does not know of yet.
     write_days(lake, *(datetime(2026, 1, day, 12, tzinfo=timezone.utc) for day in (1, 2, 3, 4)))
-    days = dg.DailyPartitionsDefinition("2026-01-02", end_date="2026-01-04")
+    days = dg.DailyPartitionsDefinition("2026-01-02", end_date="2026-01-04", end_offset=1)
     rows = ids_of(load(lake, instance, pa.Table, partitions=days, mapping=mapping))
     assert sorted(rows) == ([3] if isinstance(mapping, dg.LastPartitionMapping) else [1, 2, 3, 4])
 
@@ -176,7 +176,7 @@ def test_before_the_first_day_is_over_an_asset_without_partitions_gets_its_rows(
 ) -> None:
     today = datetime.now(timezone.utc)
     write_days(lake, today)
-    days = dg.DailyPartitionsDefinition(today.date().isoformat())
+    days = dg.DailyPartitionsDefinition(today.date().isoformat(), end_offset=1)
     assert ids_of(load(lake, instance, pa.Table, partitions=days)) == [today.day]
 
 

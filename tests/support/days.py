@@ -21,7 +21,7 @@ from stream_consumers.create import create_producer
 FOLDER_VARIABLE = "STREAM_ASSETS_TEST_FOLDER"
 # Where it is set, the asset has partitions of its own.
 PARTITIONS_VARIABLE = "STREAM_ASSETS_TEST_PARTITIONS"
-PARTITIONS = dg.DailyPartitionsDefinition("2026-01-01")
+PARTITIONS = dg.DailyPartitionsDefinition("2026-01-01", end_offset=1)
 PER_DAY = 60
 SHARDS = 2
 DAY_MS = 86_400_000

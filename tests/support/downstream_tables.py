@@ -1,6 +1,6 @@
 """Definitions for a daemon: two streams, and what is made of their tables when these change.
 
-``totals`` is made of ``orders``, and ``revenue`` of ``payments``, day by day.
+``totals`` is made of ``orders``, ``revenue`` of ``payments``, day by day, and ``all_payments`` of all days.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.settings import SMALL
 FOLDER_VARIABLE = "DOWNSTREAM_TABLES_FOLDER"
 PER_DAY = 30
 TODAY = datetime.now(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-KEYS = [(TODAY - timedelta(days=back)).date().isoformat() for back in (4, 3, 2)]
-DAYS = dg.DailyPartitionsDefinition(KEYS[0])
+KEYS = [(TODAY - timedelta(days=back)).date().isoformat() for back in (2, 1, 0)]
+DAYS = dg.DailyPartitionsDefinition(KEYS[0], end_offset=1)
 # Half of the messages of a day, so that a run has several batches, and a replay, too.
 RECORDS = PER_DAY // 2
 
@@ -62,16 +62,24 @@ def revenue() -> None:
     """Of each day."""
 
 
+@dg.asset(
+    deps=["payments"],
+    automation_condition=dg.AutomationCondition.eager().without(~dg.AutomationCondition.any_deps_missing()),
+)
+def all_payments() -> None:
+    """Of all days."""
+
+
 if FOLDER_VARIABLE in os.environ:
     where = Path(os.environ[FOLDER_VARIABLE])
     streams = [declare_table(where, "orders", None), declare_table(where, "payments", DAYS)]
     automation = dg.AutomationConditionSensorDefinition(
         "automation",
-        target=dg.AssetSelection.assets(totals, revenue),
+        target=dg.AssetSelection.assets(totals, revenue, all_payments),
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=1,
     )
     defs = dg.Definitions.merge(
         stream_definitions(streams),
-        dg.Definitions([totals, revenue], sensors=[automation], executor=dg.in_process_executor),
+        dg.Definitions([totals, revenue, all_payments], sensors=[automation], executor=dg.in_process_executor),
     )
