@@ -297,6 +297,16 @@ class BatchSource(ClosesOnExit, ABC):
         """
         return {}
 
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+        """Whether a message that was read is another one now, or was lost with what came after it.
+
+        Args:
+            shard: of the message.
+            read: the message.
+            held: the last message that the stream holds up to its sequence, from :meth:`last_messages`.
+        """
+        return read.is_replaced(held)
+
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """How many messages there are in ``gaps``, as of the last :meth:`extents`; it may be an upper bound."""
         return widths(gaps)

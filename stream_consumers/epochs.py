@@ -262,6 +262,10 @@ class EpochSource(BatchSource):
         """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
         return self._names.all_out(self._source.last_messages(self._names.all_back(ranges)))
 
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+        """See :meth:`stream_consumers.batches.BatchSource.is_replaced`."""
+        return self._source.is_replaced(self._names.back(shard), read, held)
+
     def count(self, gaps: Mapping[Shard, Range]) -> Mapping[Shard, int]:
         """See :meth:`stream_consumers.batches.BatchSource.count`."""
         return self._names.all_out(self._source.count(self._names.all_back(gaps)))

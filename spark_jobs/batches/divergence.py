@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import chain
 
+import numpy as np
+
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import Ledger, LedgerState
@@ -51,7 +53,7 @@ def divergences(
         StreamAssetsError: the stream cannot be read.
     """
     remembered = _remembered(ingestion.ledger(), state, shards)
-    same = _same_up_to(source, remembered, state)
+    same = _same_up_to(source, remembered)
     ends = {shard: min(state.shards[shard].covered.position or 0, extents[shard].end) for shard in shards}
     starts = {shard: min(ends[shard], max(same[shard], extents[shard].start)) for shard in shards}
     last = {shard: state.last_messages[shard] for shard in shards}
@@ -76,22 +78,20 @@ def _remembered(ledger: Ledger, state: LedgerState, shards: Collection[Shard]) -
     return {shard: sorted(messages) for shard, messages in found.items()}
 
 
-def _same_up_to(
-    source: BatchSource, remembered: Mapping[Shard, list[LastMessage]], state: LedgerState
-) -> Mapping[Shard, int]:
-    """Behind the newest of these messages that the stream still holds; where the group began, if it holds none."""
+def _same_up_to(source: BatchSource, remembered: Mapping[Shard, list[LastMessage]]) -> Mapping[Shard, int]:
+    """After the newest of these messages that the stream still holds; at its beginning, if it holds none."""
     low = dict.fromkeys(remembered, 0)
     high = {shard: len(messages) for shard, messages in remembered.items()}
     while asked := {s: remembered[s][(low[s] + high[s]) // 2] for s in remembered if low[s] < high[s]}:
         held = source.last_messages({s: Range(m.sequence, m.sequence + 1) for s, m in asked.items()})
         for shard, message in asked.items():
             middle = (low[shard] + high[shard]) // 2
-            if shard in held and not message.is_replaced(held[shard]):
+            if shard in held and not source.is_replaced(shard, message, held[shard]):
                 low[shard] = middle + 1
             else:
                 high[shard] = middle
     return {
-        shard: messages[low[shard] - 1].sequence + 1 if low[shard] else state.shards[shard].origin or MIN_SEQUENCE
+        shard: messages[low[shard] - 1].sequence + 1 if low[shard] else MIN_SEQUENCE
         for shard, messages in remembered.items()
     }
 
@@ -113,7 +113,10 @@ def _by_timestamps(
         where = in_ranges(plan.ranges)
         kept = moments_of(chain.from_iterable(scan(log, ROW_MOMENT, where=where) for log in logs), ROW_MOMENT)
         for shard, part in plan.ranges.items():
-            same, other = compared(held.get(shard, NO_MOMENTS), kept.get(shard, NO_MOMENTS))
+            rows = kept.get(shard, NO_MOMENTS)
+            same, _ = compared(held.get(shard, NO_MOMENTS), rows)
+            # What was removed may have been compacted, or lost: it counts as a difference.
+            other = np.setdiff1d(rows.sequences, same)
             same = same[same < other.min()] if len(other) else same
             alike[shard] = max(alike[shard], int(same.max()) + 1 if len(same) else 0)
             gap = left.pop(shard)

@@ -195,7 +195,9 @@ class IngestJob(SourceJob):
     def _initialize(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> None:
         named = self._origin.resolve(self._source, extents)
         origin = {shard: named.get(shard, extent.start) for shard, extent in extents.items()}
-        self._writer.initialize(state, origin, identities=self._identities)
+        # A stream that is cut below the origin has new messages there.
+        last = self._source.last_messages({shard: Range(MIN_SEQUENCE, start) for shard, start in origin.items()})
+        self._writer.initialize(state, origin, identities=self._identities, last_messages=last)
 
     def _plan(self, state: LedgerState, extents: Mapping[Shard, Extent]) -> Batch | None:
         if state.gone:

@@ -416,7 +416,7 @@ def truncations(
         found = held.get(shard)
         if end <= last.sequence:
             what = "ends before the last message that"
-        elif found is not None and last.is_replaced(found):
+        elif found is not None and source.is_replaced(shard, last, found):
             what = "holds other messages than"
         else:
             continue

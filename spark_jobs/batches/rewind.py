@@ -159,7 +159,9 @@ def _move_shards(
 
         def fields(state: LedgerState, shards: Set[Shard] = shards) -> Mapping[str, object] | None:
             left = [m for m in plan_moves(source, ingestion, to, state=state) if m.shard in shards]
-            return _fields(left) | {"replay": rewind_id, "begins": not done} if left else None
+            skipped = {move.shard: move.skipped for move in left if move.to > move.covered}
+            last = {"last_messages": source.last_messages(skipped)}
+            return _fields(left) | last | {"replay": rewind_id, "begins": not done} if left else None
 
         commit_empty(spark, own, "batch", fields)
         yield from (move for move in moves if move.shard in shards)

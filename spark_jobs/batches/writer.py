@@ -49,7 +49,11 @@ from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
+<<<<<<< HEAD
 from stream_consumers.batches import BatchPlan, Range, Split
+=======
+from stream_consumers.batches import LastMessage, Range, Split
+>>>>>>> truncation
 from stream_consumers.errors import (
     ConstraintViolatedError,
     DataLossError,
@@ -191,11 +195,25 @@ class BatchWriter:
             made |= {"settled": known.version, "uncounted": known.uncounted, "judged": known.judged}
         return self.ledger.entry(kind, state, identities=identities, **made, **fields)
 
-    def initialize(self, state: LedgerState, origin: Mapping[Shard, int], *, identities: Mapping[str, str]) -> None:
-        """The first commit of a group: empty, with the resolved origin."""
+    def initialize(
+        self,
+        state: LedgerState,
+        origin: Mapping[Shard, int],
+        *,
+        identities: Mapping[str, str],
+        last_messages: Mapping[Shard, LastMessage] | None = None,
+    ) -> None:
+        """The first commit of a group: empty, with the resolved origin, and the last messages before it."""
         self.ledger.check_first(origin)
         self.check_unwritten(state, identities)
-        entry = self.entry("init", state, identities=identities, origin=origin, switch=self._ingestion.sharing_mode)
+        entry = self.entry(
+            "init",
+            state,
+            identities=identities,
+            origin=origin,
+            switch=self._ingestion.sharing_mode,
+            last_messages=last_messages or {},
+        )
         self.check_columns(state)
         empty = self._sieve.transformed(self._nothing())
         if state.version < 0:

@@ -56,7 +56,7 @@ _DERBY_LOCK = re.compile(r"Another instance of Derby may have already booted the
 # The state that Spark gives to what is wrong with a value; and to what raise_error() says.
 _OF_A_VALUE = re.compile(r"SQLSTATE: (22\w{3}|P0001)\b")
 # As Spark and Delta begin a message, before any value.
-_CONDITION = re.compile(r"^(?:[^\[]*: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]")
+_CONDITION = re.compile(r"^(?:\([\w.$]+\) |[^\[]*: )?\[([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\]")
 _JAVA_ERROR = re.compile(r"(?:^|: )((?:\w+\.)+[A-Z][\w$]*)(?:: (.*))?$")
 # Errors of files and connections, which say nothing of rows.
 _OF_STORAGE = re.compile(

@@ -17,11 +17,13 @@ from stream_consumers.batches import (
     BatchPlan,
     BatchSource,
     Extent,
+    LastMessage,
     MessageRow,
     Range,
     Resume,
     dead_letter_row,
     fair_shares,
+    message_checksum,
     message_row,
     plain_batch,
     record_batches,
@@ -33,7 +35,7 @@ from stream_consumers.messages import Message, Shard
 from stream_consumers.options import ConsumerMode, Limits, choice
 from stream_consumers.redis.entries import Entry, plain_entries, read_entry
 from stream_consumers.redis.group import RedisGroup
-from stream_consumers.redis.ids import behind, to_id, to_sequence
+from stream_consumers.redis.ids import behind, to_id, to_sequence, to_timestamp_ms
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
@@ -136,6 +138,11 @@ class RedisSplit:
             if len(page) < self.page:
                 return
             start = f"({page[-1][0].decode()}"
+
+
+def _last_message(entry: Entry) -> LastMessage:
+    sequence = to_sequence(entry[0])
+    return LastMessage(sequence, to_timestamp_ms(sequence), message_checksum(None, b"\0".join(entry[1])))
 
 
 def _rows(page: Iterable[Entry], piece: Slice, message_field: bytes) -> Iterator[MessageRow]:
@@ -317,6 +324,28 @@ class RedisBatchSource(BatchSource):
             if since < 0 or (is_all_newer and facts.length > since):
                 found.add(shard)
         return frozenset(found)
+
+    def last_messages(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, LastMessage]:
+        """See :meth:`stream_consumers.batches.BatchSource.last_messages`."""
+        asked = {shard: part for shard, part in ranges.items() if shard in self._extents and part.end > 0}
+        pipeline = self.server.connection.pipeline(transaction=False)
+        for shard, part in asked.items():
+            words = [to_id(part.end - 1), to_id(max(0, part.start)), "COUNT", 1]
+            pipeline.execute_command("XREVRANGE", self.server.key(shard), *words)
+        with self.server.explained(f"reading the last entries of {self.url}"):
+            replies = pipeline.execute()
+        found = {shard: entry for shard, entries in zip(asked, replies) for entry in entries}
+        return {shard: _last_message(entry) for shard, entry in found.items()}
+
+    def is_replaced(self, shard: Shard, read: LastMessage, held: LastMessage) -> bool:
+        """An entry between others is gone if it was deleted, or if the server lost it with those that came after it.
+
+        Redis 7 keeps the highest id that was deleted.
+        """
+        deleted = self._facts[shard].deleted
+        return read.is_replaced(held) or (
+            held.sequence < read.sequence and deleted is not None and deleted < read.sequence
+        )
 
     def plan(self, gaps: Mapping[Shard, Range], *, limits: Limits, parallelism: int) -> BatchPlan | None:
         """See :meth:`stream_consumers.batches.BatchSource.plan`; each shard gets a fair share of both limits."""

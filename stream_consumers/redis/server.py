@@ -46,6 +46,7 @@ class StreamFacts:
         end: the sequence behind the last one ever added.
         length: entries that exist.
         added: entries ever added; ``None`` before Redis 7.
+        deleted: the highest sequence that was deleted, 0 if none was, trimming aside; ``None`` before Redis 7.
     """
 
     first: int | None
@@ -53,6 +54,7 @@ class StreamFacts:
     end: int
     length: int
     added: int | None
+    deleted: int | None
 
 
 class Growth(NamedTuple):
@@ -302,6 +304,7 @@ def _facts(info: Mapping[str, Any]) -> StreamFacts:
         end=behind(info["last-generated-id"]),
         length=int(info["length"]),
         added=_added(info),
+        deleted=to_sequence(info["max-deleted-entry-id"]) if "max-deleted-entry-id" in info else None,
     )
 
 

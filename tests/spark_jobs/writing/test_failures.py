@@ -186,7 +186,7 @@ def test_python_errors_stay_the_transforms_and_what_is_unlike_anything_is_told_a
     assert isinstance(explain(raised, table="t"), TransformError)
     only = explain(RuntimeError("[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table only allows appends."), table="t")
     assert isinstance(only, UnsupportedError), "tried again, it fails again"
-    assert "on_replay: append" in only.remedy
+    assert "on_replay='append'" in only.remedy
     unknown = explain(RuntimeError("lost"), table="t")
     assert (unknown.what, unknown.detail) == ("Spark could not write to t: RuntimeError", "lost")
     assert pickle.loads(pickle.dumps(unknown)).detail == "", "a pickle may be kept on a disk"

@@ -73,7 +73,7 @@ def test_which_storage_can_tell_two_commits_apart(table: str, settings: dict[str
     assert not is_refused(table, single_writer=True, **settings)
 
 
-def test_the_error_names_the_log_store_the_setting_and_the_three_ways_to_say_single_writer() -> None:
+def test_the_error_names_the_log_store_the_setting_and_single_writer() -> None:
     session: Any = Session()
     with pytest.raises(UnsafeStorageError) as caught:
         check_log_store(session, "s3a://lake/orders", single_writer=False)
@@ -84,8 +84,6 @@ def test_the_error_names_the_log_store_the_setting_and_the_three_ways_to_say_sin
         "delta_spark_config('s3a://lake/orders')",
         S3_LOG_STORE_CLASS,
         "single_writer=True",
-        "single_writer: true",
-        "--single-writer",
     ):
         assert part in str(caught.value)
 

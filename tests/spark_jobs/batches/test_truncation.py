@@ -1,0 +1,346 @@
+"""A stream that lost its newest messages and grew again is detected, and accepted where it differs from the table."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sensors.lag import measure
+from spark_jobs.batches.bounds import Bound
+from spark_jobs.batches.ingestion import Ingestion, Observer, Step, ignore_steps
+from spark_jobs.batches.replay import Replay, ReplayJob
+from spark_jobs.batches.rewind import rewind
+from spark_jobs.run_ingestion import drain
+from spark_jobs.verify import ShardVerdict, verify
+from stream_consumers.create import StreamSource, open_batch_source
+from stream_consumers.errors import SourceTruncatedError
+from stream_consumers.kafka import batches as kafka_batches
+from stream_consumers.memory import forget_memory_broker, memory_broker
+from stream_consumers.messages import Shard
+from stream_consumers.options import AutoStreamReset, DataLoss
+from stream_consumers.redis.ids import to_sequence
+from stream_consumers.urls import StreamUrl
+from tests.support.ingesting import entries, ingestion
+from tests.support.kafka_topics import Broker, Once, assert_each_once, orders, pipeline
+from tests.support.redis_tables import Stream
+from tests.support.streams import Identity, sequences_in_table
+
+pytestmark = pytest.mark.spark
+FIRST, SECOND = Shard("orders", 0), Shard("orders", 1)
+
+
+class Stage:
+    """A stream in memory that can lose its newest messages, and the table that it is written into."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.url = f"memory://{uuid.uuid4().hex}/orders"
+        self.table = folder / "t"
+        self.what: Ingestion = replace(ingestion(self.table), driver_records=10_000, **changes)
+        self.moment = 1_000_000
+
+    def send(self, count: int, shard: Shard = FIRST) -> None:
+        """Append messages, each a millisecond later than the one before it."""
+        for _ in range(count):
+            self.moment += 1
+            memory_broker(self.url).append(shard, b'{"id": %d}' % self.moment, self.moment)
+
+    def cut(self, end: int, shard: Shard = FIRST) -> None:
+        """Lose the messages from this sequence on."""
+        broker = memory_broker(self.url)
+        with broker.changed:
+            del broker.messages[shard][end:]
+            broker.ends[shard] = end
+
+    @property
+    def source(self) -> StreamSource:
+        return StreamSource(StreamUrl.parse(self.url))
+
+    def drain(self, spark: SparkSession, observer: Observer = ignore_steps, **changes: Any) -> None:
+        """A run to the end."""
+        list(drain(spark, self.source, replace(self.what, **changes), observer=observer))
+
+    def record(self, spark: SparkSession, **changes: Any) -> None:
+        """A run to the end that records what the stream has lost."""
+        self.drain(spark, on_data_loss=DataLoss.RECORD, **changes)
+
+    def rows(self) -> Counter[Identity]:
+        return sequences_in_table(self.table)
+
+    def verify(self) -> list[ShardVerdict]:
+        with open_batch_source(self.url) as source:
+            return verify(source, self.what)
+
+    def is_right(self) -> bool:
+        return all(verdict.is_right and not verdict.lag for verdict in self.verify())
+
+
+@pytest.fixture
+def stage(folder: Path) -> Iterator[Stage]:
+    made = Stage(folder)
+    yield made
+    forget_memory_broker(StreamUrl.parse(made.url))
+
+
+def orders_of(epoch: str, start: int, end: int, shard: int = 0) -> set[Identity]:
+    return {(epoch, shard, number) for number in range(start, end)}
+
+
+@pytest.mark.parametrize("grown", [0, 20, 50, 90], ids=["cut", "shorter", "as_long", "longer"])
+def test_a_stream_that_was_cut_is_an_error_and_recorded_it_continues_where_it_differs(
+    spark: SparkSession, stage: Stage, grown: int
+) -> None:
+    stage.send(30)
+    stage.drain(spark)
+    stage.send(70)
+    stage.drain(spark)
+    stage.cut(50)
+    stage.send(grown)
+    reads: dict[str, Callable[[], object]] = {
+        "ingest": lambda: stage.drain(spark),
+        "lag": lambda: measure(stage.source, stage.what),
+        "verify": stage.verify,
+    }
+    for read in reads.values():
+        with pytest.raises(SourceTruncatedError) as error:
+            read()
+        facts = error.value.facts
+        assert (facts["shard"], facts["sequence"], facts["position"]) == ("orders/0", 99, 100)
+        assert (facts["end"], facts["expected_timestamp_ms"]) == (50 + grown, 1_000_100)
+        assert facts["found_timestamp_ms"] == (1_000_150 if grown >= 50 else None) or grown < 50
+    found = measure(stage.source, replace(stage.what, on_data_loss=DataLoss.RECORD))
+    assert found.total > 0, "the sensor asks for the run that records it"
+    stage.record(spark)
+    wanted = orders_of("orders", 0, 100) | orders_of("orders#2", 50, 50 + grown)
+    assert_each_once(stage.rows(), wanted)
+    (accepted,) = (entry for entry in entries(stage.what) if entry.kind == "accept")
+    assert (dict(accepted.origin), dict(accepted.ended)) == ({Shard("orders#2"): 50}, {FIRST: 100})
+    assert stage.is_right()
+    stage.send(5)
+    stage.drain(spark)
+    assert_each_once(stage.rows(), wanted | orders_of("orders#2", 50 + grown, 55 + grown))
+
+
+def test_shards_that_lost_nothing_continue_at_their_positions_and_are_still_watched(
+    spark: SparkSession, stage: Stage
+) -> None:
+    stage.send(10)
+    stage.send(10, SECOND)
+    stage.drain(spark)
+    stage.cut(6)
+    stage.send(9)
+    stage.send(3, SECOND)
+    stage.record(spark)
+    wanted = orders_of("orders", 0, 10) | orders_of("orders", 0, 10, 1)
+    wanted |= orders_of("orders#2", 6, 15) | orders_of("orders#2", 10, 13, 1)
+    assert_each_once(stage.rows(), wanted)
+    stage.cut(8, SECOND)
+    stage.send(20, SECOND)
+    with pytest.raises(SourceTruncatedError):
+        stage.drain(spark)
+    stage.record(spark)
+    # This cut goes below the origin of its epoch. No message of it is the same, so all of the shard is read again.
+    assert_each_once(stage.rows(), wanted | orders_of("orders#3", 0, 28, 1))
+
+
+def test_messages_with_equal_timestamps_are_told_apart_and_none_is_lost(spark: SparkSession, stage: Stage) -> None:
+    for number in range(20):
+        memory_broker(stage.url).append(FIRST, b'{"id": %d}' % number, 7)
+    stage.drain(spark)
+    stage.cut(10)
+    for number in range(20):
+        memory_broker(stage.url).append(FIRST, b'{"id": %d}' % (100 + number), 7)
+    with pytest.raises(SourceTruncatedError):
+        stage.drain(spark)
+    stage.record(spark)
+    # Timestamps do not show where the streams differ, so that the new epoch begins where the group did.
+    assert_each_once(stage.rows(), orders_of("orders", 0, 20) | orders_of("orders#2", 0, 30))
+
+
+def test_a_group_that_began_at_the_end_misses_nothing_of_a_stream_that_was_cut_below_that(
+    spark: SparkSession, stage: Stage
+) -> None:
+    stage.send(10)
+    stage.drain(spark, start=AutoStreamReset.LATEST)
+    assert stage.what.ledger().read().positions == {FIRST: 10}
+    stage.cut(5)
+    stage.send(20)
+    with pytest.raises(SourceTruncatedError):
+        stage.drain(spark)
+    stage.record(spark)
+    # Which messages before its origin are new the group cannot know: it reads all of them.
+    assert_each_once(stage.rows(), orders_of("orders#2", 0, 25))
+
+
+def test_a_transform_that_drops_all_rows_hides_nothing(spark: SparkSession, stage: Stage) -> None:
+    stage.send(10)
+    nothing = {"transform": lambda rows: rows.where("false")}
+    stage.drain(spark, **nothing)
+    stage.send(10)
+    stage.drain(spark, **nothing)
+    stage.cut(15)
+    stage.send(15)
+    with pytest.raises(SourceTruncatedError):
+        stage.drain(spark, **nothing)
+    stage.record(spark, **nothing)
+    # There are no rows to compare: the new epoch begins behind the last batch that is the same.
+    assert stage.what.ledger().read().positions == {FIRST: 20, Shard("orders#2"): 30}
+    (accepted,) = (entry for entry in entries(stage.what) if entry.kind == "accept")
+    assert dict(accepted.origin) == {Shard("orders#2"): 10}
+
+
+@pytest.mark.parametrize("loss", [DataLoss.ERROR, DataLoss.RECORD])
+def test_a_stream_that_is_cut_between_two_batches_of_a_run(spark: SparkSession, stage: Stage, loss: DataLoss) -> None:
+    stage.what = replace(stage.what, limits=replace(stage.what.limits, max_records=10), on_data_loss=loss)
+    stage.send(20)
+
+    def cut() -> None:
+        stage.cut(5)
+        stage.send(30)
+
+    cutting = Once(Step.COMMITTED, cut)
+    if loss is DataLoss.RECORD:
+        stage.drain(spark, cutting)
+        assert_each_once(stage.rows(), orders_of("orders", 0, 10) | orders_of("orders#2", 5, 35))
+    else:
+        with pytest.raises(SourceTruncatedError):
+            stage.drain(spark, cutting)
+        assert_each_once(stage.rows(), orders_of("orders", 0, 10))
+    assert cutting.is_done
+
+
+def test_what_moves_a_group_without_a_loss_raises_no_false_alarm(spark: SparkSession, stage: Stage) -> None:
+    stage.send(10)
+    stage.drain(spark)
+    version = stage.what.ledger().read().version
+    stage.send(10)
+    stage.drain(spark)
+    spark.sql(f"RESTORE TABLE delta.`{stage.table}` TO VERSION AS OF {version}")
+    last = stage.what.ledger().read().last_messages[FIRST]
+    assert last.sequence == 9, "the last message is taken back with the position"
+    stage.drain(spark)
+    with open_batch_source(stage.url) as source:
+        rewind(spark, source, stage.what, Bound(edge=AutoStreamReset.EARLIEST))
+    stage.drain(spark)
+    assert stage.what.ledger().read().last_messages[FIRST].sequence == 19
+    assert_each_once(stage.rows(), orders_of("orders", 0, 20))
+    with open_batch_source(stage.url) as source:
+        job = ReplayJob(spark, source, stage.what, Replay(Bound(sequence=0), Bound(sequence=5)))
+        while (batch := job.plan()) is not None:
+            job.run(batch)
+    assert stage.what.ledger().read().last_messages[FIRST].sequence == 19
+    # Retention, or compaction, removes the very message.
+    broker = memory_broker(stage.url)
+    with broker.changed:
+        del broker.messages[FIRST][15:20]
+    stage.send(3)
+    stage.drain(spark)
+    assert_each_once(stage.rows(), orders_of("orders", 0, 23))
+
+
+def test_entries_of_older_versions_remember_no_message_and_raise_no_alarm(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.send(10)
+    with monkeypatch.context() as older:
+        older.setattr("stream_consumers.memory.MemoryBatchSource.last_messages", lambda self, ranges: {})
+        stage.drain(spark)
+    assert stage.what.ledger().read().last_messages == {}
+    stage.cut(5)
+    stage.send(10)
+    stage.drain(spark)
+    assert stage.what.ledger().read().last_messages[FIRST].sequence == 14
+    (verdict,) = stage.verify()
+    assert (verdict.other, verdict.examples["other"], verdict.is_right) == (5, [5, 6, 7, 8, 9], False)
+
+
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+def test_a_topic_that_grew_past_the_position_again(
+    spark: SparkSession, kafka: str, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A topic that is made anew, under the same id, stands for a broker that is restored (test_regrown_broker.py)."""
+    monkeypatch.setattr(
+        kafka_batches, "topic_ids", lambda cluster, streams: dict.fromkeys(cluster.topics(streams), "kafka:the one")
+    )
+    config = {"message.timestamp.type": kind}
+    with Broker(kafka) as broker:
+        topic = broker.create(config=config)
+        broker.send(topic, orders(8))
+        what = pipeline(spark, broker, folder, topic, driver_records=10_000)
+        what.drain()
+        broker.delete(topic)
+        broker.create(name=topic, config=config)
+        broker.send(topic, orders(12, first=100))
+        with pytest.raises(SourceTruncatedError) as error:
+            what.drain()
+        assert (error.value.facts["position"], error.value.facts["end"]) == (8, 12)
+        with pytest.raises(SourceTruncatedError):
+            measure(what.source, what.ingestion)
+        what.having(on_data_loss=DataLoss.RECORD).drain()
+        assert_each_once(what.rows(), {(topic, 0, n) for n in range(8)} | {(f"{topic}#2", 0, n) for n in range(12)})
+        assert all(verdict.is_right for verdict in what.verify())
+
+
+def test_topics_that_lose_messages_to_retention_and_transactions_raise_no_false_alarm(
+    spark: SparkSession, kafka: str, folder: Path
+) -> None:
+    with Broker(kafka) as broker:
+        topic = broker.create()
+        what = pipeline(spark, broker, folder, topic, driver_records=10_000)
+        broker.commit(topic, 3)
+        what.drain()
+        assert what.ingestion.ledger().read().last_messages[Shard(topic)].sequence == 2, "a marker is no message"
+        broker.abort(topic, 4)
+        what.drain()
+        broker.send(topic, orders(2))
+        what.drain()
+        end = broker.end(topic)
+        assert what.ingestion.ledger().read().last_messages[Shard(topic)].sequence == end - 1
+        broker.remove_before(topic, end)
+        what.drain()
+        broker.send(topic, orders(2))
+        what.drain()
+        assert sum(what.rows().values()) == 3 + 2 + 2
+
+
+def test_a_redis_replica_that_was_promoted_without_the_newest_entries(
+    spark: SparkSession, redis_address: str, folder: Path
+) -> None:
+    """Its clock is behind, so that some new entries have lower ids than those that were lost."""
+    stream = Stream(redis_address, folder, shards=1)
+    (key,) = stream.keys
+
+    def add(*ids: str) -> None:
+        for entry_id in ids:
+            stream.client.xadd(key, {"msg": b'{"id": 1}'}, id=entry_id)
+
+    def rows(epoch: str, *ids: str) -> set[Identity]:
+        return {(epoch, 0, to_sequence(entry_id)) for entry_id in ids}
+
+    kept, lost = [f"100{n}-0" for n in range(6)], [f"100{n}-0" for n in range(6, 10)]
+    add(*kept)
+    replica = stream.client.dump(key)
+    add(*lost)
+    stream.drain(spark)
+    assert stream.drain(spark) == []
+    stream.client.restore(key, 0, replica, replace=True)
+    new = ["1005-1", "1005-2", "1007-5", "1010-0"]
+    add(*new)
+    with pytest.raises(SourceTruncatedError):
+        stream.drain(spark)
+    stream.drain(spark, replace(stream.ingestion(), on_data_loss=DataLoss.RECORD))
+    assert_each_once(sequences_in_table(stream.table), rows(stream.name, *kept, *lost) | rows(f"{stream.name}#2", *new))
+    # Entries that are deleted, or trimmed, are no such loss.
+    stream.client.xdel(key, "1010-0")
+    add("1011-0")
+    stream.drain(spark)
+    stream.client.xtrim(key, maxlen=0, approximate=False)
+    add("1012-0")
+    stream.drain(spark)
+    assert sequences_in_table(stream.table).total() == 10 + 6
