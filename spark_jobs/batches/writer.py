@@ -49,11 +49,7 @@ from spark_jobs.writing.rescue import rescue
 from spark_jobs.writing.schema_changes import check_columns, check_places, lets_widen
 from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
-<<<<<<< HEAD
-from stream_consumers.batches import BatchPlan, Range, Split
-=======
-from stream_consumers.batches import LastMessage, Range, Split
->>>>>>> truncation
+from stream_consumers.batches import BatchPlan, LastMessage, Range, Split
 from stream_consumers.errors import (
     ConstraintViolatedError,
     DataLossError,
