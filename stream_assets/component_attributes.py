@@ -105,7 +105,7 @@ class JsonFields(dg.Model):
     schema_: str = Field(alias="schema", description="Spark DDL: 'id BIGINT, amount DECIMAL(10,2)'.")
     mode: Literal["lenient", "strict"] = Field(
         default="lenient",
-        description="Take what Spark's from_json takes, or only values that are written as their types are.",
+        description="Take values that are written in another way than their types, or refuse them.",
     )
 
 

@@ -464,7 +464,13 @@ def _cast(column: Column, kind: pa.DataType) -> Column:
 
 def _whole(written: str, kind: pa.DataType, cursor: Cursor, rows: Numbers) -> Column:
     found = cursor.numbers_within(rows, *_INT) if written == "int" else cursor.numbers(rows)
-    return _array(found.astype(kind.to_pandas_dtype()))
+    made = found.astype(kind.to_pandas_dtype())
+    if pa.types.is_floating(kind):
+        # Floating point numbers of this size are so far apart. What is none of them is not exact.
+        steps = np.maximum(np.spacing(np.abs(made)), 1).astype(np.int64)
+        if (wrong := found % steps != 0).any():
+            cursor.leave(rows[wrong])
+    return _array(made)
 
 
 def _moments(unit: str, kind: pa.DataType, cursor: Cursor, rows: Numbers) -> Column:

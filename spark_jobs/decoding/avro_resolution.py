@@ -412,23 +412,36 @@ def _plan_scalar(writer: AvroType, reader: AvroType, kind: pa.DataType, path: st
         return lambda values: _checked(pa.array(values, pa.int32()), *DAYS, path).cast(kind)
     if reader.logical == "duration":
         return lambda values: _durations(values, kind)
-    convert = _conversion(writer, reader)
+    convert = _conversion(writer, reader, path)
     if convert is None:
         return lambda values: _array(values, kind, path)
     return lambda values: _array([None if value is None else convert(value) for value in values], kind, path)
 
 
-def _conversion(writer: AvroType, reader: AvroType) -> Callable[[Any], Any] | None:
+def _conversion(writer: AvroType, reader: AvroType, path: str) -> Callable[[Any], Any] | None:
     """From what was decoded to what the column takes; ``None`` if nothing is to be done."""
     if writer.kind == "boolean":
         return _boolean
     if reader.logical == "uuid" and writer.kind == "fixed" and writer.size == UUID_BYTES:
         return lambda value: str(uuid.UUID(bytes=value))
     if reader.kind in ("float", "double") and writer.kind in ("int", "long"):
-        return float
+        return _exactly(reader.kind, path)
     if writer.kind == "bytes" and reader.kind == "string":
         return bytes.decode
     return str.encode if writer.kind == "string" and reader.kind == "bytes" else None
+
+
+def _exactly(kind: str, path: str) -> Callable[[int], float]:
+    """From a whole number to the same as a floating point number."""
+    nearest: Callable[[int], Any] = float if kind == "double" else np.float32
+
+    def convert(value: int) -> float:
+        found = float(nearest(value))
+        if int(found) != value:
+            raise ValueError(f"{path} is not a whole number that a {kind} can hold exactly")
+        return found
+
+    return convert
 
 
 def _boolean(value: bytes) -> bool:

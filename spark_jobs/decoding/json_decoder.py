@@ -21,7 +21,7 @@ from stream_consumers.options import check_switch, choose_fields
 class JsonMode(str, enum.Enum):
     """Which values of JSON a column takes.
 
-    ``lenient``: those that Spark's ``from_json`` takes. ``strict``: those that are written as the type is.
+    ``lenient``: also those that are written in another way than the type is. ``strict``: only those written so.
 
     Example:
         >>> JsonMode("strict") is JsonMode.STRICT
@@ -38,13 +38,13 @@ class Json:
 
     Fields that the schema does not name are ignored, missing ones and ``null`` become null. A value that does not fit
     its column, a missing ``NOT NULL`` field, or something that is no object makes a dead letter. Text without a zone is
-    read as UTC; dates and times are of the years 1 to 9999. Numbers with more decimal places than a DECIMAL has are
-    rounded half up. A tombstone (a message without a payload) is a row of nulls.
+    read as UTC; dates and times are of the years 1 to 9999. A tombstone (a message without a payload) is a row of
+    nulls.
 
-    What fits is for ``mode`` to say. ``lenient``, the default, takes what Spark's ``from_json`` takes: into a STRING
-    whatever is there, as it is written; into a TIMESTAMP also nanoseconds (cut), names of zones, and whole numbers of
-    seconds; into a DATE also the day of a time; into DOUBLE and FLOAT also NaN, and infinity. ``strict`` takes only
-    what is written as the type is, and makes a dead letter of a time with nanoseconds, for instance.
+    A column gets the value that the message says, in each ``mode``: nothing is rounded or cut to fit, except that
+    DOUBLE and FLOAT have the nearest number to one with a point or an exponent. The table is in docs/payloads.md.
+    ``lenient``, the default, takes into a STRING whatever is there, as it is written, and into a TIMESTAMP also names
+    of zones and whole numbers of seconds. ``strict`` takes only what is written as the type is.
 
     Args:
         schema: Spark DDL of BIGINT, INT, SMALLINT, TINYINT, DOUBLE, FLOAT, DECIMAL, STRING, BINARY (of base64),
@@ -57,6 +57,10 @@ class Json:
         key: a column for the message key, as BINARY; or a decoder of it.
         headers: a column for the headers, as ARRAY<STRUCT<name: STRING, value: BINARY>>; or for each column of text the
             name of a header.
+
+    Raises:
+        SchemaMismatchError: the schema is not DDL; it names what is wrong, and where.
+        InvalidOptionError: the schema has no columns, or an INTERVAL.
 
     Example:
         >>> Json("id BIGINT, user STRING").ddl()

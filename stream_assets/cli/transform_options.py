@@ -144,7 +144,7 @@ row_options = gathered(
     click.option(
         "--json-mode",
         type=click.Choice(["lenient", "strict"]),
-        help="Take what Spark's from_json takes, the default, or only values that are written as their types are.",
+        help="Take values that are written in another way than their types, the default, or refuse them.",
     ),
     schema_options,
     click.option(

@@ -67,7 +67,9 @@ def test_what_a_block_takes_is_what_its_payloads_are(data):
     rows = data.draw(st.lists(values(writer), min_size=1, max_size=5), label="values")
     good = [encoded(writer, row) for row in rows]
     both = Both(writer, reader)
-    assert not both.compared(good).any()
+    left = both.compared(good)
+    _, errors = decode_rows(both.careful, good)
+    assert [error is not None for error in errors] == list(left)
     bad = [data.draw(damaged(payload)) for payload in good]
     mixed = data.draw(st.permutations([*good, *bad]))
     both.compared(mixed)

@@ -109,10 +109,11 @@ def test_a_later_schema_reads_what_fastavro_reads_with_it(data):
     rows = data.draw(st.lists(values(writer), min_size=1, max_size=3), label="values")
     payloads = [encoded(writer, row) for row in rows]
     found, errors = read(writer, reader, *payloads)
-    assert errors == [None] * len(rows)
     parsed = fastavro.parse_schema(writer), fastavro.parse_schema(reader)
-    expected = [fastavro.schemaless_reader(io.BytesIO(payload), *parsed) for payload in payloads]
-    assert [flattened(reader, row) for row in found] == expected
+    for payload, row, error in zip(payloads, found, errors):
+        # fastavro rounds whole numbers that a floating point number cannot hold.
+        assert error is None or "can hold exactly" in error
+        assert error or flattened(reader, row) == fastavro.schemaless_reader(io.BytesIO(payload), *parsed)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -133,8 +134,10 @@ def test_any_two_schemas_give_rows_or_reasons(data):
     [
         ("int", "long", 7, 7),
         ("int", "float", 7, 7.0),
-        ("long", "double", 2**63 - 1, 2.0**63),
-        ("long", "float", 2**63 - 1, 2.0**63),
+        ("long", "double", -(2**63), -(2.0**63)),
+        ("long", "double", 2**53 + 1, "f is not a whole number that a double can hold exactly"),
+        ("long", "float", 2**24, 2.0**24),
+        ("int", "float", 2**24 + 1, "f is not a whole number that a float can hold exactly"),
         ("float", "double", 0.5, 0.5),
         ("string", "bytes", "ü", "ü".encode()),
         ("bytes", "string", "ü".encode(), "ü"),

@@ -1,7 +1,8 @@
-"""Json, lenient, beside Spark's from_json: the same documents with the same DDL give the same values.
+"""Json, lenient, beside Spark's from_json: what Json takes, from_json takes, with the same value.
 
 Spark parses all documents with all schemas in one go. Where ours differs it is in :data:`DIFFERENCES`, and in the
-documentation: docs/payloads.md.
+documentation: docs/payloads.md. What from_json makes of values that a column cannot hold as they are is not compared:
+``test_exact_values.py`` says what becomes of those.
 """
 
 import json
@@ -165,7 +166,7 @@ def number(text):
 
 
 # Of DIFFERENCES, what many documents have: the type in the schema, and what is in the document.
-SKIPPED = (("VARIANT", r"NaN|Infinity"), ("DATE", r'"[+-]?\d+"'), ("TIMESTAMP", r"9223372036854775807"))
+SKIPPED = (("VARIANT", r"NaN|Infinity"),)
 
 
 def test_values_are_those_of_from_json(spark):
@@ -179,8 +180,7 @@ def test_values_are_those_of_from_json(spark):
             if any(kind in ddl and re.search(pattern, document) for kind, pattern in SKIPPED):
                 continue
             told = f"{ddl}\n{document}\nours: {mine}\nfrom_json: {their}"
-            assert (mine is None) == (their is None), told
-            assert mine is None or alike(mine, their), told
+            assert mine is None or (their is not None and alike(mine, their)), told
             compared += mine is not None and any(value is not None for value in mine.values())
     assert compared > 500
 
@@ -204,15 +204,18 @@ DIFFERENCES = [
     ("1 to 9999", "v TIMESTAMP", b'{"v":9223372036854775807}', r'\{"v":"1969-12-31T23:59:59.000Z"\}', None),
     ("more than 18 hours", "v TIMESTAMP", b'{"v":"2024-02-29T12:00:00+19"}', None, "2024-02-28 17:00:00+00:00"),
     ("behind minutes", "v TIMESTAMP", b'{"v":"2024-02-29T12:00Z"}', None, "2024-02-29 12:00:00+00:00"),
-    ("there twice", "v INT", b'{"v":"x","v":1}', None, 1),
-    ("there twice", "v MAP<STRING, INT>", b'{"v":{"a":1,"a":2}}', r'\{"v":\{"a":1,"a":2\}\}', [("a", 2)]),
+    ("there twice", "v MAP<STRING, INT>", b'{"v":{"a":1,"a":2}}', r'\{"v":\{"a":1,"a":2\}\}', None),
     ("that is `NOT NULL`", "v INT NOT NULL", b"{}", r"\{\}", None),
-    ("NaN in a VARIANT", "v VARIANT", b'{"v":NaN}', ANY, None),
+    ("a key twice, `NaN`", "v VARIANT", b'{"v":NaN}', ANY, None),
     ("more than 1,000 digits", "v INT", b'{"v":1,"x":' + b"1" * 1001 + b"}", None, 1),
     ("more than 1,000 levels", "v INT", b'{"v":1,"x":' + b"[" * 1001 + b"]" * 1001 + b"}", None, 1),
     ("500 levels", "v VARIANT", b'{"v":' + b"[" * 501 + b"]" * 501 + b"}", ANY, None),
-    ("white space", "v BINARY", b'{"v":"AA EC"}', None, b"\0\1\2"),
-    ("but escaped", "v BINARY", b'{"v":"AAEC\t"}', r'\{"v":"AAEC"\}', None),
+    ("comma, a sign", "v DECIMAL(10,2)", b'{"v":"12,50"}', r'\{"v":1250.00\}', None),
+    ("more digits", "v DECIMAL(10,2)", b'{"v":9.999}', r'\{"v":10.00\}', None),
+    ("more than 6 digits", "v TIMESTAMP", b'{"v":"2024-02-29T12:00:00.1234567Z"}', r'\{"v":".*12:00:00.123Z"\}', None),
+    ("the day of a time", "v DATE", b'{"v":"2024-02-29T12:00:00Z"}', r'\{"v":"2024-02-29"\}', None),
+    ("larger ones", "v DOUBLE", b'{"v":1e400}', r'\{"v":"Infinity"\}', None),
+    ("cannot hold exactly", "v DOUBLE", b'{"v":9007199254740993}', r'\{"v":9.007199254740992E15\}', None),
     ("white space", "v INT", b'\x0b{"v":1}', None, 1),
 ]
 
