@@ -140,7 +140,7 @@ def decode_isolated(blocks: Iterable[pa.RecordBatch], decode: Decode, refuse: Re
         DecoderCrashedError: more than :data:`MOST_CRASHES` messages do, or the decoder cannot be loaded.
         Exception: whatever ``decode`` raises.
     """
-    pickled = cloudpickle.dumps(decode)
+    pickled = cloudpickle.dumps(decode)  # type: ignore[no-untyped-call]
     refused = 0
     for block in blocks:
         parts = [block]
