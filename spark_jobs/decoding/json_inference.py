@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_jobs.decoding.ddl import name_ddl
+from spark_jobs.decoding.isolation import decode_isolated
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import Constant, Integer, Number
@@ -123,12 +124,12 @@ def fitted(
         if column is None:
             fields.append(replace(one, remarks=(*one.remarks, "not in the table")))
             continue
-        decoder, schema = (
-            Json(f"{name_ddl(one.name)} {kind}"),
-            pa.schema([column.with_name(one.name).with_nullable(True)]),
+        decode = _Errors(
+            Json(f"{name_ddl(one.name)} {kind}"), pa.schema([column.with_name(one.name).with_nullable(True)])
         )
-        errors = decoder.decode(pa.array(payloads, pa.binary()), schema).errors
-        misfits = len(errors) - errors.null_count - sum(found.refused.values())
+        block = pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+        parts = [part.column("error") for part in decode_isolated([block], decode, _error)]
+        misfits = sum(len(part) - part.null_count for part in parts) - sum(found.refused.values())
         if misfits:
             told = f"{kind} in the table, which {misfits} of the messages do not fit"
             fields.append(replace(one, remarks=(*one.remarks, told)))
@@ -139,6 +140,21 @@ def fitted(
         f"{column.name!r} of the table is in no message" for name, (column, _) in known.items() if name not in there
     ]
     return replace(found, fields=fields, remarks=[*found.remarks, *missing])
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Why payloads cannot be decoded."""
+
+    decoder: Json
+    schema: pa.Schema
+
+    def __call__(self, block: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"error": self.decoder.decode(block.column("payload"), self.schema).errors})
+
+
+def _error(block: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+    return pa.record_batch({"error": [reason]})
 
 
 def is_name(name: str) -> bool:

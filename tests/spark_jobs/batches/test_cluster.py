@@ -14,6 +14,8 @@ from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.urls import StreamUrl
 from tests.support.class_archive import quick_options
+from tests.support.crashing import HUNGRY, SEGFAULT, assert_refused, write_crashing
+from tests.support.decoders_of_runs import CRASHING
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, RETRY_VARIABLE, TABLE_VARIABLE
 from tests.support.polling import until
@@ -53,6 +55,20 @@ def test_executors_are_sent_the_packages_that_they_lack(folder: Path, tmp_path_f
     ):
         assert run.wait() == 0, logs(folder / "t")
     assert_right(url, folder)
+
+
+@pytest.mark.slow
+def test_payloads_that_crash_the_decoder_on_executors_are_dead_letters(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    url = write_crashing(folder / "orders.ss", 100, segfault=17, hungry=80)
+    with (
+        spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster,
+        running(url, folder / "t", environment={**environment(cluster), **CRASHING}) as run,
+    ):
+        assert run.wait() == 0, logs(folder / "t")
+    assert_refused(folder / "t", SEGFAULT, HUNGRY)
+    assert_each_once(folder / "orders.ss", folder / "t")
 
 
 @pytest.mark.slow

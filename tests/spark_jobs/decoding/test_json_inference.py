@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, infer
+from spark_jobs.decoding.json_inference import MOST_LEVELS, MOST_NAMES, fitted, infer
 from spark_jobs.reading.spark_types import arrow_schema, struct_type
 from tests.support.payloads import NUMBERS, TIMES
 from tests.support.profiles import examples
@@ -133,3 +133,10 @@ def test_a_sample_fits_the_schema_that_is_made_of_it(spark, sample):
     decoded = Json(found.ddl()).decode(pa.array(payloads, pa.binary()), wanted)
     reasons = [error for error in decoded.errors.to_pylist() if error and "is not JSON" not in error]
     assert len(reasons) == sum(found.refused.values()), (found.ddl(), payloads)
+
+
+def test_a_payload_that_crashes_the_decoder_does_not_fit_the_type_of_a_table() -> None:
+    payloads = [b'{"amount":1.5}', b'{"amount":1e-9999999}']
+    column = pa.field("amount", pa.decimal128(10, 2))
+    (amount,) = fitted(infer(payloads), payloads, {"amount": (column, "DECIMAL(10,2)")}).fields
+    assert (amount.ddl, len(amount.remarks)) == ("DOUBLE", 1)
