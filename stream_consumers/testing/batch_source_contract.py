@@ -108,6 +108,20 @@ class BatchSourceContract(Contract):
             "offset": None,
         }
 
+    def test_last_messages_are_those_at_the_ends_or_are_not_told(self, stream: Stream) -> None:
+        receipts = stream.send(in_turn(30, shards=3))
+        with open_batch_source(stream.url()) as source:
+            ranges = gaps_of(source.extents())
+            last = source.last_messages(ranges)
+            ends = {(shard, part.end - 1) for shard, part in ranges.items()}
+            found = {(shard, message.sequence) for shard, message in last.items()}
+            assert found in (set(), ends)
+            times = {(r.shard, r.sequence): r.timestamp_ms for r in receipts}
+            assert all(times[shard, message.sequence] == message.timestamp_ms for shard, message in last.items())
+            assert source.last_messages(ranges) == last
+            assert not any(source.is_replaced(shard, message, message) for shard, message in last.items())
+            assert source.last_messages({shard: Range(part.start, part.start) for shard, part in ranges.items()}) == {}
+
     @pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 5])
     def test_splits_are_disjoint_and_together_the_ranges(self, stream: Stream, parallelism: int) -> None:
         receipts = stream.send(in_turn(500, shards=3))

@@ -13,7 +13,7 @@ from sensors.lag import measure
 from spark_jobs.batches.ingestion import Batch, Step
 from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Extent, Range
-from stream_consumers.errors import DataLossError, SourceRecreatedError, TransformError
+from stream_consumers.errors import DataLossError, SourceRecreatedError, SourceTruncatedError, TransformError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.options import AutoStreamReset, DataLoss
 from tests.support.kafka_topics import MALFORMED, Broker, Once, Pipeline, assert_each_once, orders, pipeline, shard
@@ -342,14 +342,16 @@ def test_k07_a_position_beyond_the_end_is_an_error_whatever_the_topic_says_it_is
     """As after an unclean election: the same topic, but its last messages are gone."""
     topic = broker.create()
     broker.send(topic, orders(8))
-    what = pipeline(spark, broker, folder, topic, on_data_loss=DataLoss.RECORD)
+    what = pipeline(spark, broker, folder, topic)
     what.drain()
     monkeypatch.setattr(KafkaCluster, "ends", lambda self, shards, level=None: {shard(topic): 5})
-    with pytest.raises(SourceRecreatedError, match=r"ends before the position .*position=8, end=5"):
+    with pytest.raises(SourceTruncatedError, match=r"position=8, end=5"):
         what.drain()
-    with pytest.raises(SourceRecreatedError, match="ends before the position"):
+    with pytest.raises(SourceTruncatedError):
         measure(what.source, what.ingestion)
     assert broker.committed(what.group, topic) == {0: 8}
+    assert what.having(on_data_loss=DataLoss.RECORD).drain() == []
+    assert what.ingestion.ledger().read().positions == {shard(topic): 8, shard(f"{topic}#2"): 5}
 
 
 def test_k08_partitions_added_between_runs_and_after_the_plan_are_read_from_their_beginning(

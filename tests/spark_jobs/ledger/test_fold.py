@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.entries import LedgerEntry, ShardState
-from spark_jobs.ledger.fold import fold, tally
+from spark_jobs.ledger.fold import fold, restore, tally
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.totals import Totals
-from stream_consumers.batches import Range
+from stream_consumers.batches import LastMessage, Range
 from stream_consumers.errors import LedgerTruncatedError
 from stream_consumers.messages import Shard
 from tests.support.profiles import examples
@@ -345,3 +345,25 @@ def test_a_dismissal_makes_no_rows_so_that_what_is_to_be_replaced_still_is():
     assert fold(gone, dismissal, late=True)[shard].covered == Intervals.of((MIN_SEQUENCE, 1), (3, 4))
     assert fold({shard: ShardState(ten, origin=0)}, dismissal, late=True)[shard].redo == Intervals.of((3, 4))
     assert (tally(Totals(dead=3), dismissal).dead, tally(Totals(dead=3), dismissal).replaced) == (3, 1)
+
+
+def test_the_last_message_grows_with_appends_goes_back_with_a_restore_and_survives_json():
+    orders = Shard("orders")
+
+    def entry(number, end, *, mode="append"):
+        last = {orders: LastMessage(end - 1, 1000 + end, 7 * end, epoch=end)} if mode == "append" else {}
+        return LedgerEntry(
+            "batch", "g", "g/main", number, "main", "b", 0, {orders: Range(end - 5, end)}, mode, last_messages=last
+        )
+
+    states = [{orders: ShardState(origin=0, covered=Intervals.of((MIN_SEQUENCE, 0)))}]
+    for one in (entry(1, 5), entry(2, 15), entry(3, 10), entry(4, 5, mode="replace")):
+        assert LedgerEntry.from_json(one.to_json()) == one
+        states.append(fold(states[-1], one, late=False))
+    assert [state[orders].last and state[orders].last.sequence for state in states] == [None, 4, 14, 14, 14]
+    assert restore(states[4], states[1])[orders].last == LastMessage(4, 1005, 35, epoch=5)
+    assert restore(states[4], states[0])[orders].last is None
+    for state in states:
+        assert ShardState.from_json(state[orders].to_json()) == state[orders]
+    full = LedgerEntry("batch", "g", "g/main", 5, "main", "b", 4, state=states[4])
+    assert LedgerEntry.from_json(full.to_json()) == full

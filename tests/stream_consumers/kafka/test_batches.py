@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stream_consumers.batches import MESSAGE_SCHEMA, Range
-from stream_consumers.errors import DataLossError
+from stream_consumers.batches import MESSAGE_SCHEMA, Range, message_checksum
+from stream_consumers.errors import BrokerUnavailableError, DataLossError
 from stream_consumers.kafka import batches
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
 from stream_consumers.kafka.cluster import KafkaCluster
@@ -139,3 +139,37 @@ def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, m
         assert plan(0, 400, wide // 2) == Range(0, 400)
         assert sampled == [Range(0, 256), Range(144, 400)]
         assert plan(0, 400, 450) == Range(0, 4)
+
+
+def test_the_last_message_of_a_range_is_found_before_markers_and_within_what_the_topic_holds(broker: Broker) -> None:
+    topic = broker.create(partitions=2)
+    first, second = Shard(topic, 0), Shard(topic, 1)
+    broker.send(topic, orders(5))
+    broker.commit(topic, 2)
+    broker.send(topic, orders(3), partition=1, key=b"k")
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        assert source.last_messages({first: Range(0, 9)}) == {}, "nothing is known of the topic yet"
+        source.extents()
+        last = source.last_messages({first: Range(0, 8), second: Range(0, 100)})
+        assert {shard: message.sequence for shard, message in last.items()} == {first: 6, second: 2}
+        assert last[second].checksum == message_checksum(b"k", orders(3)[2])
+        assert last[second].epoch >= 0
+        assert source.last_messages({first: Range(0, 8), second: Range(0, 3)}) == last
+        assert source.last_messages({first: Range(7, 8), second: Range(3, 3)}) == {}, "a marker, and nothing"
+        # Retention removes messages that the source has seen.
+        broker.remove_before(topic, 5)
+        assert source.last_messages({first: Range(0, 4)}) == {}
+        assert source.last_messages({first: Range(0, 7)})[first].sequence == 6
+
+
+def test_a_broker_that_does_not_answer_for_a_last_message(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(1))
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        source.extents()
+        source.answer_within(0.0)
+        monkeypatch.setattr(batches, "POLL_SECONDS", 0.0)
+        with pytest.raises(BrokerUnavailableError):
+            source.last_messages({Shard(topic): Range(0, 1)})
+        source.answer_within(SECONDS)
+        assert source.last_messages({Shard(topic): Range(0, 1)})[Shard(topic)].sequence == 0
