@@ -416,9 +416,9 @@ def stream_asset(
         run_tags: of the runs of its jobs, those that ingest, replay, redrive and maintain: ``{"dagster/priority":
             "3"}``, or ``{"dagster-k8s/config": {…}}``, which says how much memory the pod of a run gets.
         checks: what is checked after each run.
-        dead_letter_payloads: whether Dagster is told the beginning of a payload with each kind of reason why messages
-            became dead letters. It keeps for long what it was told, and others may see it than the table; so by default
-            it is told where the payload is.
+        dead_letter_payloads: whether Dagster gets values of messages: the beginning of a payload with each kind of
+            reason why messages became dead letters, and the whole text of errors. It keeps them for long, and others
+            may see it than the table; so by default it gets their places.
         policy: when the sensor asks for a run, in full; ``min_lag`` and ``max_wait_seconds`` say nothing beside it.
             ``members`` and ``linger_seconds`` do, where it leaves how many runs there are and how long at the defaults.
         spark: a resource with a ``spark_session``, like ``SparkSessionResource(master="local[4]")``, or the key of one

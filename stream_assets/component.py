@@ -131,7 +131,7 @@ class StreamOptions(dg.Resolvable):
     ] = None
     table_comment: Annotated[str | None, _about("What a new table is, in the table itself.")] = None
     dead_letter_payloads: Annotated[
-        bool | None, _about("Tell Dagster the beginning of a payload with the reasons of dead letters.")
+        bool | None, _about("Give Dagster the beginning of payloads of dead letters, and the whole text of errors.")
     ] = None
     single_writer: Annotated[bool | None, _about("No two runs write the table at the same time.")] = None
     partitions: Annotated[

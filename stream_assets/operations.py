@@ -65,7 +65,7 @@ def build_maintenance(
         pool=pool,
     )
     def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with failures():
+        with failures(shows_values=stream.declared.dead_letter_payloads):
             declared = stream.declared.located(
                 context.instance, retry_seconds=stream.declared.template.retry_seconds, on_wait=context.log.warning
             )

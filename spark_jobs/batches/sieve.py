@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.storagelevel import StorageLevel
@@ -143,7 +143,7 @@ class Sieve:
             raise
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             of_another_spark = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error)
-            said = f": {public_text(error)}" if isinstance(error, AnalysisException) else ""
+            said = f": {public_text(error)}" if isinstance(error, PySparkException) else ""
             failure = TransformError(
                 f"the transform {name!r} raised {type(error).__name__}{place_of(error)}{said}",
                 remedy=_MADE_EARLY if of_another_spark else _CORRECT_IT,

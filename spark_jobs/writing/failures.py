@@ -62,6 +62,12 @@ _JAVA_ERROR = re.compile(r"(?:^|: )((?:\w+\.)+[A-Z][\w$]*)(?:: (.*))?$")
 _OF_STORAGE = re.compile(
     r"java\.io\.|java\.nio\.file\.|java\.net\.\w*(Connect|Socket|Host|Route)|org\.apache\.hadoop\.(?!hive)|software\.amazon\."
 )
+# The parameters of Spark's messages that are names of columns and functions, and types.
+_NAMES = frozenset({
+    "columnName", "dataType", "existingColumns", "fieldName", "functionName", "inputType", "name", "objectName",
+    "proposal", "referenceNames", "relationName", "requiredType", "routineName", "schemaName", "sourceType", "srcType",
+    "suggestion", "tableName", "targetType", "type",
+})  # fmt: skip
 _PLACE = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 _EXPRESSION_ERRORS = (ArithmeticException, ArrayIndexOutOfBoundsException, DateTimeException, NumberFormatException)
 
@@ -313,15 +319,19 @@ def text_of(error: BaseException) -> str:
 def public_text(error: BaseException) -> str:
     """What an error of Spark says that holds no value of a row: its condition, and what the storage says.
 
-    All of it for one of the analysis of a query, which is done before a row is read: it is about names and types.
+    Of an error of the analysis of a query also the names and types that it is about; Delta's speak of nothing else.
 
     Example:
         >>> text = "org.apache.spark.SparkRuntimeException: [CAST_INVALID_INPUT] The value '4111' cannot be cast"
         >>> public_text(RuntimeError(f"Job aborted{chr(10)}Caused by: {text}"))
         'RuntimeError; caused by [CAST_INVALID_INPUT]'
     """
-    if isinstance(error, AnalysisException):
-        return cause_of(error)
+    if isinstance(error, AnalysisException) and (condition := error.getCondition()):
+        if condition.startswith("DELTA_"):
+            return cause_of(error)
+        given = error.getMessageParameters() or {}
+        named = ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in _NAMES)
+        return f"[{condition}]{f' {named}' if named else ''}"
     first, *causes = [_public(line) for line in _heads(text_of(error))]
     said = first or type(error).__name__
     caused = next((cause for cause in reversed(causes) if cause and cause != first), "")

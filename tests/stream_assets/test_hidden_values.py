@@ -87,6 +87,7 @@ class Case:
     """What goes wrong.
 
     Args:
+        event: what an event says of it.
         transform: of the asset.
         sql: run before, for the table.
         options: of the asset.
@@ -94,6 +95,7 @@ class Case:
         is_made_by_run: whether there is no table before.
     """
 
+    event: str
     transform: Transform | None = None
     sql: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -104,25 +106,27 @@ class Case:
 DEAD = {"on_bad_rows": OnBadRows.DEAD_LETTER}
 CHECK = "ALTER TABLE delta.`{}` ADD CONSTRAINT known CHECK (user = 'known')"
 CASES = {
-    "check": Case(sql=CHECK),
-    "check as dead letters": Case(sql=CHECK, options=DEAD, succeeds=True),
-    "not null": Case(lambda rows: rows.withColumn("id", f.lit(None).cast("bigint")), options={"decode": Json(SCHEMA)}),
-    "length": Case(sql="ALTER TABLE delta.`{}` ADD CONSTRAINT short CHECK (length(user) < 3)"),
-    "cast": Case(casts),
-    "cast as dead letters": Case(casts, options=DEAD, succeeds=True),
-    "udf": Case(udf_raises),
-    "udf as dead letters": Case(udf_raises, options=DEAD, succeeds=True),
-    "arrow": Case(arrow_raises),
-    "transform": Case(raises_itself),
-    "transform of spark": Case(raises_of_spark),
-    "raise_error": Case(raises_by_expression),
-    "another place": Case(elsewhere),
-    "rejected": Case(rejects, succeeds=True),
-    "decoder": Case(options={"decode": Raising()}),
+    "check": Case("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES]", sql=CHECK),
+    "check as dead letters": Case("the CHECK constraint known", sql=CHECK, options=DEAD, succeeds=True),
+    "not null": Case("the column id is NOT NULL", lambda rows: rows.withColumn("id", f.lit(None).cast("bigint"))),
+    "cast": Case("[CAST_INVALID_INPUT]", casts),
+    "cast as dead letters": Case("an expression of the transform failed", casts, options=DEAD, succeeds=True),
+    "udf": Case("raised ValueError in line", udf_raises),
+    "udf as dead letters": Case("raised ValueError in line", udf_raises, options=DEAD, succeeds=True),
+    "arrow": Case("raised KeyError in line", arrow_raises),
+    "transform": Case("raised ValueError in line", raises_itself),
+    "transform of spark": Case("raised NumberFormatException in line", raises_of_spark),
+    "raise_error": Case("[USER_RAISED_EXCEPTION]", raises_by_expression),
+    "another place": Case("the transform changes what tells which message", elsewhere),
+    "rejected": Case("rejected: '", rejects, succeeds=True),
+    "decoder": Case("ValueError", options={"decode": Raising()}, is_made_by_run=True),
     "undecodable": Case(
-        options={"decode": Json("id BIGINT, user TIMESTAMP", mode="strict")}, succeeds=True, is_made_by_run=True
+        "Failed to convert JSON",
+        options={"decode": Json("id BIGINT, user TIMESTAMP", mode="strict")},
+        succeeds=True,
+        is_made_by_run=True,
     ),
-    "another type": Case(lambda rows: rows.withColumn("user", f.array("user"))),
+    "another type": Case("user is array<string> but string", lambda rows: rows.withColumn("user", f.array("user"))),
 }
 TABLE = """CREATE TABLE delta.`{}` (id BIGINT NOT NULL, user STRING, card STRING, payload STRING,
     _stream STRING, _shard BIGINT, _sequence BIGINT, _timestamp TIMESTAMP) USING delta"""
@@ -179,6 +183,7 @@ def test_no_value_of_a_message_is_logged(
     if reader == "executors":
         monkeypatch.setattr(writer, "read_small", lambda *splits, **options: None)
     said = run(CASES[name], instance, folder, spark)
+    assert CASES[name].event in said
     captured = capfd.readouterr()
     for where, text in {"events": said, "logs": logged.getvalue(), "output": captured.out + captured.err}.items():
         found = text.find(MARK)
