@@ -13,6 +13,7 @@ from stream_consumers.create import StreamSource
 from stream_consumers.errors import SourceTruncatedError
 from stream_consumers.messages import Shard
 from stream_consumers.options import DataLoss
+from stream_consumers.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,11 @@ class Measurement:
     def describe(self) -> str:
         """The numbers, for people."""
         shards = _listed(self.lag)
-        return f"lag {self.total}" + (f" ({shards})" if shards else f" in {len(self.extents)} shards") + self.blocked()
+        return (
+            f"lag {self.total}"
+            + (f" ({shards})" if shards else f" in {counted(len(self.extents), 'shard')}")
+            + self.blocked()
+        )
 
     def blocked(self) -> str:
         """What an open transaction holds back, for people; empty if nothing is."""

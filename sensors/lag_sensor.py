@@ -19,6 +19,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import BrokerUnavailableError, SourceRecreatedError
 from stream_consumers.options import AutoStreamReset, check_count, check_range, choice
+from stream_consumers.wording import counted
 
 LONGEST_SILENCE_SECONDS = 60.0
 LAG_TAG = "stream_assets/lag"
@@ -255,11 +256,11 @@ def build_lag_sensor(
 
 
 def _wait_for_broker(cursor: LagCursor, what: str, now: float, seconds: float) -> dg.SensorResult:
-    silent = now - (cursor.silent_since or now)
+    silent, left = now - (cursor.silent_since or now), cursor.ask_at - now
     return dg.SensorResult(
         skip_reason=dg.SkipReason(
-            f"{what.rstrip('.')}. It has not answered for {silent:.0f} s and is asked again in "
-            f"{max(0.0, cursor.ask_at - now):.0f} s; from {seconds:g} s on the tick fails"
+            f"{what.rstrip('.')}. It has not answered for {silent:.0f} s and is asked again "
+            f"{f'in {left:.0f} s' if left >= 1 else 'at the next tick'}; from {seconds:g} s on the tick fails"
         ),
         cursor=cursor.to_json(),
     )
@@ -276,7 +277,7 @@ def _why_not(
     if is_lag_asked and not found.total and not is_first_from_the_end:
         if not found.extents:
             return "no lag: the stream is empty, or there is none of this name"
-        return f"no lag: {len(found.extents)} shards are read to their ends{found.blocked()}"
+        return f"no lag: all of {counted(len(found.extents), 'shard')} is read{found.blocked()}"
     if is_lag_asked and found.total < policy.min_lag and waited < policy.max_wait_seconds and found.total:
         left = policy.max_wait_seconds - waited
         return f"{found.describe()} is below min_lag {policy.min_lag}; it is written in {left:.0f} s at the latest"

@@ -311,6 +311,7 @@ def stream_asset(
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
     group_name: str | None = None,
+    stream_group_name: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
     description: str | None = None,
@@ -400,6 +401,8 @@ def stream_asset(
         name: of the asset; the function's name by default.
         key_prefix: what comes before the name in the asset key, one part or several.
         group_name: Dagster's group of the asset; it has nothing to do with the consumer group.
+        stream_group_name: Dagster's group of the external assets that stand for the streams; assets that read the same
+            stream give the same one.
         owners: of the asset.
         tags: of the asset.
         description: of the asset; the function's docstring by default.
@@ -494,6 +497,7 @@ def stream_asset(
             deps=deps,
             description=description or function.__doc__ or None,
             group_name=group_name,
+            stream_group_name=stream_group_name,
             owners=owners,
             tags=tags or {},
             kinds=kinds,

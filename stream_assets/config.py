@@ -285,6 +285,6 @@ def checked(op: dg.OpDefinition, kind: type[WriterConfig]) -> dg.OpDefinition:
         else:
             return given
         # Dagster wraps any other error, so that the reason is below its own.
-        raise dg.DagsterInvalidConfigError(f"the run config of {op.name} is refused: {found}", [], given)
+        raise dg.DagsterInvalidConfigError(f"the run config of {op.name} is refused: {found}", [], given)  # type: ignore[no-untyped-call]
 
     return op.configured(check, op.name, op.config_schema.config_type)

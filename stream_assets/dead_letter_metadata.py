@@ -12,6 +12,7 @@ from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.dead_letters import DeadLetters, LetterFilter, LetterKind
 from stream_consumers.errors import StreamAssetsError
 from stream_consumers.readable import shortened
+from stream_consumers.wording import counted
 
 DEAD_LETTER_COMMANDS = "stream/dead_letter_commands"
 MOST_LOOKED_AT = 100_000
@@ -62,7 +63,7 @@ def reasons_markdown(kinds: Sequence[LetterKind], *, payloads: bool = False) -> 
         lines.append(f"| {' | '.join(cells)} |")
     if len(kinds) > MOST_TOLD:
         others = sum(kind.count for kind in kinds[MOST_TOLD:])
-        lines.append(f"| {others} | of {len(kinds) - MOST_TOLD} more kinds | {'| ' if payloads else ''}|")
+        lines.append(f"| {others} | of {counted(len(kinds) - MOST_TOLD, 'more kind')} | {'| ' if payloads else ''}|")
     return "\n".join(lines)
 
 

@@ -79,13 +79,7 @@ class Told(ABC):
         return self.result()
 
     def add(self, report: BatchReport) -> None:
-        """A batch is in the table."""
-        self._add(report)
-        entry = report.batch.entry
-        ranges = describe_ranges({**entry.ranges, **entry.claims})
-        self._context.log.info(f"{entry.kind} {entry.number} is in version {report.version} of {self._table}: {ranges}")
-
-    def _add(self, report: BatchReport) -> None:
+        """A batch is in the table: its telemetry has logged it."""
         if self._sum is None:
             self._sum = BatchSum(report)
         self._sum.add(report)

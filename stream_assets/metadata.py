@@ -35,6 +35,12 @@ OF_PARTITIONS = (
     *("replay/start", "replay/stop", "replay/partitions"),
 )
 """What of the metadata of a run is true of each partition that it has touched; the rest are sums of the run."""
+_DESCRIPTIONS = {
+    "_stream": "The stream of the message.",
+    "_shard": "The shard of the message: the partition of a Kafka topic.",
+    "_sequence": "The place of the message in its shard: the offset in Kafka.",
+    "_timestamp": "The time of the message, in UTC.",
+}
 _NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
 _FIRST_WORD = re.compile(r"(?:^|,)\s*(`[0-9]+`|[^\s:,`]+)")
 
@@ -205,7 +211,7 @@ def batch_metadata(report: BatchReport) -> dict[str, dg.MetadataValue]:
         **_sums(one, "stream"),
         "stream/lag_after": dg.MetadataValue.int(sum(report.lag.values())),
         "stream/batch": dg.MetadataValue.text(report.batch.entry.bid),
-        "stream/batch_number": dg.MetadataValue.int(report.batch.number),
+        "delta/transaction": dg.MetadataValue.int(report.batch.number),
         VERSION: dg.MetadataValue.int(report.version),
     }
     return metadata
@@ -331,6 +337,7 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
             dg.TableColumn(
                 column.name,
                 column.dataType.simpleString(),
+                description=column.metadata.get("comment") or _DESCRIPTIONS.get(column.name),
                 constraints=dg.TableColumnConstraints(nullable=column.nullable),
             )
             for column in columns

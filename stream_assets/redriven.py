@@ -32,7 +32,7 @@ class RedriveMaterialization(Told):
 
     def add(self, report: BatchReport) -> None:
         """A batch is in the table: say how far the redrive is."""
-        self._add(report)
+        super().add(report)
         left = sum(report.lag.values())
         self._context.log.info(
             f"{sum(report.messages.values())} dead letters are rows in version {report.version} of {self._table}; "

@@ -33,6 +33,7 @@ class AssetOptions:
     deps: Sequence[Any] = ()
     description: str | None = None
     group_name: str | None = None
+    stream_group_name: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     kinds: AbstractSet[str] | None = None
@@ -136,12 +137,17 @@ class StreamTranslator:
         """
         shown = data.origin.shown
         if shown is None:
-            return dg.AssetSpec(["stream", stream], description=f"What the variable {stream} names.")
+            return dg.AssetSpec(
+                ["stream", stream],
+                group_name=data.options.stream_group_name,
+                description=f"What the variable {stream} names.",
+            )
         cluster = cluster_name(shown)
         # Nothing else than what the key says: Dagster refuses two specs of one key that differ.
         place = shown if shown.protocol == "file" else replace(shown, nodes=(cluster,))
         return dg.AssetSpec(
             stream_asset_key(shown.protocol, cluster, stream),
+            group_name=data.options.stream_group_name,
             description=f"Stream {stream} of {place.with_streams([])}.",
             kinds={data.kind} if data.kind else None,
             metadata={STREAM_URL: str(place.with_streams([stream])), "stream/key": stream},

@@ -54,9 +54,8 @@ class BatchTelemetry:
         numbers = BatchNumbers(messages, report.rows, report.bytes, report.dead, report.seconds, behind)
         self._recorders.batch(self._labels(report.batch), numbers)
         _log.info(
-            "%s %d is in version %d of %s: %d messages, %d rows, %d dead letters in %.2f s, lag %d",
+            "%s is in version %d of %s: %d messages, %d rows, %d dead letters in %.2f s, lag %d",
             report.batch.entry.kind,
-            report.batch.number,
             report.version,
             self._ingestion.table,
             messages,

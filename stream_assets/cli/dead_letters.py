@@ -23,6 +23,7 @@ from stream_consumers.errors import InvalidOptionError, InvalidUrlError
 from stream_consumers.messages import Shard
 from stream_consumers.readable import as_text, printable, shortened, shown_bytes
 from stream_consumers.redis.ids import parse_sequence
+from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from spark_jobs.dead_letters import DeadLetters, LetterFilter, LetterKind
@@ -74,17 +75,17 @@ def list_kinds(letters: DeadLetters, wanted: LetterFilter, limit: int | None, as
     if not kinds:
         out.print("there are no dead letters")
         return
-    count = f"{sum(kind.count for kind in kinds)} dead letters"
+    count = counted(sum(kind.count for kind in kinds), "dead letter")
     if wanted.is_dismissed:
         count = f"{sum(kind.dismissed for kind in kinds)} dismissed dead letters"
     others = sum(kind.replaced + kind.orphaned + kind.dismissed for kind in kinds)
     beside = f", and {others} that do not count" if wanted.is_all else ""
-    title = f"{letters.table}, group {letters.group}: {count}{beside}, reasons of {len(kinds)} kinds"
+    title = f"{letters.table}, group {letters.group}: {count}{beside}, {counted(len(kinds), 'kind')} of reasons"
     _print(title, style="italic")
     for kind in shown:
         _print_kind(kind)
     if len(shown) < len(kinds):
-        _print(f"… and {len(kinds) - len(shown)} more kinds")
+        _print(f"… and {counted(len(kinds) - len(shown), 'more kind')}")
 
 
 def _kind_row(kind: LetterKind, *, is_all: bool) -> dict[str, Any]:

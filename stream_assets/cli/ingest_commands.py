@@ -150,7 +150,7 @@ def ingest(
         interruption: BaseException | None = None
         try:
             for report in follow_batches(batches, progress, task):
-                rows.append(batch_row(report, more={"lost": _lost(report)}))
+                rows.append(batch_row(report, number=len(rows) + 1, more={"lost": _lost(report)}))
         except (KeyboardInterrupt, SystemExit) as error:
             interruption = error
     empty = "nothing to read: lag 0" if interruption is None else "it was interrupted before a batch was written"

@@ -73,24 +73,25 @@ def print_rows(
 def follow_batches(reports: Iterable[BatchReport], progress: Progress, task: TaskID) -> Iterator[BatchReport]:
     """Show each batch as it is written, and pass it on."""
     done = 0
-    for report in reports:
+    for number, report in enumerate(reports, 1):
         done += sum(report.messages.values()) + report.dead
         total = done + sum(report.lag.values())
-        progress.update(task, description=f"batch {report.batch.number}", completed=done, total=total)
+        progress.update(task, description=f"batch {number}", completed=done, total=total)
         yield report
     progress.update(task, description="done", completed=done, total=done)
 
 
-def batch_row(report: BatchReport, *, more: dict[str, object], lag: str = "lag") -> dict[str, object]:
+def batch_row(report: BatchReport, *, number: int, more: dict[str, object], lag: str = "lag") -> dict[str, object]:
     """A batch for :func:`print_rows`.
 
     Args:
         report: the batch.
+        number: of the batch, from 1 on in each run of the command.
         more: columns of one command only.
         lag: what the messages that are left are called.
     """
     return {
-        "batch": report.batch.number,
+        "batch": number,
         "version": report.version,
         "rows": report.rows,
         "dead letters": report.dead,

@@ -120,7 +120,10 @@ def replay(
             on_wait=tell_waiting,
         )
         batches = follow_batches(drain_batches(job, max_batches=max_batches), progress, task)
-        rows = [batch_row(report, more={"replaced": report.replaced}, lag="left") for report in batches]
+        rows = [
+            batch_row(report, number=number, more={"replaced": report.replaced}, lag="left")
+            for number, report in enumerate(batches, 1)
+        ]
     print_rows(rows, as_json=as_json, title=f"{place.source} into {place.table}", empty="nothing to replay")
 
 

@@ -73,7 +73,7 @@ def test_a_run_is_one_materialization_and_each_of_its_batches_an_observation(tmp
             yield report(number)
 
     (made,) = run.go(reports())
-    assert [one["stream/batch_number"] for one in run.observed] == [1, 2, 3]
+    assert [one["delta/transaction"] for one in run.observed] == [1, 2, 3]
     assert [one["stream/rows"] for one in run.observed] == [9, 9, 9]
     assert [one["stream/lag_after"] for one in run.observed] == [99, 98, 97]
     assert [one["delta/version"] for one in run.observed] == [1, 2, 3]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
 from stream_assets import Json, StreamAsset, StreamRun, stream_asset
-from stream_assets.metadata import code_references, lineage_of_columns, table_metadata
+from stream_assets.metadata import code_references, column_schema, lineage_of_columns, table_metadata
 
 pytestmark = pytest.mark.dagster
 
@@ -89,3 +89,11 @@ def test_a_body_has_a_reference_and_what_is_not_of_a_file_has_none() -> None:
 
     assert "dagster/code_references" in orders.get_asset_spec().metadata
     assert code_references(len) == {}
+
+
+def test_the_columns_of_a_message_are_described_and_a_comment_of_the_table_counts_more() -> None:
+    columns = [StructField(name, StringType()) for name in ("_stream", "_shard", "_sequence", "_timestamp", "user")]
+    columns.append(StructField("_timestamp", StringType(), metadata={"comment": "by the table"}))
+    *places, user, own = (column.description for column in column_schema(columns).columns)
+    assert all(places)
+    assert (user, own) == (None, "by the table")

@@ -100,3 +100,9 @@ def test_a_stream_that_somebody_describes_himself_takes_the_place_of_ours() -> N
     assert definitions.resolve_asset_graph().get(mine.key).description == "What the shop sells."
     # Without the convenience nothing is declared for the stream, and everything is left to its owner.
     dg.Definitions.validate_loadable(dg.Definitions(assets=[orders, mine]))
+
+
+def test_streams_have_a_group_of_their_own() -> None:
+    stream = declare("orders", "kafka://a/orders", group_name="tables", stream_group_name="streams")
+    assert {spec.group_name for spec in stream.streams.values()} == {"streams"}
+    assert stream.get_asset_spec().group_name == "tables"

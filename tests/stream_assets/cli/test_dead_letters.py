@@ -71,7 +71,7 @@ def test_list_says_how_many_there_are_of_each_kind(tables: Tables) -> None:
     only = rows(letters("list", tables, "--json", "--source", "kafka://a:9092/clicks"))
     assert [row["shards"] for row in only] == [["clicks/0"]]
     text = letters("list", tables)
-    assert "5 dead letters, reasons of 3 kinds" in text
+    assert "5 dead letters, 3 kinds of reasons" in text
     assert "2 more kinds" in letters("list", tables, "--limit", "1")
     assert "5 dead letters, and 1 that do not count" in letters("list", tables, "--all")
     assert "there are no dead letters" in letters("list", tables, "--reason", "no such reason")
