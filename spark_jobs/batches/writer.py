@@ -51,6 +51,7 @@ from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import BatchPlan, LastMessage, Range, Split
 from stream_consumers.errors import (
+    BatchTooLargeError,
     ConstraintViolatedError,
     DataLossError,
     InvalidOptionError,
@@ -70,7 +71,7 @@ _log = logging.getLogger(__name__)
 class OutdatedError(Exception):
     """What was known of the stream when the batch was planned is not true any more."""
 
-    def __init__(self, reason: DataLossError) -> None:
+    def __init__(self, reason: DataLossError | BatchTooLargeError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
@@ -321,7 +322,7 @@ class BatchWriter:
         source = self._source_of_batch()
         try:
             small = read_small(batch.plan.splits, source, keeps_payloads=self._sieve.needs_payloads)
-        except DataLossError as error:
+        except (DataLossError, BatchTooLargeError) as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:
             raise
@@ -587,7 +588,7 @@ class BatchWriter:
             found = counts.collect()
         except Exception as error:  # noqa: BLE001 - Spark raises what comes
             explained = explain_failed_read(error, what=str(self._url))
-            if isinstance(explained, DataLossError):
+            if isinstance(explained, (DataLossError, BatchTooLargeError)):
                 raise OutdatedError(explained) from None
             raise explained from None
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
