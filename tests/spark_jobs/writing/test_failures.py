@@ -16,7 +16,7 @@ from pyspark.sql.connect.session import SparkSession as RemoteSession
 from spark_jobs.batches.ingestion import Ingestion
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.table_location import sql_name
-from spark_jobs.writing.failures import UnfinishedReadError, cause_of, explain
+from spark_jobs.writing.failures import UnexplainedError, UnfinishedReadError, cause_of, explain
 from spark_jobs.writing.sink import DeltaSink, is_conflict
 from stream_consumers.errors import (
     AccessDeniedError,
@@ -168,7 +168,7 @@ def test_a_full_disk_is_told_and_may_be_empty_at_the_next_run(text: str) -> None
         ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException: The DiskSpace quota", WriteError),
         ("java.io.IOException: Disk quota exceeded", WriteError),
         ("java.io.IOException: no hard link could be made for /lake/t: Not supported", UnsafeStorageError),
-        ("java.net.ConnectException: Connection refused", WriteError),
+        ("java.net.ConnectException: Connection refused", UnexplainedError),
     ],
 )
 @pytest.mark.parametrize("depth", ["first", "deepest"])
