@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -58,7 +59,7 @@ class _Process:
 
     def __init__(self) -> None:
         # It imports what this process can. In a session of its own no signal of a terminal reaches it.
-        program = f"import sys; sys.path[:] = {[os.path.abspath(path) for path in sys.path]!r}; "
+        program = f"import sys; sys.path[:] = {[str(Path(path).absolute()) for path in sys.path if path or Path('.').exists()]!r}; "
         program += f"from {isolated_process.__name__} import serve; serve()"
         self._process = subprocess.Popen(  # noqa: S603 - fixed words
             [sys.executable, "-c", program],
