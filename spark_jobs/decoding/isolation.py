@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -59,14 +58,10 @@ class _Process:
 
     def __init__(self) -> None:
         # It imports what this process can. In a session of its own no signal of a terminal reaches it.
-        program = f"import sys; sys.path[:] = {[str(Path(path).absolute()) for path in sys.path if path or Path('.').exists()]!r}; "
+        program = f"import sys; sys.path[:] = {[str(path) for path in sys.path]!r}; "
         program += f"from {isolated_process.__name__} import serve; serve()"
         self._process = subprocess.Popen(  # noqa: S603 - fixed words
-            [sys.executable, "-c", program],
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         self._decode = b""
 
