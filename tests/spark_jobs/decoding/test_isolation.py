@@ -21,7 +21,7 @@ from stream_consumers.errors import DecoderCrashedError, SchemaNotFoundError
 from tests.support.polling import until
 from tests.support.settings import ROOT
 
-SEGFAULT, EXIT, HUNGRY, SCHEMA, ODD, LIMITED = -1, -2, -3, -4, -5, -6
+SEGFAULT, EXIT, HUNGRY, SCHEMA, ODD, STOPPED = -1, -2, -3, -4, -5, -6
 
 
 def negated(block: pa.RecordBatch) -> pa.RecordBatch:
@@ -37,6 +37,9 @@ def negated(block: pa.RecordBatch) -> pa.RecordBatch:
         taken.append(np.zeros(1 << 28, np.uint8))
     if SCHEMA in numbers:
         raise SchemaNotFoundError("there is no schema", remedy="Register it.", id=7)
+    if STOPPED in numbers:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
     if ODD in numbers:
         raise ValueError("an odd payload")
     return pa.record_batch({"found": [str(-number) for number in numbers]})
@@ -82,6 +85,10 @@ def test_what_a_decoder_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="an odd payload"):
         decoded([1, ODD])
     assert decoded([5]) == ["-5"]
+
+
+def test_signals_that_ask_a_run_to_end_do_not_end_the_process_in_the_middle_of_a_batch() -> None:
+    assert decoded([1, STOPPED]) == ["-1", "6"]
 
 
 def killing_once(block: pa.RecordBatch, *, mark: Path) -> pa.RecordBatch:
