@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Redrive, RedriveJob
+from spark_jobs.decoding import isolation
 from stream_consumers.errors import DecoderCrashedError
 from stream_consumers.urls import StreamUrl
 from tests.support.crashing import HUNGRY, SEGFAULT, Broken, Crashing
@@ -43,8 +44,10 @@ def test_payloads_that_crash_the_decoder_are_dead_letters(
 
 @pytest.mark.parametrize("driver_records", [1000, pytest.param(0, marks=pytest.mark.slow)], ids=WHERE)
 def test_a_decoder_that_crashes_for_every_message_fails_the_run(
-    driver_records: int, spark: SparkSession, folder: Path
+    driver_records: int, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of executors it is what it is.
+    monkeypatch.setattr(isolation, "MOST_CRASHES", 3)
     url = write_crashing(folder / "orders.ss", MESSAGES)
     what = replace(ingestion(folder / "t", decoder=Broken()), driver_records=driver_records)
     with pytest.raises(DecoderCrashedError):
