@@ -106,11 +106,13 @@ def serve() -> None:
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if not is_busy[0]:
                 # Its input has ended; or it died with half a reply written, and the other process must not wait for it.
-                return
+                os._exit(0)
             is_busy[0] = False
             _end_with_parent(False)
             send(replies, Reply.CRASHED, str(code).encode())
         _decode_blocks(requests, replies, is_busy)
+    # A reply that the other process did not live to read would be tried once more at a normal exit.
+    os._exit(0)
 
 
 def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) -> None:

@@ -43,7 +43,8 @@ class _CrashError(Exception):
     """
 
     def __init__(self, code: int) -> None:
-        super().__init__(f"ended the process with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}")
+        how = next((known.name for known in signal.Signals if known == -code), f"exit code {code}")
+        super().__init__(f"ended the process with {how}")
         self.code = code
 
     def reason(self, block: pa.RecordBatch) -> str:

@@ -14,7 +14,8 @@ from spark_jobs.verify import verify
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.urls import StreamUrl
 from tests.support.class_archive import quick_options
-from tests.support.crashing import HUNGRY, SEGFAULT, assert_refused, write_crashing
+from tests.support.crashing import HUNGRY, SEGFAULT
+from tests.support.crashing_streams import assert_refused, write_crashing
 from tests.support.decoders_of_runs import CRASHING
 from tests.support.killed_runs import kill_in_turn, logs, running
 from tests.support.one_run import CONFIG_VARIABLE, MASTER_VARIABLE, RETRY_VARIABLE, TABLE_VARIABLE

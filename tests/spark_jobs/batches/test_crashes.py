@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.job import drain_batches
 from spark_jobs.batches.redrive import Redrive, RedriveJob
-from spark_jobs.decoding.decoders import DecodedColumns
+from spark_jobs.decoding import isolation
 from stream_consumers.errors import DecoderCrashedError
 from stream_consumers.urls import StreamUrl
-from tests.support.crashing import HUNGRY, SEGFAULT, Crashing, assert_refused, write_crashing
+from tests.support.crashing import HUNGRY, SEGFAULT, Broken, Crashing
+from tests.support.crashing_streams import assert_refused, write_crashing
 from tests.support.decoders_of_runs import CRASHING
 from tests.support.ingesting import ORDERS, drain, entries, ingestion
 from tests.support.killed_runs import logs, running
@@ -42,18 +42,12 @@ def test_payloads_that_crash_the_decoder_are_dead_letters(
     assert_each_once(folder / "orders.ss", folder / "t")
 
 
-@dataclass(frozen=True)
-class Broken(Crashing):
-    """Crashes whatever it decodes."""
-
-    def decode(self, payloads: pa.Array, schema: pa.Schema) -> DecodedColumns:
-        return super().decode(pa.array([SEGFAULT] * len(payloads)), schema)
-
-
 @pytest.mark.parametrize("driver_records", [1000, pytest.param(0, marks=pytest.mark.slow)], ids=WHERE)
 def test_a_decoder_that_crashes_for_every_message_fails_the_run(
-    driver_records: int, spark: SparkSession, folder: Path
+    driver_records: int, spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of executors it is what it is.
+    monkeypatch.setattr(isolation, "MOST_CRASHES", 3)
     url = write_crashing(folder / "orders.ss", MESSAGES)
     what = replace(ingestion(folder / "t", decoder=Broken()), driver_records=driver_records)
     with pytest.raises(DecoderCrashedError):
