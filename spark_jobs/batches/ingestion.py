@@ -401,8 +401,8 @@ def truncations(
     """For each shard that lost messages which were read, how that is known.
 
     The last message that was read is compared with what the stream holds in its place. Leader epochs alone would miss a
-    broker that was restored to a snapshot, which may get the same epoch again; rows alone would miss the messages that a
-    transform drops. One fetch answers for all shards, so that plans ask each time, and need not detect a new leader or a
+    broker that was restored to a snapshot, which may get the same epoch again. Rows alone would miss the messages that
+    a transform drops. One fetch answers for all shards, so plans ask each time, and need not detect a new leader or a
     new connection.
 
     Args:
