@@ -19,8 +19,9 @@ from spark_jobs.batches.divergence import divergences
 from spark_jobs.batches.ingestion import Ingestion, recreations, truncations
 from spark_jobs.batches.writer import commit_empty
 from spark_jobs.ledger.entries import CLAIMS, LEAVING_CLAIMS, SWITCHING
+from spark_jobs.ledger.intervals import MIN_SEQUENCE
 from spark_jobs.ledger.ledger import LedgerState
-from stream_consumers.batches import BatchSource, Extent, LastMessage, Resume
+from stream_consumers.batches import BatchSource, Extent, LastMessage, Range, Resume
 from stream_consumers.epochs import epoch_name, named, newest_epochs, split_epoch
 from stream_consumers.errors import (
     InvalidOptionError,
@@ -180,7 +181,10 @@ def _continued(
     cut = truncations(source, ingestion.group, state, own)
     begins = {**ended, **divergences(source, ingestion, state, own, cut.keys())}
     origin = {Shard(name, s.id): begins[s] if s in begins else source.first(s) for s in {**own, **begins}}
-    last = {Shard(name, s.id): m for s, m in state.last_messages.items() if s in ended and s not in cut}
+    # The new epoch may be cut as well before its first batch is written.
+    last = source.last_messages({shard: Range(MIN_SEQUENCE, begins[shard]) for shard in cut})
+    last = {**{s: m for s, m in state.last_messages.items() if s in ended and s not in cut}, **last}
+    last = {Shard(name, shard.id): message for shard, message in last.items()}
     return AcceptedEpoch(name, before, source.identities()[before], origin, ended, last)
 
 

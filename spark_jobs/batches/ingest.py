@@ -227,11 +227,11 @@ class IngestJob(SourceJob):
             mode, origin = "append", new
         if plan is None:
             return None
-        # Before the read: a stream that is cut while it is read is found by the next plan.
+        # In this order, and before the read: wherever the stream is cut in between, this check or the next one sees it.
+        last = self._source.last_messages(plan.ranges) if mode == "append" else {}
         check_last_messages(
             self._source, self._ingestion.group, state, {s: e for s, e in extents.items() if s in plan.ranges}
         )
-        last = self._source.last_messages(plan.ranges) if mode == "append" else {}
         return self._planned(
             "batch",
             state,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.model import claims, dead_letters, epochs, fold, load_balanced, one_pass, redrive, resumable
+from tests.model import claims, dead_letters, epochs, fold, load_balanced, one_pass, redrive, resumable, truncation
 from tests.model.search import Variant
 
 MODELS = {
@@ -16,6 +16,7 @@ MODELS = {
     "epochs": epochs.VARIANTS,
     "one_pass": one_pass.VARIANTS,
     "redrive": redrive.VARIANTS,
+    "truncation": truncation.VARIANTS,
 }
 VARIANTS = [
     pytest.param(variant, id=f"{name}-{variant.name}", marks=() if variant.is_small else pytest.mark.slow)
