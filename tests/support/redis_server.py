@@ -95,14 +95,14 @@ def _is_ok(sentinel: Any) -> bool:
     """Whether the Sentinel knows a replica that is up, and two other Sentinels."""
     flat = sentinel.execute_command("SENTINEL MASTER", SERVICE)
     known = dict(zip(flat[::2], flat[1::2]))
-    return known[b"num-slaves"] == b"1" and known[b"num-other-sentinels"] == b"2" and known[b"flags"] == b"master"
+    return bool(known[b"num-slaves"] == b"1" and known[b"num-other-sentinels"] == b"2" and known[b"flags"] == b"master")
 
 
 @contextmanager
 def watched_server(folder: Path, sentinels: int = 3, password: str | None = None) -> Iterator[Watched]:
     """A master, its replica, and Sentinels, which want ``password`` if there is one."""
     with ExitStack() as stack:
-        servers = []
+        servers: list[Any] = []
         for name in ("master", "replica"):
             home = folder / name
             home.mkdir()
