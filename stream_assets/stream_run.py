@@ -19,6 +19,7 @@ from spark_jobs.batches.ledger_recovery import has_begun
 from spark_jobs.batches.redrive import Redrive
 from spark_jobs.batches.replay import Replay, ReplayJob
 from spark_jobs.batches.rewind import rewind
+from spark_jobs.decoding.isolation import prepare
 from spark_jobs.run_ingestion import drain
 from stream_assets.config import RedriveConfig, ReplayConfig, StreamConfig
 from stream_assets.materializations import (
@@ -101,6 +102,7 @@ class StreamRun:
             assert isinstance(context, dg.AssetExecutionContext)
             assert isinstance(self.config, StreamConfig)
             asked = {key.name: key.asset_key for key in context.selected_asset_check_keys}
+            prepare()
             for key in context.selected_asset_keys:
                 with run_session(context, declared.spark, declared.table) as spark:
                     made = _made(context, key, declared, spark, self.config)

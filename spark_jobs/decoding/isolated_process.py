@@ -26,7 +26,7 @@ import pyarrow as pa
 from spark_jobs.decoding.memory import limited_memory
 
 # Imported before the first request comes; the pickled decoder would import them.
-_IMPORTED_EARLY = ("spark_jobs.reading.source", "spark_jobs.decoding.json_decoder")
+_IMPORTED_EARLY = ("spark_jobs.reading.blocks", "spark_jobs.decoding.json_decoder")
 _HEADER = struct.Struct("<cQ")
 OUT_OF_MEMORY = 117
 """The exit code of a process that decoding a block needed more memory for than it may take."""

@@ -9,21 +9,19 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.decoding.ddl import first_twice
 from spark_jobs.decoding.decoders import Decoder
 from spark_jobs.decoding.isolation import decode_here, decode_isolated
-from spark_jobs.decoding.json_types import Column
+from spark_jobs.reading.blocks import BlockDecoder
 from spark_jobs.reading.clean import CleanRead
-from spark_jobs.reading.kept_columns import HEADERS_DDL, decode_kept, kept_fields
+from spark_jobs.reading.kept_columns import HEADERS_DDL, kept_fields
 from spark_jobs.reading.spark_types import arrow_schema, declared_columns, plain_strings, struct_type
 from spark_jobs.reading.variants import as_text, with_variants
 from stream_consumers.batches import CountedSplit, Split
 from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
-from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
 STREAM_COLUMNS = tuple(STREAM_TYPES)
@@ -76,7 +74,9 @@ class SourceColumns:
             DecoderCrashedError: too many messages crash the decoder.
             Exception: whatever a decoder of the user's raises.
         """
-        return BlockDecoder.of(self, keeps_payloads=keeps_payloads).isolated(blocks)
+        wanted, schema = arrow_schema(self.decoded), arrow_schema(self.as_read)
+        decoder = BlockDecoder(self.decoder, wanted, schema, keeps_payloads)
+        return decode_isolated(blocks, decoder, decoder.refused)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -188,113 +188,12 @@ class SplitPartition:
     def _rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         decoder = BlockDecoder(self.decoder, arrow_schema(self.columns), schema, self.keeps_payloads)
         blocks = self.split.read()
-        rows = decoder.isolated(blocks) if self.is_isolated else map(partial(decode_here, decoder), blocks)
+        rows = (
+            decode_isolated(blocks, decoder, decoder.refused)
+            if self.is_isolated
+            else map(partial(decode_here, decoder), blocks)
+        )
         if self.clean is None:
             return rows
         assert isinstance(self.split, CountedSplit)
         return (batch.drop_columns(list(DEAD_LETTER_COLUMNS)) for batch in self.clean.checked(rows, self.split))
-
-
-@dataclass(frozen=True, slots=True)
-class BlockDecoder:
-    """Decodes blocks of messages into the rows of :func:`read_splits`.
-
-    Args:
-        decoder: for the payloads.
-        wanted: the decoder's columns.
-        schema: all columns of the result.
-        keeps_payloads: as in :func:`read_splits`.
-    """
-
-    decoder: Decoder
-    wanted: pa.Schema
-    schema: pa.Schema
-    keeps_payloads: bool = False
-
-    @classmethod
-    def of(cls, source: SourceColumns, *, keeps_payloads: bool) -> BlockDecoder:
-        """With the columns of a source."""
-        return cls(source.decoder, arrow_schema(source.decoded), arrow_schema(source.as_read), keeps_payloads)
-
-    def isolated(self, blocks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decode in another process; see :func:`spark_jobs.decoding.isolation.decode_isolated`."""
-        return decode_isolated(blocks, self, self._refused)
-
-    def __call__(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """Decode a block, as splits yield them."""
-        timestamps, unreadable = _checked_timestamps(messages)
-        payloads = messages.column("payload")
-        if unreadable.null_count == len(messages):
-            decoded = self.decoder.decode(payloads, self.wanted)
-            columns, errors = list(decoded.columns), decoded.errors
-        else:
-            # What the stream itself could not read is not decoded; its place in the columns stays null.
-            readable = pc.is_null(unreadable)
-            decoded = self.decoder.decode(payloads.filter(readable), self.wanted)
-            places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
-            columns = [column.take(places) for column in decoded.columns]
-            errors = pc.coalesce(unreadable, decoded.errors.take(places))
-        kept_columns, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
-        return self._rows(messages, timestamps, unreadable, [*columns, *kept_columns], pc.coalesce(errors, wrong))
-
-    def _refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
-        """The dead letter of one message that cannot be decoded."""
-        timestamps, unreadable = _checked_timestamps(message)
-        places = len(self.schema) - len(STREAM_COLUMNS) - len(DEAD_LETTER_COLUMNS)
-        columns = [pa.nulls(1, field.type) for field in list(self.schema)[:places]]
-        return self._rows(
-            message, timestamps, unreadable, columns, pc.coalesce(unreadable, pa.array([reason], pa.string()))
-        )
-
-    def _rows(
-        self,
-        messages: pa.RecordBatch,
-        timestamps: Column,
-        unreadable: Column,
-        columns: Sequence[Column],
-        errors: Column,
-    ) -> pa.RecordBatch:
-        """The columns of payload, key and headers together with those of the stream and of dead letters."""
-        kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
-        failed = pc.is_valid(errors)
-        is_clean = errors.null_count == len(errors)
-        if not is_clean:
-            columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
-        if is_clean and not self.keeps_payloads:
-            kept = [pa.nulls(len(messages), column.type) for column in kept]
-        elif not self.keeps_payloads:
-            kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
-        *kept, is_message = kept
-        arrays = [
-            *columns,
-            messages.column("stream"),
-            messages.column("shard"),
-            messages.column("sequence"),
-            timestamps.cast(pa.timestamp("ms", "UTC")),
-            *kept,
-            errors,
-            messages.column("offset"),
-            is_message,
-        ]
-        return pa.RecordBatch.from_arrays(
-            [
-                array if array.type == field.type else array.cast(field.type)
-                for array, field in zip(arrays, self.schema)
-            ],
-            names=self.schema.names,
-        )
-
-
-def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:
-    """The times that a TIMESTAMP can say, the others null; and the errors, with one where it cannot."""
-    times, errors = messages.column("timestamp_ms"), messages.column("error")
-    least, most = pc.min(times).as_py(), pc.max(times).as_py()
-    if least is None or (least >= MIN_TIMESTAMP_MS and most <= MAX_TIMESTAMP_MS):
-        return times, errors
-    kept: list[int | None] = []
-    found: list[str | None] = []
-    for time, error in zip(times.to_pylist(), errors.to_pylist()):
-        is_kept = time is None or MIN_TIMESTAMP_MS <= time <= MAX_TIMESTAMP_MS
-        kept.append(time if is_kept else None)
-        found.append(error or (None if is_kept else f"timestamp {time} ms is not in the years 1 to 9999"))
-    return pa.array(kept, pa.int64()), pa.array(found, pa.string())

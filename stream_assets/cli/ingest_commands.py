@@ -105,6 +105,7 @@ def ingest(
       tail -n 1000 app.log | stream-assets ingest --source stdio:///log --table lake/log
     """
     from spark_jobs.batches.retries import Retries
+    from spark_jobs.decoding.isolation import prepare
     from spark_jobs.run_ingestion import drain
 
     url, pipe = _file_of_pipe(place.url, place.table, spool)
@@ -127,6 +128,7 @@ def ingest(
     )
     tails: list[str] = []
     check_range("linger_seconds", linger)
+    prepare()
     with progress_bar() as progress:
         # What is wrong with either of them is told before Spark starts.
         maker.check(ingestion.ledger().read())

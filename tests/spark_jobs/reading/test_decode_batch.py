@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from spark_jobs.decoding.decoders import Raw, Text
 from spark_jobs.decoding.json_decoder import Json
-from spark_jobs.reading.source import BlockDecoder
+from spark_jobs.reading.blocks import BlockDecoder
 from stream_consumers.batches import HEADERS_TYPE, MESSAGE_SCHEMA
 from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, to_milliseconds
 from tests.support.payloads import BAD, documents, payload

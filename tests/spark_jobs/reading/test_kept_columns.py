@@ -8,7 +8,8 @@ from spark_jobs.decoding.avro import Avro
 from spark_jobs.decoding.decoders import Raw, Text, header_columns, key_columns
 from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.reading import kept_columns
-from spark_jobs.reading.kept_columns import decode_kept, kept_fields
+from spark_jobs.reading.blocks import decode_kept
+from spark_jobs.reading.kept_columns import kept_fields
 from spark_jobs.reading.spark_types import arrow_schema
 from stream_consumers.batches import MESSAGE_SCHEMA
 from stream_consumers.errors import InvalidOptionError

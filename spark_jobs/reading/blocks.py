@@ -1,0 +1,175 @@
+"""Decodes blocks of messages into rows: the columns of payload, key and headers, and of what becomes a dead letter.
+
+Processes that decode import this, so that it imports no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_jobs.decoding.decoders import Decoder, is_one_column
+from spark_jobs.decoding.json_types import Column
+from stream_consumers.messages import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDecoder:
+    """Decodes blocks of messages into the rows of :func:`spark_jobs.reading.source.read_splits`.
+
+    Args:
+        decoder: for the payloads.
+        wanted: the decoder's columns.
+        schema: all columns of the result.
+        keeps_payloads: every row carries what its dead letter would need.
+    """
+
+    decoder: Decoder
+    wanted: pa.Schema
+    schema: pa.Schema
+    keeps_payloads: bool = False
+
+    def __call__(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode a block, as splits yield them."""
+        timestamps, unreadable = _checked_timestamps(messages)
+        payloads = messages.column("payload")
+        if unreadable.null_count == len(messages):
+            decoded = self.decoder.decode(payloads, self.wanted)
+            columns, errors = list(decoded.columns), decoded.errors
+        else:
+            # What the stream itself could not read is not decoded; its place in the columns stays null.
+            readable = pc.is_null(unreadable)
+            decoded = self.decoder.decode(payloads.filter(readable), self.wanted)
+            places = pc.if_else(readable, pc.subtract(pc.cumulative_sum(readable.cast(pa.int64())), 1), None)
+            columns = [column.take(places) for column in decoded.columns]
+            errors = pc.coalesce(unreadable, decoded.errors.take(places))
+        kept_columns, wrong = decode_kept(messages, self.decoder, pa.schema(list(self.schema)[len(self.wanted) :]))
+        return self._rows(messages, timestamps, unreadable, [*columns, *kept_columns], pc.coalesce(errors, wrong))
+
+    def refused(self, message: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        """The dead letter of one message that cannot be decoded."""
+        timestamps, unreadable = _checked_timestamps(message)
+        own = list(self.schema)[: self.schema.get_field_index("_stream")]
+        errors = pc.coalesce(unreadable, pa.array([reason], pa.string()))
+        return self._rows(message, timestamps, unreadable, [pa.nulls(1, field.type) for field in own], errors)
+
+    def _rows(
+        self,
+        messages: pa.RecordBatch,
+        timestamps: Column,
+        unreadable: Column,
+        columns: Sequence[Column],
+        errors: Column,
+    ) -> pa.RecordBatch:
+        """The columns of payload, key and headers together with those of the stream and of dead letters."""
+        kept = [messages.column("key"), messages.column("payload"), messages.column("headers"), pc.is_null(unreadable)]
+        failed = pc.is_valid(errors)
+        is_clean = errors.null_count == len(errors)
+        if not is_clean:
+            columns = [pc.if_else(failed, pa.scalar(None, column.type), column) for column in columns]
+        if is_clean and not self.keeps_payloads:
+            kept = [pa.nulls(len(messages), column.type) for column in kept]
+        elif not self.keeps_payloads:
+            kept = [pc.if_else(failed, column, pa.scalar(None, column.type)) for column in kept]
+        *kept, is_message = kept
+        arrays = [
+            *columns,
+            messages.column("stream"),
+            messages.column("shard"),
+            messages.column("sequence"),
+            timestamps.cast(pa.timestamp("ms", "UTC")),
+            *kept,
+            errors,
+            messages.column("offset"),
+            is_message,
+        ]
+        return pa.RecordBatch.from_arrays(
+            [
+                array if array.type == field.type else array.cast(field.type)
+                for array, field in zip(arrays, self.schema)
+            ],
+            names=self.schema.names,
+        )
+
+
+def _checked_timestamps(messages: pa.RecordBatch) -> tuple[pa.Array[Any], pa.Array[Any]]:
+    """The times that a TIMESTAMP can say, the others null; and the errors, with one where it cannot."""
+    times, errors = messages.column("timestamp_ms"), messages.column("error")
+    least, most = pc.min(times).as_py(), pc.max(times).as_py()
+    if least is None or (least >= MIN_TIMESTAMP_MS and most <= MAX_TIMESTAMP_MS):
+        return times, errors
+    kept: list[int | None] = []
+    found: list[str | None] = []
+    for time, error in zip(times.to_pylist(), errors.to_pylist()):
+        is_kept = time is None or MIN_TIMESTAMP_MS <= time <= MAX_TIMESTAMP_MS
+        kept.append(time if is_kept else None)
+        found.append(error or (None if is_kept else f"timestamp {time} ms is not in the years 1 to 9999"))
+    return pa.array(kept, pa.int64()), pa.array(found, pa.string())
+
+
+def decode_kept(messages: pa.RecordBatch, decoder: Decoder, kept: pa.Schema) -> tuple[list[Column], Column]:
+    """The columns for key and headers, and per row why one of them could not be made (null: they could).
+
+    Args:
+        messages: as splits yield them.
+        decoder: with what it asks for.
+        kept: the columns, of :func:`spark_jobs.reading.kept_columns.kept_fields`.
+    """
+    columns: list[Column] = []
+    errors: Column = pa.nulls(len(messages), pa.string())
+    if isinstance(decoder.key, str):
+        columns += [messages.column("key")] if decoder.key else []
+    elif decoder.key:
+        column, errors = _key(messages.column("key"), decoder.key, kept.field(0).type)
+        columns.append(column)
+    headers = messages.column("headers")
+    if isinstance(decoder.headers, Mapping):
+        for name in decoder.headers.values():
+            column, wrong = _header(headers, name)
+            columns.append(column)
+            errors = pc.coalesce(errors, wrong)
+    elif decoder.headers:
+        columns.append(headers)
+    return columns, errors
+
+
+def _key(keys: Column, decoder: Decoder, kind: pa.DataType) -> tuple[Column, Column]:
+    fields = list(kind) if isinstance(kind, pa.StructType) and not is_one_column(decoder) else None
+    decoded = decoder.decode(keys, pa.schema(fields or [pa.field("key", kind)]))
+    told: Any = pa.scalar("the key: ")
+    errors: Column = pc.binary_join_element_wise(told, decoded.errors, "")
+    # A message without a key has none to complain about, and the fields of none are none.
+    is_none = keys.is_null()
+    errors = pc.if_else(is_none, pa.scalar(None, pa.string()), errors)
+    if fields is None:
+        return decoded.columns[0], errors
+    return pa.StructArray.from_arrays(list(decoded.columns), fields=fields, mask=is_none), errors
+
+
+def _header(headers: Column, name: str) -> tuple[Column, Column]:
+    """The text of the last header of a name, as Kafka's own clients give it, and why it is no text."""
+    pairs: Any = pc.list_flatten(headers)
+    names, values = pairs.field("name"), pairs.field("value")
+    is_it = np.asarray(pc.equal(names, pa.scalar(name)).fill_null(False))
+    last = np.full(len(headers), -1, np.int64)
+    # Of several assignments to one place numpy keeps the last.
+    last[np.asarray(pc.list_parent_indices(headers))[is_it]] = np.flatnonzero(is_it)
+    places = pa.array(last, mask=last < 0)
+    own = values.take(places)
+    try:
+        return own.cast(pa.string()), pa.nulls(len(headers), pa.string())
+    except pa.ArrowInvalid:
+        pass
+    errors: list[str | None] = [None] * len(headers)
+    texts: list[str | None] = [None] * len(headers)
+    for row, value in enumerate(own.to_pylist()):
+        try:
+            texts[row] = None if value is None else value.decode()
+        except UnicodeDecodeError as error:
+            errors[row] = f"the header {name!r} is not UTF-8: {error.reason} at byte {error.start}"
+    return pa.array(texts, pa.string()), pa.array(errors, pa.string())
