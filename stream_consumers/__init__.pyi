@@ -85,6 +85,7 @@ from stream_consumers.errors import (
     StreamRemovedError as StreamRemovedError,
     TableUnreadableError as TableUnreadableError,
     Terminal as Terminal,
+    TokenProviderError as TokenProviderError,
     TransactionAbortedError as TransactionAbortedError,
     TransformError as TransformError,
     Transient as Transient,

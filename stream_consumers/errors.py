@@ -196,6 +196,10 @@ class AccessDeniedError(StreamAssetsError, Terminal):
     """The broker, the storage of a table, or a schema registry does not let us in, or not do that."""
 
 
+class TokenProviderError(StreamAssetsError, Transient):
+    """The function that makes tokens for a broker failed, or returned no valid token."""
+
+
 class GroupActiveError(StreamAssetsError, Transient):
     """The group has live members that are not ours, so that its positions cannot be set from outside."""
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stream_assets.cli.output import err, tell_waiting
-from stream_consumers.client_config import ClientConfig, parse_client_option, resolve
+from stream_consumers.client_config import ClientConfig, Deferred, Scalar, parse_client_option, resolve
 from stream_consumers.create import StreamSource
 from stream_consumers.errors import StreamAssetsError
+from stream_consumers.kafka.tokens import OPTION as TOKEN_PROVIDER
 from stream_consumers.options import ConsumerMode
 from stream_consumers.urls import StreamUrl
 
@@ -88,13 +89,28 @@ def gathered(name: str, make: Callable[..., Any], *options: Option) -> Option:
     return decorate
 
 
+def import_from_here() -> None:
+    """Let modules of the working folder be imported: a command that is installed does not look there."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def _client_options(
+    context: click.Context, option: click.Parameter, values: Sequence[str]
+) -> dict[str, Scalar | Deferred]:
+    given = dict(parse_client_option(value) for value in values)
+    if TOKEN_PROVIDER in given:
+        import_from_here()
+    return given
+
+
 def client_option(*names: str, of: str = "broker's") -> Option:
     """An option that configures the client of a broker."""
     return click.option(
         *(names or ("-X", "--client", "client")),
         multiple=True,
         metavar="NAME=VALUE",
-        callback=lambda context, option, values: dict(parse_client_option(value) for value in values),
+        callback=_client_options,
         help=f"Configure the {of} client; NAME=env:VARIABLE keeps a secret in the environment.",
     )
 

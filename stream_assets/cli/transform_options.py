@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stream_assets.cli.options import gathered
+from stream_assets.cli.options import gathered, import_from_here
 from stream_assets.cli.schema_options import FORMATS, SchemaPlace, schema_options
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import Limits, OnBadRows, SchemaChanges, choice, choose_fields
@@ -119,8 +118,7 @@ def make_rows(
 def _imported(path: str) -> object:
     module, _, name = path.partition(":")
     # Also later: a function of that module may be called while rows are made.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    import_from_here()
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -45,6 +45,8 @@ from stream_consumers.kafka.errors import (
     raise_refused,
     until_found,
 )
+from stream_consumers.kafka.tokens import OPTION as TOKEN_PROVIDER
+from stream_consumers.kafka.tokens import check_token_provider, with_tokens
 from stream_consumers.messages import Shard
 from stream_consumers.urls import StreamUrl
 
@@ -60,6 +62,7 @@ RESERVED = {
     "bootstrap.servers": "the URL says which servers",
     "group.id": "the group is an option of its own",
     "enable.partition.eof": "a range ends there, whatever is missing in it",
+    "oauth_cb": f"a function does not reach executors; name it, like {TOKEN_PROVIDER}='module:function'",
 }
 FIXED: Mapping[str, Scalar] = {"enable.auto.commit": False, "auto.offset.reset": "error"}
 _WHY_FIXED = {
@@ -80,6 +83,8 @@ def check_client_options(client: ClientConfig) -> None:
     for name, reason in RESERVED.items():
         if name in client:
             raise InvalidOptionError(f"the client option {name!r} cannot be set: {reason}", remedy="Leave it out.")
+    if TOKEN_PROVIDER in client and not isinstance(client[TOKEN_PROVIDER], Deferred):
+        check_token_provider(client[TOKEN_PROVIDER])
     for name, fixed in FIXED.items():
         if name in client and (isinstance(client[name], Deferred) or str(client[name]).lower() != str(fixed).lower()):
             raise InvalidOptionError(
@@ -210,7 +215,13 @@ class KafkaCluster(ClosesOnExit):
 
     def _own_settings(self) -> dict[str, Any]:
         """The settings without those that only consumers know, for an admin client or a producer."""
-        return {**producer_options(self.settings), "error_cb": self._reasons}
+        return self._for_client(producer_options(self.settings))
+
+    def _for_client(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of one client, with its callbacks."""
+        made = with_tokens(settings)
+        self._reasons.tokens = made.get("oauth_cb")
+        return {**made, "error_cb": self._reasons}
 
     def consumer(self, *, group: str | None = None, **own: Scalar) -> Consumer:
         """A consumer of this cluster; keyword ``a_b`` is the setting ``a.b``."""
@@ -218,7 +229,7 @@ class KafkaCluster(ClosesOnExit):
         # The client wants a group even where it has none; without a subscription or a commit nobody hears of it.
         settings["group.id"] = group or "stream-assets-no-group"
         with _options_explained():
-            return Consumer({**_CONSUMER_DEFAULTS, **self.settings, **settings, "error_cb": self._reasons}, logger=_log)
+            return Consumer({**_CONSUMER_DEFAULTS, **self._for_client(self.settings), **settings}, logger=_log)
 
     def producer(self, *, defaults: Mapping[str, Scalar], fixed: Mapping[str, Scalar]) -> Producer:
         """A producer of this cluster.

@@ -18,6 +18,7 @@ from stream_consumers.errors import (
     StreamAssetsError,
     StreamNotFoundError,
 )
+from stream_consumers.kafka.tokens import TokenProvider
 
 _DENIED = {
     KafkaError._AUTHENTICATION,
@@ -93,11 +94,16 @@ def is_lost(error: KafkaError) -> bool:
 
 
 class ConnectionReasons:
-    """Remembers what a client says about its connections; give it as ``error_cb``."""
+    """Remembers what a client says about its connections; give it as ``error_cb``.
+
+    Attributes:
+        tokens: what makes tokens for the client, if anything does: the client says only that it has failed.
+    """
 
     def __init__(self) -> None:
         self._said: deque[str] = deque(maxlen=4)
         self._down_since: float | None = None
+        self.tokens: TokenProvider | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Called by the client."""
@@ -113,6 +119,8 @@ class ConnectionReasons:
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     def __str__(self) -> str:
+        if self.tokens is not None and self.tokens.error is not None:
+            return str(self.tokens.error)
         return self._said[-1] if self._said else ""
 
 

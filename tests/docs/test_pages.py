@@ -125,7 +125,7 @@ def test_the_python_of_a_page_runs(
     namespace = run(page, addresses)
     for asset in assets(namespace):
         # The servers of the tests have no secrets: with them, an asset is declared, and that is all.
-        if not {"password", "sasl.password"} & asset.stream.client.keys():
+        if not {"password", "sasl.password", "oauth_token_provider"} & asset.stream.client.keys():
             with create_producer(asset.source, shards=1) as producer:
                 producer.send(b'{"id": 1, "amount": 5}')
             assert measure(asset.stream, asset.ingestion).total >= 1

@@ -29,7 +29,11 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:0,SECUR
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
-sasl.enabled.mechanisms=PLAIN
+sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
+listener.name.secure.oauthbearer.sasl.jaas.config=\
+org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="admin";
+listener.name.secure.oauthbearer.sasl.server.callback.handler.class=\
+org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler
 listener.name.secure.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="{password}";
 log.dirs={folder}/data
@@ -71,7 +75,11 @@ SECURE_PASSWORD = "correct-horse-battery"
 
 
 class Listeners(NamedTuple):
-    """Where a broker listens, as host:port; ``secure`` wants SASL/PLAIN, with :data:`SECURE_USER` and its password."""
+    """Where a broker listens, as host:port.
+
+    ``secure`` wants SASL/PLAIN with :data:`SECURE_USER` and its password, or OAUTHBEARER with a token of
+    :mod:`tests.support.tokens`.
+    """
 
     plain: str
     secure: str

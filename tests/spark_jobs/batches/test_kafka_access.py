@@ -248,3 +248,19 @@ def test_options_that_the_client_does_not_know_are_told_as_such(
     broker.send(topic, orders(1))
     with pytest.raises(InvalidOptionError, match=next(iter(option))):
         pipeline(spark, broker, folder, topic, client=option).drain()
+
+
+def test_drivers_and_executors_have_tokens_of_a_named_provider(
+    spark: SparkSession, broker: Broker, address: str, folder: Path
+) -> None:
+    topic = broker.create()
+    broker.send(topic, orders(4))
+    given = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_token_provider": "tests.support.tokens:token",
+    }
+    what = Pipeline.of(spark, f"kafka://{address}/{topic}", folder / "t", client=given)
+    what.drain()
+    assert_each_once(what.rows(), broker.messages(topic))
+    assert broker.committed(what.group, topic) == {0: 4}
