@@ -11,6 +11,7 @@ read as executors would read it, the table with delta-rs.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -207,7 +208,9 @@ def _parts(
         if shard.stream in streams:
             for part in parts - Intervals.of(*([gaps[shard]] if shard in gaps else [])):
                 yield from (({shard: piece}, {}) for piece in _pieces(ledger, shard, part, limits.max_records))
-    while (plan := source.plan(gaps, limits=limits, parallelism=1)) is not None:
+    # Only places are kept of what is read, so that bytes do not matter.
+    of_places = replace(limits, max_bytes=sys.maxsize)
+    while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
         read: dict[Shard, list[Sequences]] = {}
         for split in plan.splits:
             for batch in split.read():

@@ -50,6 +50,7 @@ from stream_consumers.create import (
 from stream_consumers.errors import (
     AccessDeniedError as AccessDeniedError,
     BackendLoadError as BackendLoadError,
+    BatchTooLargeError as BatchTooLargeError,
     BrokerError as BrokerError,
     BrokerUnavailableError as BrokerUnavailableError,
     CatalogUnavailableError as CatalogUnavailableError,

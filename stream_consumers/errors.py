@@ -128,6 +128,10 @@ class DataLossError(StreamAssetsError, Terminal):
     """Messages that should be read are not there any more."""
 
 
+class BatchTooLargeError(StreamAssetsError, Transient):
+    """A batch whose size was estimated holds more bytes than it may; the next plan of it counts them."""
+
+
 class SourceRecreatedError(DataLossError):
     """The stream is another one than the ledger remembers."""
 

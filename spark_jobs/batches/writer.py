@@ -49,6 +49,7 @@ from spark_jobs.writing.sink import DeltaSink, only_within, write_verified
 from spark_jobs.writing.storage import check_log_store, check_unseen, read_table
 from stream_consumers.batches import Range, Split
 from stream_consumers.errors import (
+    BatchTooLargeError,
     ConstraintViolatedError,
     DataLossError,
     InvalidOptionError,
@@ -68,7 +69,7 @@ _log = logging.getLogger(__name__)
 class OutdatedError(Exception):
     """What was known of the stream when the batch was planned is not true any more."""
 
-    def __init__(self, reason: DataLossError) -> None:
+    def __init__(self, reason: DataLossError | BatchTooLargeError) -> None:
         super().__init__(str(reason))
         self.reason = reason
 
@@ -283,6 +284,8 @@ class BatchWriter:
         if counts is not None and rows is not None:
             try:
                 return self._write_in_one_pass(rows, batch, counts)
+            except BatchTooLargeError as error:
+                raise OutdatedError(error) from error
             except StreamAssetsError as error:
                 if not self._sieve.is_for_care(error):
                     raise
@@ -301,7 +304,7 @@ class BatchWriter:
         source = self._source_of_batch()
         try:
             small = read_small(batch.plan.splits, source, keeps_payloads=self._sieve.needs_payloads)
-        except DataLossError as error:
+        except (DataLossError, BatchTooLargeError) as error:
             raise OutdatedError(error) from error
         except StreamAssetsError:
             raise
@@ -509,8 +512,9 @@ class BatchWriter:
             found = counts.collect()
         except PySparkException as error:
             reason = last_line(error)
-            if DataLossError.__name__ in reason:
-                raise OutdatedError(DataLossError(reason, remedy="Run again.")) from error
+            for kind in (DataLossError, BatchTooLargeError):
+                if kind.__name__ in reason:
+                    raise OutdatedError(kind(reason, remedy="Run again.")) from error
             raise explain_read(reason, what=str(self._url)) from error
         messages = {Shard(row["_stream"], row["_shard"]): int(row["all"] - row["dead"]) for row in found}
         return _Read(frame, messages, sum(int(row["dead"]) for row in found))

@@ -31,7 +31,7 @@ from stream_consumers.batches import (
 )
 from stream_consumers.client_config import ClientConfig, Scalar
 from stream_consumers.closing import ClosesOnExit
-from stream_consumers.errors import BrokerUnavailableError, DataLossError, StreamRemovedError
+from stream_consumers.errors import BatchTooLargeError, BrokerUnavailableError, DataLossError, StreamRemovedError
 from stream_consumers.kafka.cluster import KafkaCluster
 from stream_consumers.kafka.errors import explain
 from stream_consumers.kafka.headers import headers_columns
@@ -62,20 +62,35 @@ class KafkaSplit:
         client: configuration of the client, secrets looked up; never shown.
         ranges: what to read.
         stall_seconds: give up after so long without a sign of life.
+        max_bytes: its part of the bytes that the batch may hold; ``None`` where they were counted.
     """
 
     url: StreamUrl
     client: Mapping[str, Scalar] = field(repr=False)
     ranges: Mapping[Shard, Range]
     stall_seconds: float = STALL_SECONDS
+    max_bytes: int | None = None
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """See :meth:`stream_consumers.batches.Split.read`."""
+        """See :meth:`stream_consumers.batches.Split.read`.
+
+        Raises:
+            BatchTooLargeError: there are more bytes than were estimated, and more than there may be.
+        """
+        size = 0
         with (
             KafkaCluster(self.url, self.client) as cluster,
             RangeReader(cluster, self.ranges, self.stall_seconds) as reader,
         ):
             for messages in reader:
+                size += sum(map(len, messages))
+                if self.max_bytes is not None and size > self.max_bytes:
+                    raise BatchTooLargeError(
+                        f"a part of a batch of {self.url} holds more bytes than were estimated",
+                        remedy="Nothing was written; the batch is planned again, and its bytes are counted.",
+                        bytes=size,
+                        limit=self.max_bytes,
+                    )
                 yield _record_batch(messages, self.ranges)
 
     def counts(self) -> Mapping[Shard, int]:
@@ -270,6 +285,7 @@ class KafkaBatchSource(BatchSource):
         self._extents: dict[Shard, Extent] = {}
         # What a message weighed in the samples, on average, in the heaviest of them.
         self._message_bytes: float | None = None
+        self._planned_from: Mapping[Shard, int] = {}
 
     def answer_within(self, seconds: float) -> None:
         """See :meth:`stream_consumers.batches.BatchSource.answer_within`."""
@@ -322,7 +338,9 @@ class KafkaBatchSource(BatchSource):
 
         Each shard gets a fair share of ``max_records`` offsets; a gap's part below the first offset is covered, not
         read. Bytes are guessed from a sample of each shard, and where that comes near ``max_bytes`` they are counted. A
-        batch that is far below it by what earlier plans have sampled is not sampled again.
+        batch that is far below it by what earlier plans have sampled is not sampled again. Splits of a batch whose
+        bytes were guessed count them while they are read, and raise
+        :class:`stream_consumers.errors.BatchTooLargeError`; a plan from the same places again counts them first.
         """
         clamped = {
             shard: gap.clamp(Range(gap.start, self._extents[shard].end))
@@ -339,19 +357,27 @@ class KafkaBatchSource(BatchSource):
             turn=sum(starts.values()),
         )
         fair = {shard: Range(starts[shard], starts[shard] + share) for shard, share in shares.items()}
-        ranges = self._within_bytes(fair, limits.max_bytes)
+        ranges, is_measured = self._within_bytes(fair, limits.max_bytes)
         gone = {shard: gap for shard, gap in covered.items() if starts[shard] == gap.end}
         planned = {shard: Range(covered[shard].start, part.end) for shard, part in ranges.items()} | gone
         records = sum(part.end - part.start for part in ranges.values())
-        return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism), records)
+        max_bytes = None if is_measured else limits.max_bytes
+        return BatchPlan(dict(sorted(planned.items())), self._splits(ranges, parallelism, max_bytes), records)
 
-    def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> Mapping[Shard, Range]:
+    def _within_bytes(self, ranges: Mapping[Shard, Range], max_bytes: int) -> tuple[Mapping[Shard, Range], bool]:
+        """The part of the ranges that holds at most so many bytes, and whether they were counted."""
         records = sum(widths(ranges).values())
-        if self._message_bytes is not None and records * self._message_bytes * FAR_BELOW <= max_bytes:
-            return ranges
-        guess = self._guess_bytes(ranges)
-        self._message_bytes = max(self._message_bytes or 1.0, guess / max(1, records))
-        return ranges if guess <= SAFE_PART * max_bytes else self._measured(ranges, max_bytes)
+        places = {shard: part.start for shard, part in ranges.items()}
+        # The last plan from these places was not written: it may have been guessed too small.
+        is_again, self._planned_from = places == self._planned_from, places
+        if not is_again:
+            if self._message_bytes is not None and records * self._message_bytes * FAR_BELOW <= max_bytes:
+                return ranges, False
+            guess = self._guess_bytes(ranges)
+            self._message_bytes = max(self._message_bytes or 1.0, guess / max(1, records))
+            if guess <= SAFE_PART * max_bytes:
+                return ranges, False
+        return self._measured(ranges, max_bytes), True
 
     def _guess_bytes(self, ranges: Mapping[Shard, Range]) -> float:
         """The bytes of the ranges, from the first and the last messages of each, whichever are larger."""
@@ -381,7 +407,7 @@ class KafkaBatchSource(BatchSource):
                         return _cut(ranges, reader.next, block[index:])
         return ranges
 
-    def _splits(self, ranges: Mapping[Shard, Range], parallelism: int) -> list[KafkaSplit]:
+    def _splits(self, ranges: Mapping[Shard, Range], parallelism: int, max_bytes: int | None) -> list[KafkaSplit]:
         total = sum(part.end - part.start for part in ranges.values())
         share = max(1, math.ceil(total / parallelism))
         splits: list[dict[Shard, Range]] = [{}]
@@ -396,7 +422,9 @@ class KafkaBatchSource(BatchSource):
                 splits[-1][shard] = Range(start, end)
                 room -= end - start
                 start = end
-        return [KafkaSplit(self.url, self.cluster.client, split) for split in splits if split]
+        filled = [split for split in splits if split]
+        each = None if max_bytes is None else max_bytes // max(1, len(filled))
+        return [KafkaSplit(self.url, self.cluster.client, split, max_bytes=each) for split in filled]
 
     def committed(self, group: str) -> Mapping[Shard, int] | None:
         """What the group has committed at the brokers; ``None`` in ``real_time`` mode."""

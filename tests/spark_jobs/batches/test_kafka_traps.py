@@ -15,7 +15,7 @@ from spark_jobs.ledger.intervals import Intervals
 from stream_consumers.batches import Extent, Range
 from stream_consumers.errors import DataLossError, SourceRecreatedError, TransformError
 from stream_consumers.kafka.cluster import KafkaCluster
-from stream_consumers.options import AutoStreamReset, DataLoss
+from stream_consumers.options import AutoStreamReset, DataLoss, Limits
 from tests.support.kafka_topics import MALFORMED, Broker, Once, Pipeline, assert_each_once, orders, pipeline, shard
 from tests.support.polling import until
 
@@ -375,3 +375,25 @@ def test_k08_partitions_added_between_runs_and_after_the_plan_are_read_from_thei
     what.drain()
     assert what.positions() == broker.committed(what.group, topic) == {0: 5, 1: 4, 2: 5}
     assert_each_once(what.rows(), broker.messages(topic) - before)
+
+
+@pytest.mark.parametrize("driver_records", [0, 10_000], ids=["executors", "driver"])
+def test_k09_large_messages_between_small_samples_do_not_pass_max_bytes(
+    spark: SparkSession, broker: Broker, folder: Path, driver_records: int
+) -> None:
+    topic = broker.create()
+    sizes = [1] * 600 + [50_000] * 40 + [1] * 600
+    broker.send(topic, [b'{"id": %d, "more": "%s"}' % (number, b"x" * size) for number, size in enumerate(sizes)])
+    what = pipeline(
+        spark,
+        broker,
+        folder,
+        topic,
+        limits=Limits(max_records=10_000, max_bytes=500_000),
+        driver_records=driver_records,
+    )
+    reports = what.drain()
+    assert len(reports) > 4
+    for report in reports:
+        assert sum(sizes[slice(*report.batch.plan.ranges[shard(topic)])]) <= 500_000
+    assert_each_once(what.rows(), broker.messages(topic))

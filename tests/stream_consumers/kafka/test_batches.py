@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stream_consumers.batches import MESSAGE_SCHEMA, Range
-from stream_consumers.errors import DataLossError
+from stream_consumers.errors import BatchTooLargeError, DataLossError
 from stream_consumers.kafka import batches
 from stream_consumers.kafka.batches import KafkaBatchSource, KafkaSplit
 from stream_consumers.kafka.cluster import KafkaCluster
@@ -139,3 +139,35 @@ def test_a_small_batch_is_not_sampled_again_and_a_large_one_is(broker: Broker, m
         assert plan(0, 400, wide // 2) == Range(0, 400)
         assert sampled == [Range(0, 256), Range(144, 400)]
         assert plan(0, 400, 450) == Range(0, 4)
+
+
+def test_large_messages_between_small_samples_do_not_pass_the_limit(broker: Broker) -> None:
+    topic = broker.create()
+    sizes = [10] * 600 + [50_000] * 40 + [10] * 600
+    broker.send(topic, [b"x" * size for size in sizes])
+    shard, limit = Shard(topic), 500_000
+    position, batches_read = 0, list[int]()
+    with KafkaBatchSource(f"kafka://{broker.address}/{topic}") as source:
+        end = source.extents()[shard].end
+        while position < end:
+            plan = source.plan({shard: Range(position, end)}, limits=Limits(max_bytes=limit), parallelism=2)
+            assert plan is not None
+            try:
+                payloads = [
+                    len(payload) for split in plan.splits for batch in split.read() for payload in payloads_of(batch)
+                ]
+            except BatchTooLargeError:
+                batches_read.append(-1)
+                continue
+            planned = plan.ranges[shard]
+            assert payloads == sizes[planned.start : planned.end]
+            assert sum(payloads) <= limit
+            batches_read.append(len(payloads))
+            position = planned.end
+    assert batches_read[0] == -1, "the first batch was guessed too small, and only it"
+    assert batches_read.count(-1) == 1
+
+
+def payloads_of(batch: Any) -> list[bytes]:
+    found: list[bytes] = batch.column("payload").to_pylist()
+    return found
