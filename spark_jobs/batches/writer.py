@@ -303,6 +303,8 @@ class BatchWriter:
         if counts is not None and rows is not None:
             try:
                 return self._write_in_one_pass(rows, batch, counts)
+            except BatchTooLargeError as error:
+                raise OutdatedError(error) from error
             except StreamAssetsError as error:
                 if not self._sieve.is_for_care(error):
                     raise
