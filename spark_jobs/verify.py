@@ -229,9 +229,6 @@ def _parts(
     # Only places are kept of what is read, so that bytes do not matter.
     of_places = replace(limits, max_bytes=sys.maxsize)
     while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
-    # Only places are kept of what is read, so that bytes do not matter.
-    of_places = replace(limits, max_bytes=sys.maxsize)
-    while (plan := source.plan(gaps, limits=of_places, parallelism=1)) is not None:
         read = moments_of(_counted(plan.splits, progress), MESSAGE_MOMENT)
         ranges = {shard: Range(gaps[shard].start, part.end) for shard, part in plan.ranges.items()}
         yield ranges, read
