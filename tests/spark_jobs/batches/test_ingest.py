@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -318,8 +319,9 @@ def test_a_function_that_raises_on_a_row_leaves_the_batch(spark: SparkSession, f
         return number
 
     bad = f.udf(explode, "bigint")
-    with pytest.raises(TransformError, match="ArithmeticError: seven"):
+    with pytest.raises(TransformError, match=r"raised ArithmeticError in line \d+ of .*test_ingest\.py") as raised:
         drain(spark, url, ingestion(folder / "t", transform=lambda rows: rows.withColumn("id", bad("id"))))
+    assert raised.value.detail == "seven"
     drain(spark, url, ingestion(folder / "t"))
     assert_each_once(folder / "orders.ss", folder / "t")
 
@@ -339,8 +341,9 @@ def test_a_row_with_the_place_of_another_message_leaves_the_batch(
     what = ingestion(folder / "t", records=10)
     for place in ("_sequence + 8", "_sequence * 0", "IF(_sequence < 8, _sequence, NULL)"):
         moved = replace(what, transform=partial(_moved, place=place))
-        with pytest.raises(TransformError, match=r"no message of this batch at orders [01] (\d+|null)") as raised:
+        with pytest.raises(TransformError) as raised:
             drain(spark, url, moved)
+        assert re.search(r"no message of this batch at orders [01] (\d+|null)", raised.value.detail)
         assert "Keep _stream, _shard and _sequence" in raised.value.remedy
     drain(spark, url, what)
     assert_each_once(folder / "orders.ss", folder / "t")
