@@ -33,7 +33,7 @@ transforms = {
     "check": None,
     "udf": lambda rows: rows.withColumn("user", f.udf(raising, "string")("user")),
     "cast": lambda rows: rows.withColumn("user", f.col("user").cast("int").cast("string")),
-    "collect": lambda rows: rows.limit(int(rows.collect()[0]["user"])),
+    "collect": lambda rows: rows.limit(sum(int(row["user"]) for row in rows.collect())),
 }
 found = {}
 for name, transform in transforms.items():
