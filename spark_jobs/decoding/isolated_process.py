@@ -48,9 +48,9 @@ class Reply(enum.Enum):
     CRASHED = b"C"
 
 
-def send(stream: IO[bytes], kind: Request | Reply, content: bytes | pa.Buffer = b"") -> None:
+def send(stream: IO[bytes], kind: bytes, content: bytes | pa.Buffer = b"") -> None:
     """Write a request or a reply."""
-    stream.write(_HEADER.pack(kind.value, len(content)))
+    stream.write(_HEADER.pack(kind, len(content)))
     stream.write(memoryview(content))
     stream.flush()
 
@@ -109,7 +109,7 @@ def serve() -> None:
                 os._exit(0)
             is_busy[0] = False
             _end_with_parent(False)
-            send(replies, Reply.CRASHED, str(code).encode())
+            send(replies, Reply.CRASHED.value, str(code).encode())
         _decode_blocks(requests, replies, is_busy)
     # A reply that the other process did not live to read would be tried once more at a normal exit.
     os._exit(0)
@@ -125,15 +125,15 @@ def _decode_blocks(requests: IO[bytes], replies: IO[bytes], is_busy: mmap.mmap) 
         try:
             if Request(kind) is Request.DECODER:
                 decode = pickle.loads(content)  # noqa: S301 - of the process that started this one
-                answer: tuple[Any, ...] = (Reply.READY,)
+                answer: tuple[Any, ...] = (Reply.READY.value,)
             else:
                 block = to_block(content)
                 with limited_memory(block.nbytes):
-                    answer = (Reply.ROWS, to_bytes(decode(block)))
+                    answer = (Reply.ROWS.value, to_bytes(decode(block)))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         except Exception as error:  # noqa: BLE001 - the other process raises it
-            answer = (Reply.RAISED, _pickled(error))
+            answer = (Reply.RAISED.value, _pickled(error))
         _end_with_parent(False)
         is_busy[0] = False
         send(replies, *answer)

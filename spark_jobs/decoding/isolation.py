@@ -99,7 +99,7 @@ class _Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            send(self._process.stdin, request, content)
+            send(self._process.stdin, request.value, content)
             kind, answer = receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
             kind, answer = Reply.CRASHED.value, str(self._process.wait()).encode()

@@ -116,7 +116,7 @@ def test_the_sensor_asks_says_why_not_and_reports_the_lag_once(
     assert not again.asset_events, "nothing changed since the last observation"
     execute(stream, instance)
     last = tick(stream, instance, again.cursor)
-    assert "no lag: 2 shards" in skip_message(last)
+    assert "no lag: all of 2 shards is read" in skip_message(last)
     assert [event.metadata["stream/lag/lakehouse/orders"].value for event in last.asset_events] == [0]
     assert LagCursor.parse(last.cursor).waiting_since is None
 

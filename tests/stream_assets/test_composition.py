@@ -220,5 +220,5 @@ def test_what_others_change_of_the_asset_is_changed() -> None:
     parents = definitions.resolve_asset_graph().get(dg.AssetKey("orders")).parent_keys
     assert parents == {dg.AssetKey("calendar"), dg.AssetKey(["memory", "composed", "orders"])}
     job = definitions.resolve_job_def("ingest_orders")
-    with pytest.raises(dg.DagsterConfigMappingFunctionError):
+    with pytest.raises(dg.DagsterInvalidConfigError):
         dg.validate_run_config(job, {"ops": {"orders": {"config": {"max_records": -5}}}})

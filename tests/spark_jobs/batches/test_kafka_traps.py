@@ -182,7 +182,7 @@ def test_k05_an_open_transaction_is_told_of_and_waited_for(spark: SparkSession, 
     found = measure(what.source, what.ingestion)
     assert found.extents == {shard(topic): Extent(0, 5, 7)}
     assert found.total == 0
-    assert found.describe() == f"lag 0 in 1 shards; blocked by an open transaction: {topic}/0: 7"
+    assert found.describe() == f"lag 0 in 1 shard; blocked by an open transaction: {topic}/0: 7"
     assert broker.committed(what.group, topic) == {0: 5}
     transaction.commit_transaction()
     broker.settle(topic)

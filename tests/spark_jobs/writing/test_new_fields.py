@@ -367,12 +367,12 @@ def test_odd_names_and_depths_stop_nothing(spark: SparkSession, url: StreamUrl, 
     fields = b", ".join(b'"%s": 1' % name for name in names)
     send(url, b'{"id": 1, "deep": %s, %s}' % (deep, fields), b'{"id": 2, "a": 1, "a": "x"}')
     reports = drain(spark, str(url), what)
-    assert [(report.rows, report.dead) for report in reports] == [(2, 0)]
+    assert [(report.rows, report.dead) for report in reports] == [(1, 1)], "a field that is there twice"
     found = rows(spark, what)
     assert {found[0][name] for name in ("a.b", "`", "😀", "x" * 300, "'", "%", "/", "\\")} == {1}
-    assert [row["id"] for row in found] == [1, 2]
+    assert [row["id"] for row in found] == [1]
     # Readers other than Spark take the names.
-    assert DeltaTable(what.table).to_pyarrow_table().num_rows == 2
+    assert DeltaTable(what.table).to_pyarrow_table().num_rows == 1
 
 
 def test_names_that_are_ids_are_refused(
