@@ -83,14 +83,19 @@ def log_store(class_name: str, settings: Mapping[str, str] | None = None) -> Ite
     """A log store in a new JVM; with settings of Hadoop it has the jars for Amazon S3."""
     jars = [*(Path(pyspark.__file__).parent / "jars").glob("*.jar"), *delta_jars(), *(s3_jars() if settings else ())]
     classpath = os.pathsep.join(map(str, jars))
-    # Where there is a Spark session, pyspark has this function ask its own JVM about errors of ours.
-    patch = pytest.MonkeyPatch()
-    patch.setattr(java_gateway, "get_return_value", protocol.get_return_value)
     port = launch_gateway(classpath=classpath, die_on_exit=True, java_path=java())
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=port, auto_convert=True),
         callback_server_parameters=CallbackServerParameters(port=0),
     )
+    # Where there is a Spark session, pyspark has this function ask its own JVM about each error, also about ours.
+    of_others, ours = java_gateway.get_return_value, gateway._gateway_client
+
+    def get_return_value(answer: Any, client: Any, *more: Any) -> Any:
+        return (protocol.get_return_value if client is ours else of_others)(answer, client, *more)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(java_gateway, "get_return_value", get_return_value)
     try:
         server = gateway.java_gateway_server
         server.resetCallbackClient(

@@ -34,7 +34,8 @@ def lazy(folder: Path) -> Iterator[Disk]:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[LogStore]:
+def store(spark: SparkSession) -> Iterator[LogStore]:
+    """After the session: what pyspark changes in py4j for all JVMs of the process stays as it is."""
     with log_store(LOG_STORE_CLASS) as made:
         yield made
 
