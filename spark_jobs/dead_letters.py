@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_jobs.batches.ingestion import Ingestion
-from spark_jobs.ledger.entries import Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger
 from spark_jobs.ledger.table_rows import PLACE, Sequences, by_shard, column_names, in_places, in_ranges, scan
-from spark_jobs.writing.dead_letters import LETTER_SCHEMA, DeadLetterTable, counts
+from spark_jobs.writing.dead_letters import LETTER_SCHEMA, UNPLACED, DeadLetterTable, NotCounting, counts
 from spark_jobs.writing.letters import Places, Span, first_places, without_first
 from spark_jobs.writing.reasons import NO_REASON, OTHER_REASONS, kind_of_reason
 from stream_consumers.batches import Range
@@ -43,8 +42,7 @@ STATUS = "status"
 _FIRST_LETTERS = 8
 _GROWTH = 4
 _EXAMPLES_AT_A_TIME = 20
-_KEY = [*PLACE, "_timestamp", "error", "_batch", "_recorded_at", "dismissed_by", "corrected_by"]
-_UNPLACED = "_sequence IS NULL"
+_KEY = [*PLACE, "_timestamp", "error", "offset", "_batch", "_recorded_at", "dismissed_by", "corrected_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +273,11 @@ class DeadLetters:
         ledger, table = self._written_ledger(), self._ingestion.dead_letters()
         now = table.log().snapshot()
         if now is None:
-            return _Snapshot(table, self.group, -1, {}, frozenset())
+            return _Snapshot(table, self.group, -1, NotCounting(), frozenset())
         # Behind the version: what comes later may be of a batch on its way, which is not known not to count.
-        uncounted = table.uncounted(ledger)
+        left_out = table.not_counting(ledger, version=now.version)
         columns = frozenset(column_names(table.log(), version=now.version))
-        return _Snapshot(table, self.group, now.version, uncounted, columns)
+        return _Snapshot(table, self.group, now.version, left_out, columns)
 
     def _written_ledger(self) -> Ledger:
         """The ledger; whoever mistypes a table or a group is not told that all is well."""
@@ -306,7 +304,7 @@ class _Snapshot:
     table: DeadLetterTable
     group: str
     version: int
-    uncounted: Uncounted
+    left_out: NotCounting
     columns: Collection[str]
 
     def scan(self, wanted: LetterFilter, names: Sequence[str], where: str = "") -> Iterator[pa.RecordBatch]:
@@ -316,10 +314,10 @@ class _Snapshot:
         condition = " AND ".join(filter(None, (wanted.where(), where)))
         needed = [name for name in dict.fromkeys([*names, *_KEY]) if name in self.columns]
         for found in self.table.scan(
-            self.group, {}, needed, where=condition, version=self.version, has_corrected=wanted.is_all
+            self.group, NotCounting(), needed, where=condition, version=self.version, has_corrected=wanted.is_all
         ):
             letters = wanted.filtered(found)
-            status = _status(letters, self.uncounted)
+            status = _status(letters, self.left_out)
             if wanted.is_dismissed or not wanted.is_all:
                 is_meant: Any = pc.equal(status, pa.scalar(DISMISSED if wanted.is_dismissed else COUNTS))
                 letters, status = letters.filter(is_meant), status.filter(is_meant)
@@ -343,7 +341,7 @@ class _Snapshot:
             places = without_first(places, count)
             most *= _GROWTH if found.nbytes * _GROWTH < MOST_BYTES else 1
         if not self._has_places(wanted):
-            for part in self.scan(wanted, names, _UNPLACED):
+            for part in self.scan(wanted, names, UNPLACED):
                 yield _ordered(pa.Table.from_batches([part]), names)
 
     def _has_places(self, wanted: LetterFilter) -> bool:
@@ -392,15 +390,15 @@ def _with_columns(letters: pa.RecordBatch, names: Sequence[str], status: pa.Arra
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(schema))
 
 
-def _status(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
+def _status(letters: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
     """Of each dead letter whether it counts, or why it does not."""
-    whole = pa.array([bid for bid, ranges in uncounted.items() if not ranges], pa.string())
+    whole = pa.array([bid for bid, ranges in left_out.ranges.items() if not ranges], pa.string())
     not_counting = pc.if_else(pc.is_in(letters.column("_batch"), whole), ORPHANED, REPLACED)
     counting: Any = COUNTS
     for name, status in (("dismissed_by", DISMISSED), ("corrected_by", CORRECTED)):
         if name in letters.schema.names:
             counting = pc.if_else(letters.column(name).is_valid(), status, counting)
-    found: pa.Array[Any] = pc.if_else(counts(letters, uncounted), counting, not_counting)
+    found: pa.Array[Any] = pc.if_else(counts(letters, left_out), counting, not_counting)
     return found
 
 
@@ -486,7 +484,7 @@ def _find_examples(snapshot: _Snapshot, wanted: LetterFilter, kinds: Sequence[_K
             assert kind.at is not None
             _, is_unplaced, shard, sequence = kind.at
             by_place.setdefault((shard, None if is_unplaced else sequence), []).append(kind)
-            part = _UNPLACED if is_unplaced else f"_sequence = {sequence}"
+            part = UNPLACED if is_unplaced else f"_sequence = {sequence}"
             conditions.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND {part})")
         for letters in snapshot.scan(wanted, names, f"({' OR '.join(dict.fromkeys(conditions))})"):
             for letter in (row.to_pylist()[0] for row in _rows(letters)):

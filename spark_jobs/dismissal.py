@@ -1,9 +1,10 @@
 """A dismissal: dead letters that nobody will decode are marked as done with, by a person, with a note.
 
 A batch of kind ``dismiss`` replaces exactly their places, as a redrive does, and writes them into the dead-letter table
-once more, with who dismissed them and why. So the earlier dead letter counts no longer, the later one does, and a
-RESTORE takes a dismissal back like any other commit. What is left to do is what is not dismissed yet: one that was
-killed is run again.
+once more, with who dismissed them and why. A dead letter without a sequence has no place; its copy names the batch of
+the dead letter that it stands for. So the earlier dead letter counts no longer, the later one does, and a RESTORE takes
+a dismissal back like any other commit. What is left to do is what is not dismissed yet: a dismissal that was killed is
+run again.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.ingestion import Ingestion, Observer, ignore_steps
@@ -63,8 +66,6 @@ def dismiss(
 ) -> Iterator[int]:
     """Dismiss dead letters that count, some thousand in each commit.
 
-    Those without a sequence are left alone: a commit could not say which ones it replaces.
-
     Args:
         spark: a session that can write Delta tables.
         ingestion: the group, the table, and how long to retry.
@@ -108,7 +109,7 @@ def _dismiss_some(
     state = writer.ledger.read()
     check_replay(state, ingestion)
     writer.delete_orphaned(state)
-    letters = _placed(ingestion, wanted, MOST_LETTERS if most is None else min(most, MOST_LETTERS))
+    letters = _open(ingestion, wanted, MOST_LETTERS if most is None else min(most, MOST_LETTERS))
     if not letters.num_rows:
         return 0
     entry = writer.entry(
@@ -120,19 +121,20 @@ def _dismiss_some(
         dead=letters.num_rows,
         hint=state.newest.hint if state.newest else None,
     )
-    marked = letters.select(list(RECORDED))
+    batches: Any = pc.if_else(letters.column("_sequence").is_valid(), None, letters.column("_batch"))
+    marked = letters.select(list(RECORDED)).append_column("dismisses", batches)
     for name, value in (("dismissed_by", dismissal.by), ("note", dismissal.note)):
         marked = marked.append_column(name, pa.array([value] * marked.num_rows, pa.string()))
     return None if writer.dismiss(marked, entry) is None else letters.num_rows
 
 
-def _placed(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
-    """The first of those that are meant and have a sequence, one of each place."""
+def _open(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
+    """The first of those that are meant, one of each place, and all that have none."""
     letters = DeadLetters.of(ingestion)
     parts = [letters.schema().empty_table()]
     for part in letters.tables(replace(wanted, is_all=False, is_dismissed=False), limit=most):
         frame = part.select(list(PLACE)).to_pandas()
-        is_meant = part.column("_sequence").is_valid().to_numpy() & ~frame.duplicated().to_numpy()
+        is_meant = part.column("_sequence").is_null().to_numpy() | ~frame.duplicated().to_numpy()
         parts.append(part.filter(pa.array(is_meant)))
         if sum(part.nbytes for part in parts) > MOST_BYTES:
             break
@@ -140,7 +142,7 @@ def _placed(ingestion: Ingestion, wanted: LetterFilter, most: int) -> pa.Table:
 
 
 def _places(letters: pa.Table) -> Mapping[Shard, Intervals]:
-    frame = letters.select(list(PLACE)).to_pandas()
+    frame = letters.filter(letters.column("_sequence").is_valid()).select(list(PLACE)).to_pandas()
     return {
         shard: Intervals.of(*((sequence, sequence + 1) for sequence in own.tolist()))
         for shard, own in by_shard(frame, *PLACE)

@@ -275,7 +275,7 @@ class _DeadLetters:
         self._group = ledger.group
         snapshot = self._log.snapshot()
         self._version = snapshot.version if snapshot is not None else None
-        self._uncounted = table.uncounted(ledger) if snapshot is not None else {}
+        self._left_out = table.not_counting(ledger, version=self._version)
 
     def unplaced(self) -> Counter[Shard]:
         """How many have no sequence: their framing was lost, or they stand for what was gone."""
@@ -287,7 +287,7 @@ class _DeadLetters:
 
     def _scan(self, where: str) -> Iterator[pa.RecordBatch]:
         if self._version is not None:
-            yield from self._table.scan(self._group, self._uncounted, PLACE, where=where, version=self._version)
+            yield from self._table.scan(self._group, self._left_out, PLACE, where=where, version=self._version)
 
     def within(self, ranges: Mapping[Shard, Range]) -> Mapping[Shard, Sequences]:
         return sequences_of(self._scan(in_ranges(ranges)))

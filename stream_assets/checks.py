@@ -385,7 +385,7 @@ def _still_dead(context: StreamCheckContext, newest: _NewestMessages) -> int:
     of_batches = 0
     # A range that was gone has neither; it is no message.
     is_message = "_sequence IS NOT NULL OR payload IS NOT NULL"
-    for part in letters.scan(ledger.group, letters.uncounted(ledger), [*PLACE, "_batch"], where=is_message):
+    for part in letters.scan(ledger.group, letters.not_counting(ledger), [*PLACE, "_batch"], where=is_message):
         # Where the framing was lost there is no sequence, and entries that were claimed lie among those of others.
         is_placed = pc.and_(part.column("_sequence").is_valid(), pc.invert(pc.is_in(part.column("_batch"), claimed)))
         is_of_batch = pc.is_in(part.column("_batch"), batches)

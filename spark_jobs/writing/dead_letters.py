@@ -54,10 +54,21 @@ RECORDED = (
 )
 """The columns that a dead letter keeps where a dismissal, or a correction, is written of it."""
 # Columns of dead letters that were dismissed, and of what records a correction.
-_MARKS_DDL = {"dismissed_by": "string", "corrected_by": "string", "note": "string", "correction": "binary"}
+_MARKS_DDL = {
+    "dismissed_by": "string",
+    "corrected_by": "string",
+    "note": "string",
+    "correction": "binary",
+    "dismisses": "string",
+}
 # By these keys the metadata of a commit is known to be ours; every format has them.
 _MARKS = frozenset(("v", "bid", "app", "number"))
 _TIME = pa.timestamp("us", "UTC")
+# By these columns a dead letter without a sequence is known, and where its dismissal has them.
+_UNPLACED_KEY = ("_batch", "_stream", "_shard", "error", "offset")
+_DISMISSAL_KEY = ("dismisses", *_UNPLACED_KEY[1:])
+UNPLACED = "_sequence IS NULL"
+"""A condition, in SQL: the dead letters that have no sequence."""
 LETTER_SCHEMA: pa.Schema = pa.schema(
     (
         pa.field("_stream", pa.string()),
@@ -79,6 +90,7 @@ LETTER_SCHEMA: pa.Schema = pa.schema(
         pa.field("corrected_by", pa.string()),
         pa.field("note", pa.string()),
         pa.field("correction", pa.binary()),
+        pa.field("dismisses", pa.string()),
     )
 )
 """The columns of the table, as :meth:`DeadLetterTable.write` writes them."""
@@ -103,6 +115,22 @@ class OrphanedBatch:
     version: int
     is_passed: bool = False
     is_removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotCounting:
+    """Dead letters that are in their table and do not count.
+
+    Args:
+        ranges: those of batches.
+        dismissed: the keys of those without a sequence that a dismissal stands for.
+    """
+
+    ranges: Uncounted = field(default_factory=dict)
+    dismissed: frozenset[tuple[object, ...]] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges or self.dismissed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +163,8 @@ class DeadLetterTable:
     ``_recorded_at``. A range that was gone before it was read is one, too, without bytes.
 
     A dismissed one has ``dismissed_by`` and ``note``; it counts, since nothing else accounts for its message, and is in
-    no list of what is to be done. A row with ``corrected_by`` is none: it records with which ``correction`` of its
+    no list of what is to be done. Where it has no sequence, its dismissal names the batch of the dead letter that it
+    stands for as ``dismisses``. A row with ``corrected_by`` is none: it records with which ``correction`` of its
     payload a redrive of the batch made a row.
     """
 
@@ -207,7 +236,17 @@ class DeadLetterTable:
         own = read_table(spark, self.log(), version=snapshot.version).where(f.col("_group") == ledger.group)
         if "corrected_by" in own.columns:
             own = own.where("corrected_by IS NULL")
-        uncounted = self.uncounted(ledger)
+        unmeant = self.not_counting(ledger, version=snapshot.version)
+        if unmeant.dismissed:
+            dismissed = spark.createDataFrame(
+                list(unmeant.dismissed), "in_batch STRING, stream STRING, shard BIGINT, reason STRING, at BIGINT"
+            )
+            is_dismissed = f.expr(
+                f"{UNPLACED} AND _batch = in_batch AND _stream <=> stream AND _shard <=> shard "
+                "AND error <=> reason AND offset <=> at"
+            )
+            own = own.join(dismissed, is_dismissed, "left_anti")
+        uncounted = unmeant.ranges
         if not uncounted:
             return own
         whole = [(bid, None, None, None, None) for bid, ranges in uncounted.items() if not ranges]
@@ -228,16 +267,16 @@ class DeadLetterTable:
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
-        return self.scan(ledger.group, self.uncounted(ledger), PLACE)
+        return self.scan(ledger.group, self.not_counting(ledger), PLACE)
 
     def open_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Likewise of those that count and are not dismissed."""
-        return self.scan(ledger.group, self.uncounted(ledger), PLACE, is_open=True)
+        return self.scan(ledger.group, self.not_counting(ledger), PLACE, is_open=True)
 
     def scan(
         self,
         group: str,
-        uncounted: Uncounted,
+        left_out: NotCounting,
         columns: Sequence[str] | None = None,
         *,
         where: str = "",
@@ -251,7 +290,7 @@ class DeadLetterTable:
 
         Args:
             group: whose they are.
-            uncounted: those that are left out, see :meth:`uncounted`.
+            left_out: those that do not count, see :meth:`not_counting`.
             columns: all by default.
             where: a SQL condition.
             version: of their table, the newest by default.
@@ -263,15 +302,16 @@ class DeadLetterTable:
         """
         if self.log().snapshot() is None:
             return
-        needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, "_batch"]))
-        left_out = {"dismissed_by": is_open, "corrected_by": not has_corrected}
+        key = _UNPLACED_KEY if left_out.dismissed else ("_batch",)
+        needed = None if columns is None else list(dict.fromkeys([*columns, *PLACE, *key]))
+        marks = {"dismissed_by": is_open, "corrected_by": not has_corrected}
         # A table that an older release made has none of them.
         known = column_names(self.log(), version=version)
-        nulls = [f"{name} IS NULL" for name, is_left_out in left_out.items() if is_left_out and name in known]
+        nulls = [f"{name} IS NULL" for name, is_left_out in marks.items() if is_left_out and name in known]
         condition = " AND ".join([_is_of(group), *nulls, *([f"({where})"] if where else [])])
         for found in scan(self.log(), needed, where=condition, version=version):
             letters = _plain(found)
-            counting = letters.filter(counts(letters, uncounted)) if uncounted else letters
+            counting = letters.filter(counts(letters, left_out)) if left_out else letters
             yield counting if columns is None else counting.select(list(columns))
 
     def by_batch(self, *, version: int | None = None) -> Counter[str]:
@@ -287,6 +327,21 @@ class DeadLetterTable:
         """The dead letters that are there and do not count: orphaned, or in a range that was replaced since."""
         state = ledger.read()
         return _united(state.uncounted, self._replaced(ledger, state), _whole(self.orphaned(ledger, state)))
+
+    def not_counting(self, ledger: Ledger, *, version: int | None = None) -> NotCounting:
+        """As :meth:`uncounted`, with those without a sequence that a dismissal stands for.
+
+        Args:
+            ledger: of the main table.
+            version: of the dead-letter table, the newest by default.
+        """
+        ranges = self.uncounted(ledger)
+        if self.log().snapshot() is None or "dismisses" not in column_names(self.log(), version=version):
+            return NotCounting(ranges)
+        found = self.scan(
+            ledger.group, NotCounting(ranges), _DISMISSAL_KEY, where="dismisses IS NOT NULL", version=version
+        )
+        return NotCounting(ranges, frozenset(key for part in found for key in _keys(part, _DISMISSAL_KEY)))
 
     def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:
         """Delete the dead letters that will never count, and tell which of the others do not count.
@@ -354,7 +409,7 @@ class DeadLetterTable:
             for shard, parts in replaced.ranges.items()
         }
         found: dict[str, dict[Shard, Intervals]] = {}
-        for letters in self.scan(ledger.group, {}, [*PLACE, "_batch"], where=in_ranges(places)):
+        for letters in self.scan(ledger.group, NotCounting(), [*PLACE, "_batch"], where=in_ranges(places)):
             for bid, of_batch in letters.to_pandas().groupby("_batch"):
                 for shard, sequences in by_shard(of_batch, *PLACE):
                     parts = replaced.of(shard, str(bid), sequences)
@@ -526,7 +581,11 @@ def _plain(letters: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def counts(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
+def _keys(letters: pa.RecordBatch, names: Sequence[str]) -> list[tuple[object, ...]]:
+    return list(zip(*(letters.column(name).to_pylist() for name in names), strict=True))
+
+
+def counts(letters: pa.RecordBatch, left_out: NotCounting) -> pa.Array[Any]:
     """For each dead letter, whether it is none of those that do not count."""
     counts = np.ones(len(letters), np.bool_)
     batches = np.array(letters.column("_batch").to_pylist(), object)
@@ -535,7 +594,7 @@ def counts(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
     sequences = letters.column("_sequence").fill_null(0).to_numpy(zero_copy_only=False)
     shards = pd.Series(list(zip(letters.column("_stream").to_pylist(), letters.column("_shard").to_pylist())))
     for bid, rows in pd.Series(batches).groupby(batches).groups.items():
-        ranges = uncounted.get(str(bid))
+        ranges = left_out.ranges.get(str(bid))
         if ranges is None:
             continue
         if not ranges:
@@ -544,6 +603,10 @@ def counts(letters: pa.RecordBatch, uncounted: Uncounted) -> pa.Array[Any]:
         for (stream, number), own in shards[rows].groupby(shards[rows]).groups.items():
             parts = ranges.get(Shard(str(stream), int(number)), Intervals())
             counts[own] &= ~(is_within(sequences[own], parts) & is_placed[own])
+    if left_out.dismissed and not is_placed.all():
+        unplaced = np.flatnonzero(~is_placed)
+        keys = _keys(letters.take(unplaced), _UNPLACED_KEY)
+        counts[unplaced] &= np.array([key not in left_out.dismissed for key in keys], np.bool_)
     return pa.array(counts)
 
 

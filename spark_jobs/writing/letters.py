@@ -169,8 +169,8 @@ class LetterReader:
         return pa.Table.from_batches(parts)
 
     def _scan(self, columns: list[str] | None = None, where: str = "") -> Iterator[pa.RecordBatch]:
-        uncounted = self.table.uncounted(self.ledger)
-        yield from self.table.scan(self.ledger.group, uncounted, columns, where=where, is_open=True)
+        left_out = self.table.not_counting(self.ledger)
+        yield from self.table.scan(self.ledger.group, left_out, columns, where=where, is_open=True)
 
 
 def first_places(places: Places, most: int) -> Places:

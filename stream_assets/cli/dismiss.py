@@ -37,7 +37,6 @@ def dismiss(
     """Mark dead letters as done with, since nothing will ever decode them; checks count them no longer.
 
     They stay in the dead-letter table, with who dismissed them, when and why, and `verify` accounts for their messages.
-    Those without a sequence cannot be dismissed.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
+from stream_consumers.options import FileProducerOptions
 from stream_consumers.urls import StreamUrl
+from tests.support.ss_files import flip, items
 from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
@@ -35,7 +38,8 @@ class Lake:
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.url = spark, f"file://{folder}/orders.ss/orders"
         self.what = Ingestion("g", str(folder / "t"), Json("id BIGINT"), retry_seconds=0.0)
-        with create_producer(self.url) as producer:
+        options = FileProducerOptions(beacon_interval=1024)
+        with create_producer(self.url, producer_options=options) as producer:
             for number in range(30):
                 producer.send(b'{"id": ' if number in BROKEN else b'{"id": %d}' % number)
         self.ingest()
@@ -69,6 +73,27 @@ class Lake:
     def open(self) -> list[int]:
         found: list[int] = self.letters.to_arrow(columns=["_sequence"]).column("_sequence").to_pylist()
         return found
+
+    def lose_framing(self) -> None:
+        """More messages, some of which cannot be told from the bytes around them, up to the next beacon."""
+        file = Path(self.url.removeprefix("file://")).parent
+        with create_producer(self.url) as producer:
+            for number in range(30, 90):
+                producer.send(b'{"id": %d, "text": "%s"}' % (number, b"x" * 100))
+        flip(file, items(file)[50].offset, 0xF0)
+        self.ingest()
+
+    def unplaced(self) -> tuple[int, int, int]:
+        """How many without a sequence count, by delta-rs and by Spark, and how many of them are open."""
+        table, ledger = self.what.dead_letters(), self.what.ledger()
+        sequences = [part.column("_sequence") for part in table.counted_places(ledger)]
+        counted = table.counted(self.spark, ledger)
+        assert counted is not None
+        return (
+            sum(column.null_count for column in sequences),
+            counted.where("_sequence IS NULL").count(),
+            sum(part.column("_sequence").null_count for part in table.open_places(ledger)),
+        )
 
     def version(self) -> int:
         return DeltaTable(self.what.table).version()
@@ -109,6 +134,25 @@ def test_dismissed_ones_are_done_with_and_still_account_for_their_messages(lake:
     lake.ingest()
     assert lake.open() == [4, 9, 22], "a RESTORE takes a dismissal back"
     lake.assert_each_once()
+
+
+def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None:
+    lake.lose_framing()
+    before = lake.version()
+    wanted = LetterFilter(reason="unreadable")
+    (framing,) = lake.letters.to_arrow(wanted).to_pylist()
+    assert (framing["_sequence"], framing["offset"] is not None) == (None, True)
+    assert lake.dismiss() == 4, "with the three that have a place"
+    assert lake.open() == []
+    (found,) = lake.letters.to_arrow(replace(wanted, is_dismissed=True)).to_pylist()
+    assert (found["error"], found["dismissed_by"], found["dismisses"]) == (framing["error"], "ann", framing["_batch"])
+    assert lake.dismiss() == 0
+    assert lake.unplaced() == (1, 1, 0)
+    lake.ingest()
+    lake.restore(before)
+    lake.ingest()
+    assert lake.open() == [4, 9, 22, None], "a RESTORE takes a dismissal back"
+    assert lake.unplaced() == (1, 1, 1)
 
 
 def test_a_dismissed_one_that_is_replayed_and_refused_again_is_a_dead_letter_again(lake: Lake) -> None:
