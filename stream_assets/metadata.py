@@ -17,6 +17,7 @@ from spark_jobs.batches.redrive import Outcome
 from spark_jobs.decoding.decoders import Decoder, header_columns, is_resolved, key_columns
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.table_times import COLUMNS
+from spark_jobs.reading.source import STREAM_DESCRIPTIONS
 from stream_consumers.batches import Range
 from stream_consumers.messages import Shard
 
@@ -35,12 +36,6 @@ OF_PARTITIONS = (
     *("replay/start", "replay/stop", "replay/partitions"),
 )
 """What of the metadata of a run is true of each partition that it has touched; the rest are sums of the run."""
-_DESCRIPTIONS = {
-    "_stream": "The stream of the message.",
-    "_shard": "The shard of the message: the partition of a Kafka topic.",
-    "_sequence": "The place of the message in its shard: the offset in Kafka.",
-    "_timestamp": "The time of the message, in UTC.",
-}
 _NESTED = re.compile(r"<[^<>]*>|\([^()]*\)|'[^']*'|\"[^\"]*\"")
 _FIRST_WORD = re.compile(r"(?:^|,)\s*(`[0-9]+`|[^\s:,`]+)")
 
@@ -337,7 +332,7 @@ def column_schema(columns: list[StructField]) -> dg.TableSchema:
             dg.TableColumn(
                 column.name,
                 column.dataType.simpleString(),
-                description=column.metadata.get("comment") or _DESCRIPTIONS.get(column.name),
+                description=column.metadata.get("comment") or STREAM_DESCRIPTIONS.get(column.name),
                 constraints=dg.TableColumnConstraints(nullable=column.nullable),
             )
             for column in columns

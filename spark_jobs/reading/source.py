@@ -26,7 +26,14 @@ from stream_consumers.errors import SchemaMismatchError, StreamAssetsError
 STREAM_TYPES = {"_stream": "string", "_shard": "bigint", "_sequence": "bigint", "_timestamp": "timestamp"}
 STREAM_COLUMNS = tuple(STREAM_TYPES)
 DEAD_LETTER_COLUMNS = ("_key", "_payload", "_headers", "_error", "_offset", "_is_message")
-STREAM_DDL = ", ".join(f"{name} {kind}" for name, kind in STREAM_TYPES.items())
+STREAM_DESCRIPTIONS = {
+    "_stream": "The stream of the message.",
+    "_shard": "The shard of the message: the partition of a Kafka topic.",
+    "_sequence": "The place of the message in its shard: the offset in Kafka.",
+    "_timestamp": "The time of the message, in UTC.",
+}
+"""The comments of these columns in a new table."""
+STREAM_DDL = ", ".join(f"{name} {kind} COMMENT '{STREAM_DESCRIPTIONS[name]}'" for name, kind in STREAM_TYPES.items())
 DEAD_LETTER_DDL = (
     f"_key BINARY, _payload BINARY, _headers {HEADERS_DDL}, _error STRING, _offset BIGINT, _is_message BOOLEAN"
 )

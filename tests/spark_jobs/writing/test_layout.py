@@ -24,7 +24,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.ledger.delta_log import DeltaLog
 from spark_jobs.ledger.entries import LedgerEntry
 from spark_jobs.ledger.ledger import COMMIT_COORDINATOR, Ledger
-from spark_jobs.reading.source import STREAM_COLUMNS
+from spark_jobs.reading.source import STREAM_COLUMNS, STREAM_DESCRIPTIONS
 from spark_jobs.verify import verify
 from spark_jobs.writing.layout import STATS_COLUMNS, TableLayout, create_table, register
 from stream_consumers.create import create_producer, open_batch_source
@@ -100,6 +100,7 @@ def test_a_table_is_made_as_it_is_to_be_laid_out_and_replays_keep_it(
     assert (found["partitionColumns"], found["clusteringColumns"]) == (partitions, clusters)
     assert found["properties"]["delta.enableChangeDataFeed"] == "true"
     assert found["properties"]["delta.dataSkippingStatsColumns"] == stats
+    assert comments(what.table) == STREAM_DESCRIPTIONS
 
 
 @pytest.mark.spark
@@ -154,7 +155,7 @@ def test_generated_columns_constraints_and_comments_are_made_and_replays_keep_th
         drain(spark, url, what)
     drain(spark, url, replace(plain, table=str(folder / "plain")))
     for table in (what.table, str(folder / "plain")):
-        assert comments(table) == {"id": "of the order"}
+        assert comments(table) == {"id": "of the order", **STREAM_DESCRIPTIONS}
 
 
 @pytest.mark.spark
