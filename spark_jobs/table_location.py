@@ -16,6 +16,10 @@ from stream_consumers.errors import InvalidOptionError
 from stream_consumers.options import check_name
 
 LOCAL = "file"
+LONGEST_NAME = 255
+"""The most bytes of one name in a path, as local file systems have it,"""
+LONGEST_PATH = 3900
+"""and of the path of a table: Linux has 4,096 for that of a file in it."""
 S3 = frozenset({"s3", "s3a"})
 _AMBIGUOUS = re.compile(r"%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]" + ("" if os.sep == "\\" else r"|\\"))
 # A URI for Hadoop, and a path for everybody else.
@@ -66,6 +70,13 @@ something else. Use a path without backslashes, control characters, and percent 
             remedy="Use a path without backslashes, control characters, and percent signs before two hexadecimal "
             "digits.",
         )
+    if scheme(location) == LOCAL:
+        name, path = max(map(len, os.fsencode(location).split(b"/"))), len(os.fsencode(location))
+        if name > LONGEST_NAME or path > LONGEST_PATH:
+            raise InvalidOptionError(
+                f"table={location[:80]!r}… has {path:,} bytes, and up to {name:,} between two slashes",
+                remedy=f"Use a path of at most {LONGEST_PATH:,} bytes, with names of at most {LONGEST_NAME}.",
+            )
     return location
 
 

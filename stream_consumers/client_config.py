@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from stream_consumers.errors import InvalidOptionError
+from stream_consumers.options import is_plain_text
 
 Scalar = str | int | float | bool
 
@@ -47,7 +48,8 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
     """The configuration with every deferred value looked up.
 
     Raises:
-        InvalidOptionError: a variable that is not set, or a value that is no text, number or truth value.
+        InvalidOptionError: a variable is not set, a value is no text, number or truth value, or text has a NUL or a
+            lone surrogate.
 
     Example:
         >>> resolve({"security.protocol": "SASL_SSL"})
@@ -70,6 +72,10 @@ def resolve(config: ClientConfig) -> dict[str, Scalar]:
             raise InvalidOptionError(
                 f"the option {name!r} is a {type(value).__name__}",
                 remedy="Use text, a number, a truth value or an EnvVar: executors get a copy.",
+            )
+        if not is_plain_text(f"{name}{resolved[name]}"):
+            raise InvalidOptionError(
+                f"the option {name!r}, or its value, has a NUL or a lone surrogate", remedy="Give it as UTF-8 text."
             )
     return resolved
 

@@ -82,8 +82,9 @@ def _columns(table: str, storage: Mapping[str, str]) -> dict[str, Any]:
     from spark_jobs.reading.source import STREAM_COLUMNS
     from spark_jobs.reading.spark_types import arrow_schema
     from spark_jobs.reading.sql_types import ddl
+    from spark_jobs.table_location import check_location
 
-    log = DeltaLog(table, storage_options=storage)
+    log = DeltaLog(check_location(table), storage_options=storage)
     if log.snapshot() is None:
         raise TableUnreadableError(f"there is no Delta table at {table}", remedy="Leave --table-like out.")
     columns = StructType.fromJson(dict(schema_of(log)))

@@ -63,3 +63,10 @@ def test_what_is_set_anyway_may_be_said() -> None:
 def test_options_without_a_client_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="file has no client"):
         StreamSource(StreamUrl.parse("file://x.ss/o"), client={"x": 1})
+
+
+@pytest.mark.parametrize("text", ["AWS_REGION=\udcff", "AWS\udcff=eu", "sasl.password=a\0b"])
+def test_text_that_a_client_cannot_be_given_is_refused_without_its_value(text: str) -> None:
+    with pytest.raises(InvalidOptionError) as told:
+        resolve(dict([parse_client_option(text)]))
+    assert "a\\x00b" not in str(told.value)

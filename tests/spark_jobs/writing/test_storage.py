@@ -14,7 +14,7 @@ from spark_jobs.batches.ingestion import Ingestion, Step
 from spark_jobs.jars import LOG_STORE_CLASS, S3_LOG_STORE_CLASS
 from spark_jobs.writing import dead_letters, sink, storage
 from spark_jobs.writing.storage import check_log_store
-from stream_consumers.errors import StorageMismatchError, Terminal, UnsafeStorageError
+from stream_consumers.errors import InvalidOptionError, StorageMismatchError, Terminal, UnsafeStorageError
 from tests.support.ingesting import drain, entries, ingestion
 from tests.support.kafka_topics import Once
 from tests.support.streams import assert_each_once, write_stream
@@ -197,3 +197,10 @@ def test_a_batch_that_only_spark_sees_is_an_error_and_written_once(
     ):
         drain(spark, url, what, Once(Step.PLANNED, lambda: request.getfixturevalue("server_disk")))
     assert versions(theirs) == 2
+
+
+@pytest.mark.parametrize("table", ["x" * 256, "ü" * 128, "lake/" * 800], ids=["name", "bytes", "path"])
+def test_a_path_that_no_file_system_has_is_refused(table: str) -> None:
+    with pytest.raises(InvalidOptionError):
+        table_location.check_location(table)
+    assert table_location.check_location("x" * 255).endswith("x")
