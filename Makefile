@@ -27,7 +27,7 @@ demo: setup ## 100,000 messages from a file into Delta under Dagster, with two r
 dev: setup ## Open the Dagster UI on the demo's data (http://127.0.0.1:3000)
 	@test -f .demo/orders.ss || echo "no demo data yet: the sensor will say so until you run make demo"
 	@mkdir -p .demo/dagster
-	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1
+	DAGSTER_HOME=$(CURDIR)/.demo/dagster PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dg dev -w workspace.yaml -h 127.0.0.1
 
 pictures: setup ## The pictures of the Dagster UI in docs/images, by the tests that look at its pages
 	@tools/browser

@@ -1,7 +1,7 @@
 """An asset whose run is a job of `spark-submit` on a cluster: Dagster starts it and hears of it through Dagster Pipes.
 
 export SPARK_MASTER=spark://host:7077
-dagster dev -f examples/pipes/definitions.py
+dg dev -f examples/pipes/definitions.py
 """
 
 import os

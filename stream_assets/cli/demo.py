@@ -255,7 +255,7 @@ def _tell_of_the_ui(place: Home) -> None:
         console.print("to see the runs in the Dagster UI, first: pip install 'stream-assets[demo]'", markup=False)
     names = f"DAGSTER_HOME={place.dagster_home} STREAM_ASSETS_DEMO={place.path}"
     console.print(
-        f"the Dagster UI of these runs: {names} dagster dev -m stream_assets.definitions", markup=False, soft_wrap=True
+        f"the Dagster UI of these runs: {names} dg dev -m stream_assets.definitions", markup=False, soft_wrap=True
     )
 
 
