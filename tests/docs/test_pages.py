@@ -142,7 +142,7 @@ def test_the_readme_from_the_first_message_to_the_verdict(
     ingest = run(README, {})["defs"].resolve_job_def("ingest_orders")
     ran = []
     for words in (words for block in blocks(README) if block.language == "sh" for words in commands(block.text)):
-        if words[0] == "dagster":
+        if words[:2] == ["dg", "dev"]:
             assert ingest.execute_in_process().success
         elif words[0] == "stream-assets":
             result = CliRunner().invoke(main, words[1:])
@@ -150,7 +150,7 @@ def test_the_readme_from_the_first_message_to_the_verdict(
         ran.append(words[:2])
     assert ran[-4:] == [
         ["stream-assets", "produce"],
-        ["dagster", "dev"],
+        ["dg", "dev"],
         ["stream-assets", "lag"],
         ["stream-assets", "verify"],
     ]
@@ -219,8 +219,7 @@ def check_command(words: list[str]) -> None:
                         StreamUrl.parse(word).required_streams()
     elif program == "make":
         assert re.search(rf"^{rest[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no make {rest[0]}"
-    elif program == "dagster":
-        assert rest[0] == "dev"
+    elif program == "dg" and rest[0] == "dev" and "-f" in rest:
         assert rest[2] == "definitions.py" or (ROOT / rest[2]).is_file()
     elif program == ".venv/bin/pytest":
         assert all((ROOT / word).exists() for word in rest if word.startswith("tests"))
