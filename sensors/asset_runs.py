@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from stream_consumers.messages import is_recent
+from stream_consumers.wording import counted
 
 IN_FLIGHT = (
     dg.DagsterRunStatus.QUEUED,
@@ -160,7 +161,9 @@ class AssetRuns:
         if not is_recent(newest.ended, now=self.now, seconds=pause):
             return None
         left = newest.ended + pause - self.now
-        return f"the last {failures} runs failed (newest: {newest.run.run_id}); the next try is in {left:.0f} s"
+        return (
+            f"the last {counted(failures, 'run')} failed (newest: {newest.run.run_id}); the next try is in {left:.0f} s"
+        )
 
 
 def _jobs(repository: dg.RepositoryDefinition | None, asset_key: dg.AssetKey) -> list[str]:

@@ -12,6 +12,7 @@ from sensors.asset_runs import IN_FLIGHT
 from sensors.cursors import read_cursor, write_cursor
 from spark_jobs.batches.ingestion import Ingestion
 from stream_consumers.options import check_count, choice
+from stream_consumers.wording import counted
 
 DEAD_LETTERS_TAG = "stream_assets/dead_letters"
 
@@ -39,11 +40,11 @@ class NewDeadLetters:
 
         Example:
             >>> NewDeadLetters(dg.AssetKey("orders"), "/lake/orders_dead_letters", 3, 10, 0).describe()
-            '3 new dead letters of orders, 10 in all, are in /lake/orders_dead_letters'
+            '/lake/orders_dead_letters has 3 new dead letters of orders, 10 in all'
         """
-        lost = f"; up to {self.lost} messages were gone before they were read" if self.lost else ""
+        lost = f"; up to {counted(self.lost, 'message')} gone before the read" if self.lost else ""
         name = self.asset_key.to_user_string()
-        return f"{self.new} new dead letters of {name}, {self.total} in all, are in {self.table}{lost}"
+        return f"{self.table} has {counted(self.new, 'new dead letter')} of {name}, {self.total} in all{lost}"
 
 
 Tell = Callable[[dg.SensorEvaluationContext, NewDeadLetters], object]
@@ -104,10 +105,10 @@ def make_dead_letter_sensor(
         known = _Cursor(min(known.dead, totals.dead), min(known.lost, lost))
         new = (totals.dead - known.dead) + (lost - known.lost)
         if new < least:
-            return _skip(f"{new} new dead letters, {totals.dead} in all", known)
+            return _skip(f"{counted(new, 'new dead letter')}, {totals.dead} in all", known)
         running = _running(context.instance, job) if job is not None else None
         if running is not None:
-            return _skip(f"{new} new dead letters wait for run {running}", known)
+            return _skip(f"run {running} has to end before {counted(new, 'new dead letter')} can be redriven", known)
         found = NewDeadLetters(asset_key, ingestion.dead_letters().path, totals.dead - known.dead, totals.dead, lost)
         context.log.warning(found.describe())
         if tell is not None:

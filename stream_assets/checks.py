@@ -34,6 +34,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_count, check_range, choice
+from stream_consumers.wording import counted
 
 _MOST_COMPARED = 1000
 _PAGE = 25
@@ -84,7 +85,9 @@ def build_lag_check(
             },
         )
 
-    description = f"The group is at most {max_messages} messages behind, and nothing is gone that it has not read."
+    description = (
+        f"The group is at most {counted(max_messages, 'message')} behind, and nothing is gone that it has not read."
+    )
     return StreamCheck(name, description, evaluate, blocking)
 
 
@@ -188,7 +191,9 @@ def build_dead_letter_ratio_check(
         return dg.AssetCheckResult(
             passed=ratio <= max_ratio and not nothing,
             severity=level,
-            description=nothing or f"{dead} of {messages} messages of the newest {len(newest.entries)} batches",
+            description=nothing
+            or f"{dead} of {counted(messages, 'message')} in the newest "
+            f"{counted(len(newest.entries), 'batch', 'batches')}",
             metadata={
                 "stream/dead_letter_ratio": ratio,
                 "stream/max_dead_letter_ratio": float(max_ratio),

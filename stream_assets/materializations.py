@@ -33,6 +33,7 @@ from stream_assets.partitions import Touched, rows_elsewhere, rows_in_partitions
 from stream_consumers.batches import Range
 from stream_consumers.errors import LedgerUnreadableError, TableUnreadableError
 from stream_consumers.messages import Shard
+from stream_consumers.wording import counted
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 _DATA_VERSION = "dagster/data_version"
@@ -96,7 +97,7 @@ class Told(ABC):
         try:
             tell()
         except Exception as error:  # noqa: BLE001 - what ends the run is to be seen, not what comes of it
-            self._context.log.warning(f"Dagster could not be told of {batches} batches: {error}")
+            self._context.log.warning(f"Dagster could not be told of {counted(batches, 'batch', 'batches')}: {error}")
 
     @abstractmethod
     def result(self) -> dg.AssetMaterialization | None:
@@ -120,7 +121,7 @@ class Told(ABC):
                 "cannot be told any more, since VACUUM has removed their files; replay those that they may have touched"
             )
         if touched.outside:
-            self._context.log.info(f"{touched.outside} rows are of no partition: their time lies outside of all")
+            self._context.log.info(f"no partition has the time of {counted(touched.outside, 'row')}")
 
     def _made(
         self, metadata: Mapping[str, dg.MetadataValue], version: int, *, is_spark_asked: bool = True
@@ -310,7 +311,7 @@ class ReplayMaterialization(Told):
         self._messages += sum(report.messages.values()) + report.dead
         self._left = sum(report.lag.values())
         share = 100 * self._messages // max(1, self._messages + self._left)
-        self._context.log.info(f"{share} % are replayed: {self._messages} messages, and {self._left} are left")
+        self._context.log.info(f"replayed {counted(self._messages, 'message')}, {share} %; {self._left} left")
 
     def tell_rest(self) -> None:
         """The run ends with an error: the rows are not yet those of the replay."""

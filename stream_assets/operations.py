@@ -11,6 +11,7 @@ from stream_assets.metadata import VERSION
 from stream_assets.resources import run_session
 from stream_assets.stream_run import failures
 from stream_consumers.options import choice
+from stream_consumers.wording import counted
 
 
 def build_maintenance(
@@ -137,10 +138,10 @@ def build_dead_letter_sensor(
 
 
 def _describe(done: TableMaintenance) -> str:
-    joined = f"{done.files_before} files became {done.files_after}"
+    joined = f"{counted(done.files_before, 'file')} became {done.files_after}"
     if done.is_busy:
         joined = "another commit came first, so that files are joined the next time"
-    deleted = "files that nobody needs" if done.deleted_files is None else f"{done.deleted_files} files"
+    deleted = "files that nobody needs" if done.deleted_files is None else counted(done.deleted_files, "file")
     kept = "; the ledger was said again" if done.is_kept else ""
     return f"{done.table}: {joined}, {deleted} were deleted{kept}"
 

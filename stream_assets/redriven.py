@@ -14,6 +14,7 @@ from stream_assets.config import RedriveConfig
 from stream_assets.materializations import Context, Told
 from stream_assets.metadata import outcome_metadata, redrive_metadata
 from stream_assets.stream_to_table import StreamToTable
+from stream_consumers.wording import counted
 
 
 class RedriveMaterialization(Told):
@@ -35,7 +36,8 @@ class RedriveMaterialization(Told):
         super().add(report)
         left = sum(report.lag.values())
         self._context.log.info(
-            f"{sum(report.messages.values())} dead letters are rows in version {report.version} of {self._table}; "
+            f"version {report.version} of {self._table} has rows of "
+            f"{counted(sum(report.messages.values()), 'dead letter')}; "
             f"{left} are left to try"
         )
 
@@ -104,13 +106,13 @@ def _dismiss(
     )
     count = sum(dismissed)
     context.add_output_metadata({"redrive/dismissed": count})
-    context.log.info(f"{count} dead letters are dismissed: {config.dismiss}")
+    context.log.info(f"dismissed {counted(count, 'dead letter')}: {config.dismiss}")
 
 
 def _tell_outcome(context: Context, outcome: Outcome, *, become: str) -> None:
     # Without a row there is no materialization; the run has it in any case.
     context.add_output_metadata(outcome_metadata(outcome))
-    context.log.info(f"{outcome.decoded} dead letters {become}, {outcome.dead} stay what they are")
+    context.log.info(f"{counted(outcome.decoded, 'dead letter')} {become}, {outcome.dead} stay what they are")
     for reason, refusal in outcome.refused.items():
         example = f", like {refusal.first}" if refusal.first else ""
         context.log.info(f"{refusal.count} stay dead letters{example}: {reason}")

@@ -23,6 +23,7 @@ from stream_consumers.options import DataLoss
 from stream_consumers.redis.claim_name import Trimmed
 from stream_consumers.redis.claims import ClaimedEntries, RedisClaims
 from stream_consumers.redis.ids import to_sequence
+from stream_consumers.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,14 @@ class ClaimLosses:
             self._claims.account_for(shard, unread)
 
     def _error(self, trimmed: Mapping[Shard, Trimmed]) -> DataLossError:
-        texts = [f"{s}: {part.entries} entries from {part.start} to {part.end}" for s, part in sorted(trimmed.items())]
+        texts = [
+            f"{s}: {counted(part.entries, 'entry', 'entries')} from {part.start} to {part.end}"
+            for s, part in sorted(trimmed.items())
+        ]
         for shard, ids in sorted(self._gone.items()):
-            texts.append(f"{shard}: {len(ids)} pending entries, the first {min(map(to_sequence, ids))}")
+            texts.append(
+                f"{shard}: {counted(len(ids), 'pending entry', 'pending entries')} from {min(map(to_sequence, ids))}"
+            )
         count = sum(part.entries for part in trimmed.values()) + sum(map(len, self._gone.values()))
         return DataLossError(
             f"{count} entries of {self._claims.url} were trimmed or deleted before group {self._ingestion.group!r} "

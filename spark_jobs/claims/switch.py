@@ -22,6 +22,7 @@ from stream_consumers.messages import Shard
 from stream_consumers.redis.batches import added_before
 from stream_consumers.redis.claim_name import ClaimName
 from stream_consumers.redis.claims import RedisClaims
+from stream_consumers.wording import counted
 
 
 def enter_claim_mode(claims: RedisClaims, state: LedgerState, *, was_claimed: bool) -> None:
@@ -87,7 +88,8 @@ def check_settled(claims: RedisClaims) -> None:
     pending = {shard: backlog.pending for shard, backlog in claims.backlog().items() if backlog.pending}
     if pending:
         raise GroupActiveError(
-            f"{sum(pending.values())} entries of {claims.url} are pending in group {claims.group.name!r}",
+            f"group {claims.group.name!r} of {claims.url} has "
+            f"{counted(sum(pending.values()), 'pending entry', 'pending entries')}",
             remedy="Let its members write or acknowledge them and end; then switch. If a switch was begun, first go "
             "back with: stream-assets switch --to load_balanced.",
             **{str(shard): count for shard, count in sorted(pending.items())},

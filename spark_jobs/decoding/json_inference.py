@@ -17,6 +17,7 @@ from spark_jobs.decoding.json_decoder import Json
 from spark_jobs.decoding.json_documents import object_text, read_object, why
 from spark_jobs.decoding.json_values import Constant, Integer, Number
 from spark_jobs.decoding.times import read_day, read_moment
+from stream_consumers.wording import counted
 
 MOST_LEVELS = 20
 """What is in more objects and arrays than these is a VARIANT: Spark Connect takes types of some 30 levels."""
@@ -301,7 +302,9 @@ def _type_of_parts(seen: Seen, path: str, level: int, remarks: list[str]) -> str
 
 
 def _told(seen: Seen) -> str:
-    return " and ".join(f"{kind} {count} times" for kind, count in seen.kinds.most_common() if kind != "null")
+    return " and ".join(
+        f"{kind} {counted(count, 'time')}" for kind, count in seen.kinds.most_common() if kind != "null"
+    )
 
 
 def together(parts: Iterable[Seen]) -> Seen:

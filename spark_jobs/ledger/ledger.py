@@ -26,6 +26,7 @@ from stream_consumers.errors import (
 )
 from stream_consumers.messages import Shard
 from stream_consumers.options import check_name
+from stream_consumers.wording import counted
 
 LOG_RETENTION = "delta.logRetentionDuration"
 FULL_EVERY = 10
@@ -414,7 +415,8 @@ class Ledger:
         number = snapshot.last_number(app)
         if number:
             raise LedgerTruncatedError(
-                f"the log of {self.log.path} was cleaned: {app} wrote {number} batches, none is readable",
+                f"the log of {self.log.path} was cleaned: "
+                f"{app} wrote {counted(number, 'batch', 'batches')}, none is readable",
                 remedy="Say where to start with a new group name and table, or restore the log files.",
                 version=snapshot.version,
             )

@@ -31,6 +31,7 @@ from spark_jobs.spark_server.folder import (
 )
 from spark_jobs.spark_server.process import USER, idle_seconds
 from stream_consumers.errors import SparkEndedError, SparkSessionError
+from stream_consumers.wording import counted
 
 START_SECONDS = 300.0
 # Beside the one that is started: tests that change their folder would leave a server each behind.
@@ -203,7 +204,7 @@ def _running(folder: ServerFolder) -> Address | None:
         return address
     if folder.is_alive() and (runs := len(folder.connected())):
         raise UnusableFolderError(
-            f"the local Spark server (process {folder.process()}) does not answer, and {runs} runs use it; "
+            f"the local Spark server (process {folder.process()}) does not answer; {counted(runs, 'run')} may use it; "
             "stream-assets spark stop --force ends it"
         )
     end(folder)

@@ -15,6 +15,7 @@ from spark_jobs.session import first_line
 from spark_jobs.table_location import LOCAL, S3, scheme, spark_location, sql_name
 from spark_jobs.writing.failures import catalog_away, explain
 from stream_consumers.errors import StorageMismatchError, UnsafeStorageError
+from stream_consumers.wording import counted
 
 HISTORY = 100
 # Their renames, or their own conditions, put a file only if it is absent, and Delta's log stores for them use that.
@@ -110,7 +111,8 @@ def check_files(log: DeltaLog, version: int) -> None:
     missing = log.missing_files(version)
     if missing:
         raise StorageMismatchError(
-            f"version {version} of {log.path} has {len(missing)} files that are not on this machine, like {missing[0]}",
+            f"version {version} of {log.path} has "
+            f"{counted(len(missing), 'file')} not on this machine, like {missing[0]}",
             remedy="The executors wrote them elsewhere. Stop the runs, go back with RESTORE TABLE … TO VERSION AS OF "
             f"{version - 1}, and give the table as a path or URI that this machine and all executors share. Nothing "
             "was committed to the broker, and after the RESTORE these messages are read again.",

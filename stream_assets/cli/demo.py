@@ -29,6 +29,7 @@ from stream_assets.cli.output import print_rows, progress_bar
 from stream_assets.testing import KILLS_VARIABLE
 from stream_consumers.create import create_producer, open_batch_source
 from stream_consumers.errors import LedgerUnreadableError, WriteError
+from stream_consumers.wording import counted
 
 MESSAGES = 100_000
 MALFORMED = 20
@@ -207,7 +208,7 @@ def _tell(place: Home, instance: dg.DagsterInstance, run: dg.DagsterRun, seen: d
         how = "killed with SIGKILL" if failed <= count else "failed for another reason, and is tried again"
         what = what if failed <= count else _reason(instance, run)
         console.print(
-            f"  run {short} [red]{how}[/] {escape(what)}; {_covered(place)} messages are in the ledger",
+            f"  run {short} [red]{how}[/] {escape(what)}; the ledger has {counted(_covered(place), 'message')}",
             soft_wrap=True,
         )
     elif run.status is dg.DagsterRunStatus.SUCCESS:

@@ -15,6 +15,7 @@ from stream_assets.cli.streams import go_to
 from stream_consumers.client_config import ClientConfig
 from stream_consumers.create import create_consumer
 from stream_consumers.errors import InvalidOptionError, SchemaMismatchError, TableUnreadableError
+from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from spark_jobs.decoding.json_inference import InferredSchema
@@ -61,7 +62,7 @@ def infer(
     if not found.fields:
         reasons = "; ".join(f"{count} are {reason}" for reason, count in found.refused.items())
         raise SchemaMismatchError(
-            f"none of the {found.messages} messages has a field{': ' if reasons else ''}{reasons}",
+            f"of {counted(found.messages, 'message')}, none has a field{': ' if reasons else ''}{reasons}",
             remedy="Read from another place with --start; or decode without a schema: --decode variant, text or raw.",
         )
     if table_like:
@@ -94,7 +95,7 @@ def _columns(table: str, storage: Mapping[str, str]) -> dict[str, Any]:
 
 def _tell(found: InferredSchema) -> None:
     for reason, count in found.refused.items():
-        tell(f"{count} of {found.messages} messages would be dead letters: {reason}", style="yellow")
+        tell(f"{count} of {counted(found.messages, 'message')} would become dead letters: {reason}", style="yellow")
     rows = [
         {
             "field": column.name,
@@ -104,7 +105,7 @@ def _tell(found: InferredSchema) -> None:
         }
         for column in found.fields
     ]
-    print_rows(rows, title=f"{found.messages} messages", console=err)
+    print_rows(rows, title=counted(found.messages, "message"), console=err)
     for remark in found.remarks:
         tell(remark, style="yellow")
 

@@ -35,6 +35,7 @@ from stream_consumers.errors import InvalidOptionError, TruncatedTailError
 from stream_consumers.options import AutoStreamReset, ConsumerMode, DataLoss, Limits, check_range, choice
 from stream_consumers.stdio.spool import default_spool_path, spool_stdin, spool_url
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -180,9 +181,9 @@ def _spool(pipe: StreamUrl, file: StreamUrl, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     task = progress.add_task("spooled", total=None)
     spooled = spool_stdin(pipe, path, on_message=lambda message: progress.advance(task))
-    note = f"note: {spooled.messages} messages of stdin are in {path} now"
+    note = f"note: {path} has {counted(spooled.messages, 'message')} of stdin now"
     if spooled.unclaimed:
-        note += f"; {spooled.unclaimed} lines of other streams are not"
+        note += f", without {counted(spooled.unclaimed, 'line')} of other streams"
     tell(note, style="yellow")
 
 
@@ -323,7 +324,7 @@ def verify(place: Place, as_json: bool) -> None:
             listed = ", ".join(str(place.shown(sequence)) for sequence in sequences)
             tell(f"{verdict.shard}: {what} {listed} …", style="red")
         for bid, count in verdict.missing_dead.items():
-            tell(f"{verdict.shard}: {count} dead letters of batch {bid} are missing", style="red")
+            tell(f"{verdict.shard}: batch {bid} lacks {counted(count, 'dead letter')}", style="red")
     _tell_of_foreign(ingestion.ledger())
     _tell_of_unplaced(ingestion.ledger())
     if not all(verdict.is_right for verdict in verdicts):

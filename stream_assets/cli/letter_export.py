@@ -25,6 +25,7 @@ from stream_consumers.messages import Message, Shard, now_milliseconds, to_milli
 from stream_consumers.readable import as_text
 from stream_consumers.subscription.processor import REASON, STREAM
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -244,7 +245,7 @@ def _send(tables: Iterable[pa.Table], target: StreamUrl, shards: int, client: Cl
                 sent, stripped = sent + 1, stripped + (not keeps(producer, message))
             producer.flush()
             progress.update(task, completed=sent)
-    tell(f"{sent} messages were sent to {target.shown}")
+    tell(f"sent {counted(sent, 'message')} to {target.shown}")
     if left_out:
         tell(f"{left_out} were no whole messages, and were left out", style="yellow")
     if stripped:

@@ -22,6 +22,7 @@ from stream_consumers.stdio.consumer import StdioConsumer
 from stream_consumers.stdio.lines import BROADCAST
 from stream_consumers.stdio.producer import StdioProducerOptions
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 FLUSH_MESSAGES = 5000
 IDLE_SECONDS = 0.05
@@ -167,15 +168,17 @@ class Relay:
         """Say on stderr what a good run left out."""
         notes = [f"{shard}: sent up to sequence {receipt.sequence}" for shard, receipt in sorted(self.receipts.items())]
         if self.stripped:
-            notes.append(f"{self.stripped} messages had a key, headers or no payload, which the target cannot keep")
+            notes.append(
+                f"{counted(self.stripped, 'message')} with a key, headers or no payload, which the target cannot keep"
+            )
         if isinstance(consumer, StdioConsumer) and consumer.unclaimed:
-            notes.append(f"{consumer.unclaimed} lines were of other streams, and were not sent")
+            notes.append(f"not sent: {counted(consumer.unclaimed, 'line')} of other streams")
         for note in notes:
             tell(note)
 
     def tell_unsent(self, consumer: Consumer) -> None:
         """Say on stderr what was read, and is not known to have arrived."""
-        tell(f"{self.done} messages arrived", style="red")
+        tell(f"{counted(self.done, 'message')} arrived", style="red")
         for shard, sequences in sorted(self.unsent.items()):
             tell(
                 f"read and not known to have arrived: {len(sequences)} of {shard}, "
@@ -183,7 +186,7 @@ class Relay:
                 style="red",
             )
         if isinstance(consumer, StdioConsumer) and consumer.waiting:
-            tell(f"read from stdin and not sent: {consumer.waiting} more lines", style="red")
+            tell(f"read from stdin and not sent: {counted(consumer.waiting, 'more line')}", style="red")
 
     def flush(self, producer: Producer) -> None:
         """Wait until everything sent has arrived."""

@@ -11,6 +11,7 @@ import click
 from stream_assets.cli.options import json_option
 from stream_assets.cli.output import print_rows, tell
 from stream_consumers.errors import SparkSessionError
+from stream_consumers.wording import counted
 
 if TYPE_CHECKING:
     from spark_jobs.spark_server.folder import ServerFolder
@@ -65,7 +66,7 @@ def stop(force: bool) -> None:
             has_ended = not runs and end(server)
         living += not has_ended
         if runs:
-            tell(f"{server.path.name} is used by {runs} runs: it stays; --force ends it", style="yellow")
+            tell(f"{server.path.name} is used by {counted(runs, 'run')}: it stays; --force ends it", style="yellow")
         elif has_ended:
             tell(f"{server.path.name} has ended", style="green")
         else:

@@ -39,6 +39,7 @@ from stream_consumers.redis.ids import behind, to_id, to_sequence, to_timestamp_
 from stream_consumers.redis.scripts import WALK
 from stream_consumers.redis.server import RedisServer, StreamFacts
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 WALK_ENTRIES = 4096
 PAGE_BYTES = 4 * 1024 * 1024
@@ -114,7 +115,7 @@ class RedisSplit:
                 )
         if count < piece.count:
             raise DataLossError(
-                f"{piece.count - count} entries of {piece.shard} were trimmed or deleted before they were read",
+                f"{piece.shard} lacks {counted(piece.count - count, 'entry', 'entries')} that the plan had counted",
                 remedy="Run again to see what is gone; keep more entries (MAXLEN, MINID), or ingest more often.",
                 planned=piece.count,
                 read=count,

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from stream_consumers.errors import FormatError
 from stream_consumers.messages import DeadLetter, Message, Shard
 from stream_consumers.redis.ids import MAX_MS, MAX_SUB, SUB_BITS, to_sequence, to_timestamp_ms
+from stream_consumers.wording import counted
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """The id of an entry, and its names and values in turn."""
@@ -37,7 +38,11 @@ def read_entry(shard: Shard, entry_id: bytes, fields: list[bytes], message_field
         headers = tuple((_readable(name), value) for name, value in pairs if name != message_field)
         return Message(shard, sequence, to_timestamp_ms(sequence), payloads[0], headers=headers)
     field = _readable(message_field)
-    error = f"the entry has no field {field!r}" if not payloads else f"the field {field!r} occurs {len(payloads)} times"
+    error = (
+        f"the entry has no field {field!r}"
+        if not payloads
+        else f"the field {field!r} occurs {counted(len(payloads), 'time')}"
+    )
     return DeadLetter(shard, sequence, to_timestamp_ms(sequence), original_bytes(fields), error)
 
 

@@ -17,6 +17,7 @@ from stream_consumers.redis.ids import before, behind, to_id
 from stream_consumers.redis.keys import is_numbered, readable
 from stream_consumers.redis.scripts import CREATE_GROUP, SET_POSITION
 from stream_consumers.redis.server import PAGE, REPLY_SECONDS, RawEntry, RedisServer
+from stream_consumers.wording import counted
 
 START = "0-0"
 NEW = ">"
@@ -257,7 +258,7 @@ class RedisGroup:
                 done += int(self.server.connection.xack(key, self.name, *ids[begin : begin + ACK_CHUNK]))
         # XACK of a group that is not there says 0, like one of entries that were acknowledged before.
         if ids and not done and self.facts(shard) is None:
-            raise self._removed([key], f"{len(ids)} entries could not be acknowledged")
+            raise self._removed([key], f"could not acknowledge {counted(len(ids), 'entry', 'entries')}")
         return done
 
     def acknowledge_below(self, shard: Shard, position: int) -> None:

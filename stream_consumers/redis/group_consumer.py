@@ -30,6 +30,7 @@ from stream_consumers.redis.group import NEW, NOW, START, RedisGroup
 from stream_consumers.redis.ids import id_order, to_id
 from stream_consumers.redis.server import RawEntry, RedisServer
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 BATCH = 100
 SHARED_BATCH = 10
@@ -511,5 +512,5 @@ def _member_name(mode: ConsumerMode, group: str) -> str:
 
 
 def _too_often(message: Message, count: int, most: int) -> DeadLetter:
-    said = f"the message was delivered {count} times, more often than max_deliveries={most} allows"
+    said = f"the message was delivered {counted(count, 'time')}, more often than max_deliveries={most} allows"
     return DeadLetter(message.shard, message.sequence, message.timestamp_ms, message.payload or b"", said)

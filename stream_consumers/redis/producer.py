@@ -27,6 +27,7 @@ from stream_consumers.redis.ids import MAX_MS, MAX_SUB, to_sequence
 from stream_consumers.redis.keys import is_numbered, numbered_key, readable
 from stream_consumers.redis.server import RedisServer
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 # How much may wait to be sent: then it is sent, and what is more is refused as long as that fails.
 PIPELINE = 512
@@ -201,7 +202,7 @@ class RedisProducer(ProducerBase):
         """Send what waits; what was acknowledged waits no more. Returns why something was not."""
         failed: StreamAssetsError | None = None
         try:
-            with self._server.explained(f"sending {self._count} messages"):
+            with self._server.explained(f"sending {counted(self._count, 'message')}"):
                 answers = self._add(list(self._waiting))
         except StreamAssetsError as error:
             return error

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from stream_consumers.errors import BrokerError, FormatError, StreamAssetsError, StreamNotFoundError, StreamRemovedError
 from stream_consumers.messages import Message, Receipt, Shard
 from stream_consumers.producer_base import undelivered
+from stream_consumers.wording import counted
 
 CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -172,7 +173,7 @@ class OutputPipe:
             self._waiting.clear()
             raise BrokenPipeError(
                 errno.EPIPE,
-                f"nobody reads stdout any more: the last {lost} messages were not written",
+                f"nobody reads stdout any more: the last {counted(lost, 'message')} could not be written",
             ) from error
         except OSError as error:
             raise self._unwritten(

@@ -13,6 +13,7 @@ from stream_consumers.subscription.config import AckMode, SubscriptionConfig
 from stream_consumers.subscription.error_observer import ErrorScope
 from stream_consumers.subscription.messages import DecodedEntry, EventMessage, FetchedEntry, MalformedEntry
 from stream_consumers.subscription.received_message import ReceivedMessage
+from stream_consumers.wording import counted
 
 MALFORMED_KIND = "stream-assets.malformed"
 REASON, STREAM, GROUP = "dead-letter-reason", "dead-letter-stream", "dead-letter-group"
@@ -80,7 +81,8 @@ class EntryProcessor:
                 self._call(entry, is_settled=True)
             return None
         if attempt > most:
-            reason = f"it was delivered {attempt} times, and max_retries={most - 1} allows {most}; none settled it"
+            times = counted(attempt, "time")
+            reason = f"it was delivered {times}, and max_retries={most - 1} allows {most}; none settled it"
             self._dead_letter(entry, reason)
             return None
         return self._handle(entry)

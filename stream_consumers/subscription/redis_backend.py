@@ -26,6 +26,7 @@ from stream_consumers.subscription.backend import Published, StreamBackend
 from stream_consumers.subscription.codec import MAX_PAYLOAD_BYTES, Envelope, EventCodec, JsonCodec, removed_entry
 from stream_consumers.subscription.messages import Delivery, EventMessage, FetchedEntry, GroupPosition
 from stream_consumers.urls import StreamUrl
+from stream_consumers.wording import counted
 
 PIPELINE = 512
 # Below the time that a client waits for an answer.
@@ -245,7 +246,7 @@ class RedisBackend(StreamBackend):
         sealed = [value for name, value in zip(fields[::2], fields[1::2]) if name == field]
         if len(sealed) == 1:
             return self._envelope.open(entry_id, sealed[0], delivery)
-        said = f"the field {field.decode()!r} occurs {len(sealed)} times, not once"
+        said = f"the field {field.decode()!r} occurs {counted(len(sealed), 'time')}, not once"
         return self._envelope.malformed(entry_id, original_bytes(fields), said, delivery)
 
     def _publish_page(self, stream: str, messages: Sequence[EventMessage]) -> list[Published]:

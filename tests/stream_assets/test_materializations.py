@@ -102,7 +102,7 @@ def test_a_replay_is_one_materialization_and_no_point_in_the_plots_of_ingestion(
     assert made["replay/partitions"] == "2026-11-17, 2026-11-18"
     assert (made["replay/batches"], made["replay/rows"]) == (2, 18)
     assert not {name for name in made if name.startswith(("stream/", "ingest/"))} - {"stream/kind"}
-    assert "16 % are replayed: 20 messages, and 98 are left" in run.said
+    assert "replayed 20 messages, 16 %; 98 left" in run.said
 
 
 def test_a_replay_that_is_not_whole_is_not_materialized(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_the_error_that_ends_a_run_is_seen_also_if_dagster_cannot_be_told(
     with pytest.raises(BrokerUnavailableError):
         run.go(reports())
     assert run.told == []
-    assert run.warnings == ["Dagster could not be told of 1 batches: the storage is gone"]
+    assert run.warnings == ["Dagster could not be told of 1 batch: the storage is gone"]
 
 
 @pytest.mark.parametrize(

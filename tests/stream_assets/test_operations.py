@@ -117,7 +117,7 @@ def _check_dead_letters(stream: Any, folder: Path, instance: dg.DagsterInstance)
     assert execute(stream, instance).success
     run = instance.create_run_for_job(look_at_them, status=dg.DagsterRunStatus.STARTED)
     third = tick(sensor, instance, definitions, second.cursor)
-    assert third.skip_message == f"2 new dead letters wait for run {run.run_id}"
+    assert third.skip_message == f"run {run.run_id} has to end before 2 new dead letters can be redriven"
     instance.delete_run(run.run_id)
     fourth = tick(sensor, instance, definitions, third.cursor)
     assert fourth.run_requests[0].tags["stream_assets/dead_letters"] == "2"
@@ -125,7 +125,7 @@ def _check_dead_letters(stream: Any, folder: Path, instance: dg.DagsterInstance)
     silent = build_dead_letter_sensor(stream, least=4)
     assert tick(silent, instance, definitions, None).skip_message == "3 new dead letters, 3 in all"
     alone = tick(build_dead_letter_sensor(stream), instance, definitions, None)
-    assert alone.skip_message.startswith("3 new dead letters of orders, 3 in all, are in ")
+    assert "3 new dead letters of orders, 3 in all" in alone.skip_message
 
 
 def _check_maintenance(stream: Any, instance: dg.DagsterInstance) -> None:

@@ -178,7 +178,7 @@ def test_each_run_names_the_partitions_that_were_touched_since_the_last_one(
     write_batch(tmp_path / "t", {2: "2026-11-17", 3: "2026-11-18", 4: "2026-11-18", 5: "2026-11-01"})
     run = Run(tmp_path, instance)
     assert run.end() == {"2026-11-17": 1, "2026-11-18": 2}
-    assert "1 rows are of no partition: their time lies outside of all" in run.said
+    assert "no partition has the time of 1 row" in run.said
     assert instance.get_materialized_partitions(KEY) == {"2026-11-16", "2026-11-17", "2026-11-18"}
 
 

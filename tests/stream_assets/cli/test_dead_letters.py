@@ -199,7 +199,7 @@ def test_messages_are_sent_again_with_where_they_are_from(tables: Tables) -> Non
     url = f"memory://{uuid.uuid4()}/repair"
     done = run("dead-letters", "export", "--table", tables.main.path, "--group", "g", "--to", url, "--shards", "2")
     assert done.exit_code == 0, done.output
-    assert "4 messages were sent to memory://" in done.stderr
+    assert "sent 4 messages to memory://" in done.stderr
     assert "1 were no whole messages, and were left out" in done.stderr
     with create_consumer(url, live=False) as consumer:
         found = [(message.shard.id, message.payload, message.timestamp.minute) for message in consumer]
