@@ -287,6 +287,12 @@ def download(coordinates: Sequence[tuple[str, str, str]], target: Path, *, is_al
     pattern = target / "[artifact]-[revision].[ext]"
     command = [java(), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy"), "-ivy", str(module)]
     if repository := os.environ.get(REPOSITORY_VARIABLE):
+        if "@" in repository:
+            # Ivy writes the URL into its cache and its report.
+            raise InvalidOptionError(
+                f"{REPOSITORY_VARIABLE} has a user, and perhaps a password, in it",
+                remedy="Use a repository that asks for none, or download the jars elsewhere and copy the cache.",
+            )
         settings = target / "settings.xml"
         settings.write_text(
             '<ivysettings><settings defaultResolver="mirror"/><resolvers>'

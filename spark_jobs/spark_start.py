@@ -26,6 +26,7 @@ STANDARD_ERROR = 2
 _CHUNK = 65536
 # What Spark itself does not show of its settings (spark.redaction.regex), and what the object stores call theirs.
 _SECRET = re.compile(r"secret|password|token|credential|private|key|[.]sas[.]", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"://[^/\s]*@")
 _NEEDLESS = re.compile(
     rb"WARNING: Using incubator modules: "
     rb"|\S+ \S+ WARN NativeCodeLoader: Unable to load native-hadoop library"
@@ -34,6 +35,16 @@ _NEEDLESS = re.compile(
     rb"|To adjust logging level use sc\.setLogLevel"
     rb"|Setting Spark log level to "
 )
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a setting stays off the command line of the JVM, which any user of the machine can read.
+
+    Example:
+        >>> is_secret("spark.jars.repositories", "https://ann:pw@maven"), is_secret("spark.app.name", "orders")
+        (True, False)
+    """
+    return bool(_SECRET.search(name) or _USER_IN_URL.search(value))
 
 
 def start_context(settings: Mapping[str, str], master: str) -> None:
@@ -58,7 +69,7 @@ def start_context(settings: Mapping[str, str], master: str) -> None:
     # These stand on the command line of the JVM, which everybody on the machine can read; the context gets all.
     public = SparkConf()
     for name, value in conf.getAll():
-        if not _SECRET.search(name):
+        if not is_secret(name, value):
             public.set(name, value)
     # The JVM of a session that was stopped serves the next one; PySpark would forget another one, and leave it running.
     gateway = SparkContext._gateway

@@ -32,7 +32,7 @@ class SparkSessionResource(dg.ConfigurableResource):  # type: ignore[type-arg]  
     master: str = Field(default="local[*]", description="The Spark master; not used with `remote`.")
     remote: str | None = Field(default=None, description="A Spark Connect address, sc://host:port.")
     in_process: bool = Field(default=False, description="Start a local Spark for each run, in its process.")
-    spark_config: dict[str, str] = Field(default_factory=dict, description="More Spark settings.")
+    spark_config: dict[str, str] = Field(default_factory=dict, repr=False, description="More Spark settings.")
 
     _session: SparkSession | None = PrivateAttr(default=None)
     _is_own: bool = PrivateAttr(default=False)

@@ -331,6 +331,9 @@ class LetterDecoder:
 
     def _decode(self, messages: pa.Table, count: int) -> _Try:
         outcome = Outcome()
+        if not messages.num_rows:
+            # Another run has redriven, replayed or dismissed them since they were listed.
+            return _Try(count, messages, {}, outcome)
         decoded = pa.Table.from_batches(self._source().decode(messages.to_batches()))
         read = _kept(messages, decoded.column("_error"), outcome)
         refused = self._refused([LetterSplit.of(read)]) if read.num_rows else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ MODES = ("append", "replace")
 SWITCHING = "switching"
 CLAIMS = "load_balanced by claims"
 LEAVING_CLAIMS = "switching from claims"
+BATCH_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What the id of a batch looks like: it stands in SQL conditions."""
 SHARINGS = ("", *(mode.value for mode in ConsumerMode), SWITCHING, CLAIMS, LEAVING_CLAIMS)
 """How a group may share its shards."""
 
@@ -266,6 +269,8 @@ class LedgerEntry:
         # Older tables call the first commit of a group a claim.
         kind = "init" if is_first and values["kind"] == "claim" else values["kind"]
         entry = cls(**{**values, "kind": kind})
+        if not all(map(BATCH_ID.fullmatch, [entry.bid, *entry.uncounted])):
+            raise ValueError("the id of a batch has characters that no release writes")
         check_choice(entry.kind, what="the kind of batch metadata", choices=KINDS)
         check_choice(entry.mode, what="the mode of batch metadata", choices=MODES)
         check_choice(entry.sharing, what="how a group shares its shards", choices=SHARINGS)

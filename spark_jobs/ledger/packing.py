@@ -22,6 +22,8 @@ from stream_consumers.messages import Shard
 
 LARGEST_PLAIN = 4096
 """Bytes of a text that is left as it is."""
+LARGEST_UNPACKED = 256 * 1024 * 1024
+"""Bytes of a text after it is unpacked: a million shards have a tenth of it."""
 _FEWEST_ROWS = 8
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _COLUMNS = "\0columns"
@@ -49,9 +51,12 @@ def unpack(text: str) -> Any:
         ValueError: it is none.
     """
     try:
-        size, _, left = zlib.decompress(base64.b85decode(text)).partition(b"\n")
+        unpacker = zlib.decompressobj()
+        size, _, left = unpacker.decompress(base64.b85decode(text), LARGEST_UNPACKED).partition(b"\n")
     except zlib.error as error:
         raise ValueError(str(error)) from error
+    if not unpacker.eof:
+        raise ValueError(f"it is cut, or has more than {LARGEST_UNPACKED:,} bytes")
     return _with_tables(json.loads(left[: int(size)]), _Planes(left[int(size) :]))
 
 
@@ -110,5 +115,7 @@ class _Planes:
         self._left = left
 
     def next(self, count: int) -> Any:
+        if not 0 < 8 * count <= len(self._left):
+            raise ValueError(f"a column of {count} numbers is not in the {len(self._left)} bytes that are left")
         own, self._left = self._left[: 8 * count], self._left[8 * count :]
         return np.frombuffer(own, np.uint8).reshape(8, count).T.copy().view("<i8").reshape(count)

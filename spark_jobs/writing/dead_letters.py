@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_jobs.ledger.delta_log import Commit, DeltaLog
-from spark_jobs.ledger.entries import ClaimedRange, LedgerEntry, Uncounted
+from spark_jobs.ledger.entries import BATCH_ID, ClaimedRange, LedgerEntry, Uncounted
 from spark_jobs.ledger.intervals import Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from spark_jobs.ledger.table_rows import (
@@ -482,7 +482,7 @@ def _written_batch(commit: Commit, path: str) -> OrphanedBatch | None:
     check_version(told["v"], what=what, versions=FORMATS)
     check_keys(told, what=what, keys=(*_MARKS, "n"))
     bid, app, number = told["bid"], told["app"], told["number"]
-    if not (isinstance(bid, str) and isinstance(app, str) and isinstance(number, int)):
+    if not (isinstance(bid, str) and BATCH_ID.fullmatch(bid) and isinstance(app, str) and isinstance(number, int)):
         raise newer(f"{what} cannot be read")
     return OrphanedBatch(bid, app, number, commit.version)
 

@@ -22,7 +22,7 @@ from spark_jobs.verify import verify
 from stream_consumers.create import StreamSource, create_producer, open_batch_source
 from stream_consumers.errors import InvalidOptionError
 from stream_consumers.messages import Shard
-from stream_consumers.options import FileProducerOptions
+from stream_consumers.options import FileProducerOptions, Limits
 from stream_consumers.urls import StreamUrl
 from tests.support.ss_files import flip, items
 from tests.support.streams import Identity, sequences_in_table
@@ -153,6 +153,18 @@ def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None
     lake.ingest()
     assert lake.open() == [4, 9, 22, None], "a RESTORE takes a dismissal back"
     assert lake.unplaced() == (1, 1, 1)
+
+
+def test_letters_that_another_run_has_redriven_since_they_were_listed_are_passed_over(lake: Lake) -> None:
+    payloads = {(Shard("orders"), number + 1): b'{"id": %d}' % number for number in BROKEN}
+    redrive = Redrive(corrections=Corrections(payloads, "ann", "by hand"))
+    one_by_one = replace(lake.what, limits=Limits(max_records=1))
+    first = drain_batches(RedriveJob(lake.spark, one_by_one, redrive, url=StreamUrl.parse(lake.url)))
+    next(first)
+    lake.redrive({number + 1: b'{"id": %d}' % number for number in BROKEN})
+    assert list(first) == []
+    assert lake.open() == []
+    lake.assert_each_once()
 
 
 def test_a_dismissed_one_that_is_replayed_and_refused_again_is_a_dead_letter_again(lake: Lake) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs import executors, jars
-from stream_consumers.errors import MissingDependencyError, UntrustedFileError
+from stream_consumers.errors import InvalidOptionError, MissingDependencyError, UntrustedFileError
 
 COORDINATE = ("org.example", "parts", "1.0")
 IVY = """\
@@ -199,3 +199,12 @@ class TestRights:
         (repository / "cache" / "packages").chmod(0o777)
         with pytest.raises(UntrustedFileError):
             executors.archive()
+
+
+def test_a_mirror_with_a_password_is_refused_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "http://ann:hunter2@127.0.0.1:9/m2")
+    monkeypatch.setenv("STREAM_ASSETS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InvalidOptionError) as told:
+        jars.delta_jars()
+    assert "hunter2" not in str(told.value)
+    assert not any(b"hunter2" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())

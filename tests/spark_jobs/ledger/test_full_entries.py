@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +191,29 @@ def test_packing_keeps_every_kind_of_value() -> None:
     values = {"orders/1": [1, 2], "orders/2": 5, "orders/3": [], "orders/04": 1, "x": True, "orders/5": "text"}
     document = {"mixed": values, "tables": {f"s/{n}": {f"t/{m}": m - n for m in range(20)} for n in range(20)}}
     assert unpack(pack(document)) == document
+
+
+def packed(skeleton: object, left: bytes = b"") -> str:
+    text = json.dumps(skeleton).encode()
+    return base64.b85encode(zlib.compress(b"%d\n" % len(text) + text + left)).decode()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        packed({"\0columns": [["s", True, 10**9, 0]], "\0rest": {}}),
+        packed({"\0columns": [["s", True, 10**9, 1]], "\0rest": {}}, bytes(16)),
+        packed({"\0columns": [["s", True, 1, -1]], "\0rest": {}}, bytes(16)),
+        packed({"\0columns": [["s", True, 1, 10**18]], "\0rest": {}}, bytes(16)),
+        packed({}, bytes(300_000_000)),
+        packed({})[:-5],
+    ],
+    ids=["no rows", "columns", "negative", "rows", "bomb", "cut"],
+)
+def test_a_packed_text_takes_no_more_than_it_holds(text: str) -> None:
+    with pytest.raises(ValueError, match=r"column|bytes|arguments"):
+        unpack(text)
 
 
 class TestFormats:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jobs.ledger.delta_log import DeltaLog
-from spark_jobs.ledger.entries import KINDS, ClaimedRange, LedgerEntry, ShardState
+from spark_jobs.ledger.entries import BATCH_ID, KINDS, ClaimedRange, LedgerEntry, ShardState
 from spark_jobs.ledger.intervals import MIN_SEQUENCE, Intervals
 from spark_jobs.ledger.ledger import Ledger, LedgerState
 from stream_consumers.batches import Range
@@ -471,7 +471,7 @@ def by_shard(values):
         app=TEXTS,
         number=NUMBERS,
         by=TEXTS,
-        bid=TEXTS,
+        bid=st.from_regex(BATCH_ID, fullmatch=True),
         base=NUMBERS,
         ranges=by_shard(st.builds(Range, NUMBERS, NUMBERS)),
         mode=st.sampled_from(["append", "replace"]),

@@ -100,6 +100,8 @@ def test_what_release_0_1_wrote_is_continued(log: WrittenLog) -> None:
         {"rows": 1.5},
         {"begins": 1},
         {"packed": "x"},
+        {"bid": "b' OR TRUE OR _batch = '"},
+        {"uncounted": {"b\\'": {}}},
     ],
     ids=json.dumps,
 )
@@ -130,7 +132,9 @@ def test_release_0_1_refuses_what_this_one_wrote(log: WrittenLog, tmp_path: Path
     assert older.python(READ, log.path).stdout.strip() == "UnsupportedVersionError"
 
 
-@pytest.mark.parametrize("change", [{"v": max(FORMATS) + 1}, {"place": 1}, {"number": "1"}], ids=json.dumps)
+@pytest.mark.parametrize(
+    "change", [{"v": max(FORMATS) + 1}, {"place": 1}, {"number": "1"}, {"bid": "b' OR TRUE --"}], ids=json.dumps
+)
 def test_dead_letters_of_a_newer_release_are_not_judged(tmp_path: Path, change: Mapping[str, object]) -> None:
     tables = Tables(tmp_path)
     tables.add(ORDERS, 3, metadata=change)
