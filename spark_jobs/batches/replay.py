@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import SparkSession
 
 from spark_jobs.batches.bounds import Bound
-from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, check_source, ignore_steps
+from spark_jobs.batches.ingestion import Batch, Ingestion, Observer, check_epochs, check_source, ignore_steps
 from spark_jobs.batches.job import SourceJob
 from spark_jobs.batches.writer import OutdatedError, Written
 from spark_jobs.ledger.delta_log import Commit
@@ -339,8 +339,13 @@ class ReplayJob(SourceJob):
         return self._begun_as
 
     def _left(self, state: LedgerState) -> Mapping[Shard, Range]:
-        """The next range to replace, per shard, once a batch was planned."""
+        """The next range to replace, per shard, once a batch was planned.
+
+        Raises:
+            SourceRecreatedError: another epoch of the stream was accepted since.
+        """
         assert self._begun_as is not None
+        check_epochs(state, self._identities, url=self._source.url)
         return left_of(begun(self._ledger, self._replay.id) or self._begun_as.progress, state)
 
     def _next_batch(self) -> Batch | None:

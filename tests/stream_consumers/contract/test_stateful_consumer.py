@@ -234,7 +234,8 @@ class GroupMachine(StreamMachine):
         self.group, self.works = unique_group(), GroupModel(self.logs)
         self.open()
 
-    def open(self) -> None:
+    def open(self, *, is_done: bool = True) -> None:
+        """A new consumer; ``is_done`` is whether the one before has committed what it could."""
         mode = self.backend.positions_mode
         assert mode is not None
         group = self.group if mode is ConsumerMode.RESUMABLE else None
@@ -243,6 +244,7 @@ class GroupMachine(StreamMachine):
             create_committer(StreamUrl.parse(self.stream.url()), self.group, consumer=consumer)
         )
         self.consumer = self.tracked = TrackedConsumer(consumer, self.committer, options=BY_HAND)
+        self.works.check(self.committer.committed(), is_done=is_done)
         assert self.tracked.seek_to_committed() == self.works.committed
         self.works.begin()
         self.model = ConsumerModel(self.backend, self.logs, STREAMS[:1], is_live=True, is_latest=False)
@@ -288,8 +290,7 @@ class GroupMachine(StreamMachine):
     def open_again(self, is_crash: bool) -> None:
         self.committer.is_failing = is_crash
         self.close()
-        self.works.check(self.committer.committed(), is_done=not is_crash)
-        self.open()
+        self.open(is_done=not is_crash)
 
     def close(self) -> None:
         with suppress(BrokerUnavailableError):
