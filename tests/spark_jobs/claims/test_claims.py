@@ -107,7 +107,7 @@ def test_r1_an_entry_that_is_trimmed_after_it_was_claimed_is_told(spark: SparkSe
     stream.add(10)
     victim = stream.entry_ids()[3]
     observer = at(Step.PLANNED, lambda: stream.client.xdel(stream.keys[0], victim))
-    with pytest.raises(DataLossError, match=r"1 pending entries, the first \d+.*on_data_loss"):
+    with pytest.raises(DataLossError, match=r"1 pending entry from \d+.*on_data_loss"):
         stream.drain(spark, observer=observer)
     assert stream.rows() == set()
     assert sum(stream.held().values()) == 10, "everything stays pending until the loss is recorded"

@@ -65,7 +65,7 @@ def test_claims_that_are_on_their_way_stop_a_switch(spark: SparkSession, stream:
         job = ClaimJob(spark, claims, stream.ingestion(claims=True))
         batch = job.plan()
         assert batch is not None
-        with pytest.raises(GroupActiveError, match="20 entries"):
+        with pytest.raises(GroupActiveError, match="20 pending entries"):
             switch(spark, stream, "resumable")
         assert job.run(batch) is not None
     assert switch(spark, stream, "resumable")

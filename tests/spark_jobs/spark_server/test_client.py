@@ -138,6 +138,6 @@ def test_a_server_that_does_not_answer_is_left_to_those_who_use_it(
     monkeypatch.setattr(client, "_answers", lambda address: False)
     server = made(servers, configuration_key(SETTINGS))
     with process(obedient, server), process(client_of, server):
-        with pytest.raises(UnusableFolderError, match=r"does not answer, and 1 runs use it.*stop --force"):
+        with pytest.raises(UnusableFolderError, match=r"does not answer; 1 run may use it.*stop --force"):
             connect(SETTINGS)
         assert server.is_alive()

@@ -104,7 +104,7 @@ def test_files_that_executors_wrote_on_other_machines_are_an_error(table: Table)
     table.monkeypatch.setattr(DeltaSink, "write", write)
     there.touch()
     with pytest.raises(
-        StorageMismatchError, match=r"version 1 of .* 1 files .*, like part 2\.parquet.*TO VERSION AS OF 0"
+        StorageMismatchError, match=r"version 1 of .* 1 file .*, like part 2\.parquet.*TO VERSION AS OF 0"
     ):
         table.commit()
     (table.log.path / "part 2.parquet").touch()
