@@ -83,9 +83,9 @@ def test_what_does_not_agree_is_told():
     assert (found.messages, found.refused) == (5, {"not a JSON object": 2})
     told = {field.name: (field.ddl, field.messages, field.remarks) for field in found.fields}
     assert told == {
-        "id": ("STRING", 2, ("id is whole number 1 times and text 1 times",)),
-        "at": ("STRING", 2, ("at is date 1 times and text 1 times, like 'never'",)),
-        "l": ("ARRAY<STRUCT<a: VARIANT>>", 2, ("l[].a is whole number 1 times and object 1 times",)),
+        "id": ("STRING", 2, ("id is whole number 1 time and text 1 time",)),
+        "at": ("STRING", 2, ("at is date 1 time and text 1 time, like 'never'",)),
+        "l": ("ARRAY<STRUCT<a: VARIANT>>", 2, ("l[].a is whole number 1 time and object 1 time",)),
         "a b": ("BIGINT", 1, ()),
     }
     assert list(found.remarks) == [
