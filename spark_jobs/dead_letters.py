@@ -71,7 +71,7 @@ class LetterFilter:
         """What a SQL condition can say of it."""
         parts = []
         if self.places is not None:
-            parts.append(f"({in_places(self.places) or 'FALSE'})")
+            parts.append(f"({in_places(self.places)})")
         if self.batches is not None:
             listed = ", ".join("'" + bid.replace("'", "''") + "'" for bid in sorted(self.batches))
             parts.append(f"_batch IN ({listed})" if listed else "FALSE")

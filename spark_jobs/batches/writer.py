@@ -508,7 +508,7 @@ class BatchWriter:
         """
         batch = Batch(entry, BatchPlan({}, [], 0))
         # Another run may have made rows of them since; Delta refuses what comes from here on.
-        is_free = not entry.written or count_where(self.ledger.log, in_places(entry.written)) == 0
+        is_free = count_where(self.ledger.log, in_places(entry.written)) == 0
         if is_free and self._append_letters(letters, entry):
             self._observer(Step.DEAD_LETTERS_WRITTEN, batch)
             commit = self._sink.commit(no_rows(self._spark, self.ledger), entry, ledger=self.ledger)

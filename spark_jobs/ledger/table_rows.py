@@ -272,6 +272,8 @@ def in_places(places: Mapping[Shard, Intervals]) -> str:
         "(_stream = 'orders' AND _shard = 3 AND (_sequence IN (12, 15) OR (_sequence >= 5 AND _sequence < 9)))"
         >>> in_places({Shard("orders", 3): Intervals()})
         "(_stream = 'orders' AND _shard = 3 AND (FALSE))"
+        >>> in_places({})
+        'FALSE'
     """
     found = []
     for shard, parts in sorted(places.items()):
@@ -281,7 +283,7 @@ def in_places(places: Mapping[Shard, Intervals]) -> str:
         # A rewind replaces nothing, but still names its shards.
         sequences = " OR ".join([*listed, *within]) or "FALSE"
         found.append(f"(_stream = '{shard.stream}' AND _shard = {shard.id} AND ({sequences}))")
-    return " OR ".join(found)
+    return " OR ".join(found) or "FALSE"
 
 
 def within(found: Sequences, parts: Intervals) -> Sequences:

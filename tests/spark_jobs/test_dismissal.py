@@ -29,6 +29,7 @@ from tests.support.streams import Identity, sequences_in_table
 
 pytestmark = pytest.mark.spark
 BROKEN = (3, 8, 21)
+EVERYTHING = LetterFilter()
 WHY = Dismissal("ann", "test messages")
 
 
@@ -49,8 +50,10 @@ class Lake:
         for _ in drain(self.spark, StreamSource(StreamUrl.parse(self.url)), self.what):
             pass
 
-    def dismiss(self, observer: Observer = ignore_steps, limit: int | None = None) -> int:
-        return sum(dismiss(self.spark, self.what, LetterFilter(), WHY, limit=limit, observer=observer))
+    def dismiss(
+        self, observer: Observer = ignore_steps, limit: int | None = None, wanted: LetterFilter = EVERYTHING
+    ) -> int:
+        return sum(dismiss(self.spark, self.what, wanted, WHY, limit=limit, observer=observer))
 
     def redrive(self, payloads: dict[int, bytes]) -> RedriveJob:
         corrections = Corrections({(Shard("orders"), n): own for n, own in payloads.items()}, "ann", "by hand")
@@ -142,6 +145,12 @@ def test_lost_framing_is_dismissed_though_it_has_no_sequence(lake: Lake) -> None
     wanted = LetterFilter(reason="unreadable")
     (framing,) = lake.letters.to_arrow(wanted).to_pylist()
     assert (framing["_sequence"], framing["offset"] is not None) == (None, True)
+    rows = sequences_in_table(lake.what.table)
+    assert lake.dismiss(wanted=wanted) == 1
+    assert lake.open() == [4, 9, 22]
+    assert sequences_in_table(lake.what.table) == rows, "a dismissal touches no row"
+    lake.restore(before)
+    lake.ingest()
     assert lake.dismiss() == 4, "with the three that have a place"
     assert lake.open() == []
     (found,) = lake.letters.to_arrow(replace(wanted, is_dismissed=True)).to_pylist()
