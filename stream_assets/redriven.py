@@ -37,8 +37,7 @@ class RedriveMaterialization(Told):
         left = sum(report.lag.values())
         self._context.log.info(
             f"version {report.version} of {self._table} has rows of "
-            f"{counted(sum(report.messages.values()), 'dead letter')}; "
-            f"{left} are left to try"
+            f"{counted(sum(report.messages.values()), 'dead letter')}; {left} are left to try"
         )
 
     def tell_rest(self) -> None:

@@ -236,34 +236,33 @@ class DeadLetterTable:
         own = read_table(spark, self.log(), version=snapshot.version).where(f.col("_group") == ledger.group)
         if "corrected_by" in own.columns:
             own = own.where("corrected_by IS NULL")
-        unmeant = self.not_counting(ledger, version=snapshot.version)
-        if unmeant.dismissed:
+        left_out = self.not_counting(ledger, version=snapshot.version)
+        if left_out.dismissed:
             dismissed = spark.createDataFrame(
-                list(unmeant.dismissed), "in_batch STRING, stream STRING, shard BIGINT, reason STRING, at BIGINT"
+                list(left_out.dismissed), "in_batch STRING, stream STRING, shard BIGINT, reason STRING, at BIGINT"
             )
             is_dismissed = f.expr(
                 f"{UNPLACED} AND _batch = in_batch AND _stream <=> stream AND _shard <=> shard "
                 "AND error <=> reason AND offset <=> at"
             )
             own = own.join(dismissed, is_dismissed, "left_anti")
-        uncounted = unmeant.ranges
-        if not uncounted:
+        if not left_out.ranges:
             return own
-        whole = [(bid, None, None, None, None) for bid, ranges in uncounted.items() if not ranges]
+        whole = [(bid, None, None, None, None) for bid, ranges in left_out.ranges.items() if not ranges]
         parts = [
             (bid, shard.stream, shard.id, part.start, part.end)
-            for bid, ranges in uncounted.items()
+            for bid, ranges in left_out.ranges.items()
             for shard, intervals in ranges.items()
             for part in intervals
         ]
-        left_out = spark.createDataFrame(
+        uncounted = spark.createDataFrame(
             [*whole, *parts], "bid STRING, stream STRING, shard BIGINT, first BIGINT, behind BIGINT"
         )
         is_left_out = f.expr(
             "_batch = bid AND (stream IS NULL OR "
             "(_stream = stream AND _shard = shard AND _sequence >= first AND _sequence < behind))"
         )
-        return own.join(left_out, is_left_out, "left_anti")
+        return own.join(uncounted, is_left_out, "left_anti")
 
     def counted_places(self, ledger: Ledger) -> Iterator[pa.RecordBatch]:
         """Stream, shard and sequence of the dead letters that count, without Spark, some at a time."""
@@ -338,9 +337,9 @@ class DeadLetterTable:
         ranges = self.uncounted(ledger)
         if self.log().snapshot() is None or "dismisses" not in column_names(self.log(), version=version):
             return NotCounting(ranges)
-        found = self.scan(
-            ledger.group, NotCounting(ranges), _DISMISSAL_KEY, where="dismisses IS NOT NULL", version=version
-        )
+        # Statistics of files tell which of them have no such row; there are none of ``dismisses``.
+        where = f"{UNPLACED} AND dismisses IS NOT NULL"
+        found = self.scan(ledger.group, NotCounting(ranges), _DISMISSAL_KEY, where=where, version=version)
         return NotCounting(ranges, frozenset(key for part in found for key in _keys(part, _DISMISSAL_KEY)))
 
     def settle(self, spark: SparkSession, ledger: Ledger, state: LedgerState) -> Settlement:

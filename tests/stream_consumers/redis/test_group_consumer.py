@@ -660,7 +660,7 @@ def test_r8_a_group_that_was_removed_is_told_when_committing(place: Place, remov
         place.client.xgroup_destroy(place.stream, GROUP)
     else:
         place.client.delete(place.stream)
-    with pytest.raises(GroupRemovedError, match="3 entries"):
+    with pytest.raises(GroupRemovedError, match="could not acknowledge 3 entries"):
         consumer.commit()
     consumer.close()
 
